@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Minibatches drawn from arrays inside the compiled loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from numpyro_largecat._checks import check_count
+from numpyro_largecat.ops.subsampling import draw_without_replacement
+
+
+@jax.tree_util.register_pytree_node_class
+class ArrayBatches:
+    """Minibatches of rows of arrays in memory, with their row ids.
+
+    Each batch holds ``batch_size`` rows drawn uniformly without replacement, independently of the
+    other batches, as ``(array[rows], ..., rows)``: the arguments of a model such as
+    ``model(x, y, rows)`` whose data plate is ``lc.data_plate("data", N, rows)``.
+
+    Cost: O(batch) per draw. The arrays are put on the default device once.
+
+    Args:
+        *arrays: Arrays with N rows each, shapes (N, ...).
+        batch_size: Rows B of a batch, a Python int in [1, N].
+
+    Raises:
+        ValueError: If there is no array, the arrays differ in their number of rows, or
+            ``batch_size`` is larger than it.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import numpyro_largecat as lc
+        >>> batches = lc.ArrayBatches(jnp.arange(10.0), jnp.arange(10), batch_size=3)
+        >>> x, y, rows = batches.draw(jax.random.key(0))
+        >>> x.shape, bool((y == rows).all())
+        ((3,), True)
+    """
+
+    def __init__(self, *arrays: ArrayLike, batch_size: int) -> None:
+        if not arrays:
+            raise ValueError("ArrayBatches needs at least one array, such as x and y.")
+        shapes = [jnp.shape(a) for a in arrays]
+        if any(len(s) == 0 or s[0] != shapes[0][0] for s in shapes):
+            raise ValueError(
+                f"the arrays must have the same number of rows on their first axis; got {shapes}."
+            )
+        self.arrays = tuple(jnp.asarray(a) for a in arrays)
+        self.size = shapes[0][0]
+        self.batch_size = check_count("batch_size", batch_size, 1)
+        if self.batch_size > self.size:
+            raise ValueError(
+                f"`batch_size` must be at most the number of rows, {self.size}; got {batch_size}."
+            )
+
+    def take(self, rows: Array) -> tuple[Array, ...]:
+        """Return the batch that holds ``rows``, shape (B,)."""
+        return (*(array[rows] for array in self.arrays), rows)
+
+    def draw(self, rng_key: Array) -> tuple[Array, ...]:
+        """Draw one batch."""
+        rows = draw_without_replacement(
+            rng_key,
+            self.size,
+            self.batch_size,
+            min_population=self.size,
+            max_population=self.size,
+        )
+        return self.take(rows)
+
+    def tree_flatten(self) -> tuple[tuple[Array, ...], tuple[int, int]]:
+        """Arrays are data, sizes are static."""
+        return self.arrays, (self.size, self.batch_size)
+
+    @classmethod
+    def tree_unflatten(cls, sizes: tuple[int, int], arrays: Any) -> ArrayBatches:
+        """Undo ``tree_flatten``."""
+        batches = object.__new__(cls)
+        batches.arrays = tuple(arrays)
+        batches.size, batches.batch_size = sizes
+        return batches
+
+    def __repr__(self) -> str:
+        """Show shapes, not values."""
+        shapes: Any = [tuple(a.shape) for a in self.arrays]
+        return f"ArrayBatches({shapes}, batch_size={self.batch_size})"

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop behind ``SubsampledSVI.run``: compiled chunks of steps that reuse their memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+from numpyro.infer.svi import SVIRunResult
+from tqdm.auto import tqdm
+
+from numpyro_largecat._checks import check_count
+from numpyro_largecat.infer.batches import ArrayBatches
+from numpyro_largecat.infer.model_checks import check_arguments, check_batches
+from numpyro_largecat.infer.row_step import SubsampledSVIState
+
+if TYPE_CHECKING:
+    from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
+
+MAX_CHUNK = 100  # steps of one compiled loop, between two looks at the losses
+ELBO_MEMORY = 0.98  # weight of the past in the smoothed ELBO, per step
+
+
+class _Static:
+    """Arguments that are not arrays, and the structure that holds all of them."""
+
+    def __init__(self, tree: Any, leaves: list[Any]) -> None:
+        self.tree = tree
+        self.leaves = leaves
+
+    def __hash__(self) -> int:
+        return hash(self.tree)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Static)
+            and self.tree == other.tree
+            and all(
+                a is b or (type(a) is type(b) and bool(a == b))
+                for a, b in zip(self.leaves, other.leaves, strict=True)
+            )
+        )
+
+    def restore(self, arrays: list[Any]) -> Any:
+        """Put arrays and static leaves together again."""
+        pairs = zip(arrays, self.leaves, strict=True)
+        leaves = [static if array is None else array for array, static in pairs]
+        return jax.tree.unflatten(self.tree, leaves)
+
+
+class _Options(NamedTuple):
+    """What a compiled loop is specialised to, beside the shapes of its arrays."""
+
+    static: _Static
+    length: int  # room for losses
+    skip_bad_steps: bool
+    forward_mode: bool
+
+
+def _split(arguments: Any) -> tuple[list[Any], _Static]:
+    """Separate arrays, which a compiled loop takes as arguments, from everything else."""
+    leaves, tree = jax.tree.flatten(arguments)
+    arrays = [x if isinstance(x, (np.ndarray, jax.Array)) else None for x in leaves]
+    static = [None if isinstance(x, (np.ndarray, jax.Array)) else x for x in leaves]
+    return arrays, _Static(tree, static)
+
+
+class Fit:
+    """Runs an SVI object; compiled loops are kept for later runs with the same structure."""
+
+    def __init__(self, svi: SubsampledSVI) -> None:
+        self.svi = svi
+        self._chunk = jax.jit(self._run_chunk, static_argnums=3, donate_argnums=0)
+
+    def run(
+        self,
+        rng_key: Array,
+        num_steps: int,
+        args: Any,
+        kwargs: Any,
+        *,
+        batches: Any,
+        progress_bar: bool,
+        skip_bad_steps: bool,
+        forward_mode: bool,
+        init_state: SubsampledSVIState | None,
+        init_params: dict[str, Any] | None,
+    ) -> SVIRunResult:
+        """See ``SubsampledSVI.run``."""
+        num_steps = check_count("num_steps", num_steps, 1)
+        if batches is None or isinstance(batches, ArrayBatches):
+            drawn, stream = batches, None
+            first = () if drawn is None else drawn.draw(random.fold_in(rng_key, 1))
+        else:
+            drawn, stream = None, iter(batches)
+            first = next(stream, None)
+            if first is None:
+                raise ValueError("`batches` gave no batch.")
+        if init_state is None:
+            state = self.svi.init(rng_key, *args, *first, init_params=init_params, **kwargs)
+        else:
+            state = jax.tree.map(jnp.copy, init_state)
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((state, args, kwargs))):
+            return self._run_traced(
+                state, num_steps, (args, kwargs, drawn), skip_bad_steps, forward_mode
+            )
+        if drawn is not None:
+            check_batches(self.svi, state, drawn, args, kwargs)
+        log = _LossLog(num_steps, progress_bar, skip_bad_steps)
+        with log:
+            if stream is None:
+                arrays, static = _split((args, kwargs, drawn))
+                options = _Options(static, MAX_CHUNK, skip_bad_steps, forward_mode)
+                while count := log.steps_to_go(MAX_CHUNK):
+                    state, losses = self._chunk(state, count, arrays, options)
+                    log.add(np.asarray(losses)[:count])
+            else:
+                for batch in self._good_batches(first, stream, args, kwargs, log):
+                    arrays, static = _split(((*args, *batch), kwargs, None))
+                    options = _Options(static, 1, skip_bad_steps, forward_mode)
+                    state, losses = self._chunk(state, 1, arrays, options)
+                    log.add(np.asarray(losses))
+        log.warn()
+        return SVIRunResult(self.svi.get_params(state), state, jnp.asarray(log.losses()))
+
+    def _good_batches(
+        self, batch: Any, stream: Iterator[Any], args: Any, kwargs: Any, log: _LossLog
+    ) -> Iterator[Any]:
+        """Batches until enough steps are taken; a bad one ends the fit, not the work done."""
+        while log.steps_to_go(1):
+            if batch is None:
+                log.stop("`batches` gave no further batch")
+                return
+            try:
+                check_arguments(self.svi.model, (*args, *batch), kwargs)
+            except ValueError as error:
+                log.stop(str(error))
+                return
+            yield batch
+            batch = next(stream, None) if log.steps_to_go(1) else None
+
+    def _run_chunk(
+        self, state: SubsampledSVIState, count: Array, arrays: list[Any], options: _Options
+    ) -> tuple[SubsampledSVIState, Array]:
+        """Take up to ``count`` steps, fewer if one is bad and must not be skipped."""
+
+        def go_on(loop: tuple[Array, Array, Any, Array]) -> Array:
+            i, bad, _, _ = loop
+            return (i < count) & ~bad
+
+        def step(loop: tuple[Array, Array, Any, Array]) -> tuple[Array, Array, Any, Array]:
+            i, _, state, losses = loop
+            state, loss = self._step(state, arrays, options)
+            bad = jnp.isnan(loss) & (not options.skip_bad_steps)
+            return i + 1, bad, state, losses.at[i].set(loss)
+
+        dtype = jax.eval_shape(lambda s: self._step(s, arrays, options)[1], state).dtype
+        losses = jnp.full(options.length, jnp.nan, dtype)
+        start = (jnp.array(0), jnp.array(False), state, losses)
+        _, _, state, losses = lax.while_loop(go_on, step, start)
+        return state, losses
+
+    def _run_traced(
+        self,
+        state: SubsampledSVIState,
+        num_steps: int,
+        arguments: Any,
+        skip_bad_steps: bool,
+        forward_mode: bool,
+    ) -> SVIRunResult:
+        """Take all steps under a transformation such as ``vmap``, where none can be looked at."""
+        arrays, static = _split(arguments)
+        options = _Options(static, num_steps, skip_bad_steps, forward_mode)
+
+        def step(state: SubsampledSVIState, _: None) -> tuple[SubsampledSVIState, Array]:
+            return self._step(state, arrays, options)
+
+        state, losses = lax.scan(step, state, None, length=num_steps)
+        return SVIRunResult(self.svi.get_params(state), state, losses)
+
+    def _step(
+        self, state: SubsampledSVIState, arrays: list[Any], options: _Options
+    ) -> tuple[SubsampledSVIState, Array]:
+        args, kwargs, drawn = options.static.restore(arrays)
+        if drawn is not None:
+            args = (*args, *drawn.draw(random.fold_in(state.rng_key, 1)))
+        return self.svi._guarded_update(
+            state, args, kwargs, options.forward_mode, finite_gradients=options.skip_bad_steps
+        )
+
+
+class _LossLog:
+    """Losses so far, shown in a progress bar, and why the fit ended early if it did."""
+
+    def __init__(self, num_steps: int, progress_bar: bool, skip_bad_steps: bool) -> None:
+        self.num_steps = num_steps
+        self.skip_bad_steps = skip_bad_steps
+        self.bar = tqdm(total=num_steps, disable=not progress_bar, unit="step")
+        self.parts: list[np.ndarray] = []
+        self.num_taken = 0
+        self.reason: str | None = None
+        self.smoothed: float | None = None
+
+    def __enter__(self) -> None:
+        """Open the bar."""
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def steps_to_go(self, most: int) -> int:
+        """Steps to take next, at most ``most``; 0 at the end."""
+        return 0 if self.reason else min(most, self.num_steps - self.num_taken)
+
+    def add(self, losses: np.ndarray) -> None:
+        """Append the losses of a chunk; the first NaN ends the fit unless such steps are skipped."""
+        bad = np.flatnonzero(np.isnan(losses))
+        if bad.size and not self.skip_bad_steps:
+            losses = losses[: bad[0] + 1]
+            self.stop("the loss or the new parameters were not finite")
+        self.parts.append(losses)
+        self.num_taken += len(losses)
+        self.bar.update(len(losses))
+        for loss in losses[np.isfinite(losses)]:
+            kept = ELBO_MEMORY if self.smoothed is not None else 0.0
+            self.smoothed = kept * (self.smoothed or 0.0) - (1 - kept) * float(loss)
+        if self.smoothed is not None:
+            self.bar.set_postfix_str(f"smoothed ELBO {self.smoothed:.6g}")
+
+    def stop(self, reason: str) -> None:
+        """End the fit."""
+        self.reason = reason
+
+    def losses(self) -> np.ndarray:
+        """All losses, one for each step."""
+        return np.concatenate(self.parts) if self.parts else np.zeros(0)
+
+    def warn(self) -> None:
+        """Say why the fit ended early, or how many steps were skipped."""
+        if self.reason is not None:
+            step = max(self.num_taken - 1, 0) if "finite" in self.reason else self.num_taken
+            warnings.warn(
+                f"SubsampledSVI.run ended at step {step} of {self.num_steps}: {self.reason}. The "
+                "result holds the state before that step. If it diverged, lower the learning rate "
+                "or check the labels of the data that come late.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        skipped = int(np.isnan(self.losses()).sum())
+        if self.skip_bad_steps and skipped:
+            warnings.warn(
+                f"SubsampledSVI.run skipped {skipped} of {self.num_taken} steps, whose loss or "
+                "gradients were not finite.",
+                RuntimeWarning,
+                stacklevel=4,
+            )

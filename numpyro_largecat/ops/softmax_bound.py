@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Augment & Reduce bound of the softmax on a weighted subset of classes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def log_eta_hat(utilities: Array, label_rows: Array, weights: Array) -> Array:
+    r"""Estimate log eta* = log(1 + sum_{k != y} exp(psi_k - psi_y)) from a subset of classes.
+
+    .. math:: \log \hat\eta = \log \sum_m w_m \exp(\psi_m) - \psi_y
+
+    The label's own term, with weight 1, is the 1 of eta*. The sum is an unbiased estimate of eta*;
+    its logarithm is not one of log eta*.
+
+    Cost: O(B M).
+
+    Args:
+        utilities: Utilities psi of the subset, shape (..., M).
+        label_rows: Row of the label in the subset, integers in [0, M), shape (...).
+        weights: Weights of the rows, shape (M,), zero for padding, one for labels.
+
+    Returns:
+        log eta_hat >= 0, shape (...).
+
+    References:
+        Ruiz et al., Augment and Reduce, ICML 2018, section 3.1.
+    """
+    log_sum = jax.nn.logsumexp(utilities, axis=-1, b=weights)
+    return log_sum - take_row(utilities, label_rows)
+
+
+def softmax_bound(log_eta_hat: Array, u: Array) -> Array:
+    r"""Bound log p(y | psi) from below with one local variable u per observation.
+
+    .. math:: \log p(y \mid \psi) \ge 1 - u - \exp(-u)\,\eta^*, \qquad u = \log\eta,
+
+    with equality at u = log eta*. Given u it is linear in eta*, so an unbiased estimate of eta*
+    gives an unbiased estimate of the bound.
+
+    References:
+        Ruiz et al., Augment and Reduce, ICML 2018, Eq. 8, with u = log eta.
+    """
+    return 1.0 - u - jnp.exp(log_eta_hat - u)
+
+
+def take_row(utilities: Array, rows: Array) -> Array:
+    """Entry ``rows`` of the last axis, as a masked sum, which has no scatter in its gradient."""
+    is_row = jnp.arange(utilities.shape[-1]) == rows[..., None]
+    return jnp.where(is_row, utilities, 0).sum(axis=-1)
