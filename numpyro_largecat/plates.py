@@ -294,17 +294,12 @@ def _choose_classes(
     name: str, num_categories: int, labels: Array | None, num_sampled: int | None
 ) -> tuple[ClassSubset, bool]:
     """Make the subset, and say whether a handler gave the random part of it."""
-    dtype = jnp.result_type(float)
     if num_sampled is None:
-        known = _full_subset(num_categories)
-        site = _rows_site(name, num_categories, known.indices)
-        if not site.is_chunk:
-            return known, site.shared
+        subset = _full_subset(num_categories)
+        site = _rows_site(name, num_categories, subset.indices)
     else:
-        present = jnp.zeros(0, jnp.int32) if labels is None else labels
-        present, num_present = _sorted_distinct(present, num_categories)
-        least = num_categories - min(present.shape[0], num_categories)
-        num_others = num_categories - num_present
+        given = jnp.zeros(0, jnp.int32) if labels is None else labels
+        present, num_others = _sorted_distinct(given, num_categories)
 
         def draw(rng_key: Array | None) -> Array:
             if rng_key is None:
@@ -313,32 +308,55 @@ def _choose_classes(
                     "`numpyro.handlers.seed`, or leave `num_sampled` out (HMC and NUTS cannot "
                     "subsample)."
                 )
-            ranks = draw_without_replacement(
-                rng_key,
-                num_others,
-                num_sampled,
-                min_population=least,
-                max_population=num_categories,
-            )
-            return skip_labels(ranks, present, num_categories)
+            return _draw_others(rng_key, present, num_others, num_categories, num_sampled)
 
         site = _rows_site(name, num_categories, None, draw)
+        if not site.is_chunk:
+            subset = _weighted_subset(present, num_others, site.value, num_categories)
     if site.is_chunk:
-        in_range = site.value < num_categories
-        chunk = jnp.minimum(site.value, num_categories - 1)
-        return ClassSubset(chunk, in_range.astype(dtype), None, num_categories, "chunk"), True
-    assert num_sampled is not None
-    num_drawn = jnp.minimum(num_sampled, num_others)
-    is_drawn = jnp.arange(num_sampled) < num_drawn
-    weights = jnp.concatenate(
-        [
-            (present < num_categories).astype(dtype),
-            jnp.where(is_drawn, num_others / jnp.maximum(num_drawn, 1), 0).astype(dtype),
-        ]
+        return _chunk_subset(site.value, num_categories), True
+    return subset, site.shared
+
+
+@partial(jax.jit, static_argnums=(3, 4))
+def _draw_others(
+    rng_key: Array, present: Array, num_others: Array, num_categories: int, num_sampled: int
+) -> Array:
+    """Draw classes that are not among the labels."""
+    ranks = draw_without_replacement(
+        rng_key,
+        num_others,
+        num_sampled,
+        min_population=num_categories - min(present.shape[0], num_categories),
+        max_population=num_categories,
     )
-    indices = jnp.concatenate([present, jnp.where(is_drawn, site.value, 0)])
-    indices = jnp.minimum(indices, num_categories - 1)
-    return ClassSubset(indices, weights, present, num_categories, "sample"), site.shared
+    return skip_labels(ranks, present, num_categories)
+
+
+@partial(jax.jit, static_argnums=3)
+def _weighted_subset(
+    present: Array, num_others: Array, others: Array, num_categories: int
+) -> ClassSubset:
+    """Join labels, of weight 1, and drawn classes, which stand for all classes without label."""
+    dtype = jnp.result_type(float)
+    num_drawn = jnp.minimum(others.shape[0], num_others)
+    is_drawn = jnp.arange(others.shape[0]) < num_drawn
+    weight = (num_others / jnp.maximum(num_drawn, 1)).astype(dtype)
+    weights = [(present < num_categories).astype(dtype), jnp.where(is_drawn, weight, 0)]
+    indices = jnp.concatenate([present, jnp.where(is_drawn, others, 0)])
+    return ClassSubset(
+        jnp.minimum(indices, num_categories - 1),
+        jnp.concatenate(weights),
+        present,
+        num_categories,
+        "sample",
+    )
+
+
+def _chunk_subset(classes: Array, num_categories: int) -> ClassSubset:
+    weights = (classes < num_categories).astype(jnp.result_type(float))
+    indices = jnp.minimum(classes, num_categories - 1)
+    return ClassSubset(indices, weights, None, num_categories, "chunk")
 
 
 def _full_subset(num_categories: int) -> ClassSubset:
@@ -347,12 +365,13 @@ def _full_subset(num_categories: int) -> ClassSubset:
     return ClassSubset(indices, weights, None, num_categories, "full")
 
 
+@partial(jax.jit, static_argnums=1)
 def _sorted_distinct(labels: Array, num_categories: int) -> tuple[Array, Array]:
-    """Sort the distinct labels in [0, K), pad with K to a fixed length, and count them."""
+    """Sort the distinct labels in [0, K), padded with K, and count the other classes."""
     valid = (labels >= 0) & (labels < num_categories)
     labels = jnp.where(valid, labels, num_categories).astype(jnp.int32)
     distinct = jnp.unique(labels, size=labels.shape[0], fill_value=num_categories)
-    return distinct, (distinct < num_categories).sum(dtype=jnp.int32)
+    return distinct, num_categories - (distinct < num_categories).sum(dtype=jnp.int32)
 
 
 class class_chunk(Messenger):

@@ -157,10 +157,9 @@ class Fit:
             i, _, state, losses = loop
             state, loss = self._step(state, arrays, options)
             bad = jnp.isnan(loss) & (not options.skip_bad_steps)
-            return i + 1, bad, state, losses.at[i].set(loss)
+            return i + 1, bad, state, losses.at[i].set(loss.astype(losses.dtype))
 
-        dtype = jax.eval_shape(lambda s: self._step(s, arrays, options)[1], state).dtype
-        losses = jnp.full(options.length, jnp.nan, dtype)
+        losses = jnp.full(options.length, jnp.nan)
         start = (jnp.array(0), jnp.array(False), state, losses)
         _, _, state, losses = lax.while_loop(go_on, step, start)
         return state, losses

@@ -14,6 +14,7 @@ from numpyro.infer.util import helpful_support_errors
 
 from numpyro_largecat.infer.touched_rows import TouchedRows
 from numpyro_largecat.infer.update_rules import UpdateRule
+from numpyro_largecat.ops.table_rows import merge_values
 
 
 class ParamSite(NamedTuple):
@@ -35,6 +36,14 @@ class ParamSite(NamedTuple):
             if position is not None:
                 stored = jnp.take(stored, position, axis=axis)
         return stored
+
+    def merge(self, entries: Array, touched: TouchedRows) -> Array:
+        """Undo ``spread``, averaging the entries of one stored row."""
+        for axis, name in self.plates.items():
+            position = touched.plates[name].position
+            if position is not None:
+                entries = merge_values(entries, position, axis)
+        return entries
 
     def value(self, stored: Any, touched: TouchedRows) -> Any:
         """Constrained value as the model sees it, from unconstrained stored rows."""
@@ -79,8 +88,3 @@ def describe_param(site: dict[str, Any], touched: TouchedRows) -> ParamSite:
             f"must be real, got {constraint}."
         )
     return ParamSite(transform, dict(sorted(plates.items())), rule)
-
-
-def as_shapes(tree: Any) -> Any:
-    """Shapes and dtypes of a pytree of arrays."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)

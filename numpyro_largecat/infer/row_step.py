@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
-from numpyro.handlers import replay, seed, substitute, trace
+from numpyro.handlers import seed, substitute, trace
 
 from numpyro_largecat.infer.row_optimizer import Rows, gather_state
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
-from numpyro_largecat.ops.table_rows import gather_rows, merge_values, scatter_rows
+from numpyro_largecat.ops.table_rows import gather_rows, scatter_rows
 
 if TYPE_CHECKING:
     from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
@@ -50,7 +52,8 @@ def find_rows(
     touched = TouchedRows()
     tables = params | {name: local.value for name, local in svi_state.local_state.items()}
 
-    def lookup(name: str) -> Any:
+    def lookup(msg: dict[str, Any]) -> Any:
+        name = msg["name"]
         site = svi._sites.get(name)
         if site is None:
             return None
@@ -71,7 +74,7 @@ def find_rows(
 
 
 class RowStep:
-    """The gathered rows of one step, with local parameters moved, and its loss."""
+    """The gathered rows of one step, and the loss as a function of them."""
 
     def __init__(
         self,
@@ -99,21 +102,72 @@ class RowStep:
             name: jax.tree.map(lambda table, name=name: self._gather(name, table), local)
             for name, local in svi_state.local_state.items()
         }
-        self.moved_local = self._move_local()
 
-    def loss(self, params: Any) -> tuple[Array, Any]:
-        """Negative ELBO, and new mutable state, at unconstrained rows of the parameters."""
+    def loss(self, params: Any) -> tuple[Array, tuple[Any, dict[str, LocalState]]]:
+        """Negative ELBO at unconstrained rows of the parameters.
+
+        Local parameters are moved by their rules on the way, before the likelihood uses them. Each
+        particle moves them on its own, and the mean of the results is kept.
+
+        Returns:
+            The loss; and the new mutable state and the moved rows of the local parameters.
+        """
+        sites = self.svi._sites
+        values = {name: sites[name].value(rows, self.touched) for name, rows in params.items()}
         elbo = self.svi.loss
-        values = self._values(params, self.moved_local)
-        model, guide = self._shared(self.svi.model), self._shared(self.svi.guide)
-        if not jax.tree.leaves(self.mutable_state):
-            loss = elbo.loss(self.step_key, values, model, guide, *self.args, **self.kwargs)
-            return loss, self.mutable_state
-        values |= lax.stop_gradient(self.mutable_state)
-        result = elbo.loss_with_mutable_state(
-            self.step_key, values, model, guide, *self.args, **self.kwargs
+        num_particles = getattr(elbo, "num_particles", 1)
+        if not self.local_rows or num_particles == 1:
+            return self._particle(elbo, self.step_key, values)
+        single = copy(elbo)
+        single.num_particles = 1
+        keys = random.split(self.step_key, num_particles)
+        losses, (mutable_state, moved) = elbo.vectorize_particles_fn(
+            lambda key: self._particle(single, key, values), keys
         )
-        return result["loss"], result["mutable_state"]
+        moved = jax.tree.map(lambda x, old: _mean(x).astype(old.dtype), moved, self.local_rows)
+        return losses.mean(), (jax.tree.map(lambda x: x[0], mutable_state), moved)
+
+    def _particle(
+        self, elbo: Any, rng_key: Array, values: dict[str, Any]
+    ) -> tuple[Array, tuple[Any, dict[str, LocalState]]]:
+        moved = dict(self.local_rows)
+
+        def shared(fn: Any) -> share_rows:
+            lookup = partial(self._move_local, moved)
+            return share_rows(
+                fn, self.touched, gathered=self.svi._sites.__contains__, lookup=lookup
+            )
+
+        model, guide = shared(self.svi.model), shared(self.svi.guide)
+        if not jax.tree.leaves(self.mutable_state):
+            loss = elbo.loss(rng_key, values, model, guide, *self.args, **self.kwargs)
+            return loss, (self.mutable_state, moved)
+        values = values | lax.stop_gradient(self.mutable_state)
+        result = elbo.loss_with_mutable_state(
+            rng_key, values, model, guide, *self.args, **self.kwargs
+        )
+        return result["loss"], (result["mutable_state"], moved)
+
+    def _move_local(self, moved: dict[str, LocalState], msg: dict[str, Any]) -> Array | None:
+        """Value of a local parameter for its ``numpyro.param`` statement, moved by its rule."""
+        name = msg["name"]
+        if name not in self.local_rows:
+            return None
+        site = self.svi._sites[name]
+        assert site.rule is not None
+        value, state = jax.tree.map(
+            lambda x: site.spread(x, self.touched), self.local_rows[name]
+        )
+        statistic = msg["kwargs"].get("statistic")
+        if jnp.shape(statistic) != value.shape:
+            raise ValueError(
+                f"param '{name}' has an update rule and must give it a `statistic=` of shape "
+                f"{value.shape}, one entry for each row of the batch; got "
+                f"{'none' if statistic is None else f'shape {jnp.shape(statistic)}'}."
+            )
+        new = LocalState(*lax.stop_gradient(site.rule.update(value, state, statistic)))
+        moved[name] = jax.tree.map(lambda x: site.merge(x, self.touched), new)
+        return new.value
 
     def scatter_local(
         self, local_state: dict[str, LocalState], moved: dict[str, LocalState]
@@ -131,78 +185,8 @@ class RowStep:
     def _gather(self, name: str, table: Array) -> Array:
         return gather_rows(table, self.rows[name]) if name in self.rows else table
 
-    def _shared(self, fn: Any) -> share_rows:
-        return share_rows(fn, self.touched, gathered=self.svi._sites.__contains__)
 
-    def _values(self, params: Any, local: dict[str, LocalState]) -> dict[str, Any]:
-        """Constrained values of all parameters as model and guide see them."""
-        stored = params | {name: state.value for name, state in local.items()}
-        return {
-            name: self.svi._sites[name].value(rows, self.touched) for name, rows in stored.items()
-        }
-
-    def _move_local(self) -> dict[str, LocalState]:
-        """Apply the update rules, given the statistics of this step's guide samples.
-
-        Several estimates for one row, from particles or from repeats of the row in the batch, each
-        move it on their own, and the mean of the results is kept.
-        """
-        if not self.local_rows:
-            return {}
-        num_particles = getattr(self.svi.loss, "num_particles", 1)
-        if num_particles == 1:
-            statistics = jax.tree.map(lambda x: x[None], self._statistics(self.step_key))
-        else:
-            keys = random.split(self.step_key, num_particles)
-            statistics = self.svi.loss.vectorize_particles_fn(self._statistics, keys)
-        return {
-            name: self._move(name, local, statistics[name]) if name in statistics else local
-            for name, local in self.local_rows.items()
-        }
-
-    def _statistics(self, rng_key: Array) -> dict[str, Array]:
-        """Statistics for the update rules at the guide sample that the loss will draw."""
-        model_key, guide_key = random.split(rng_key)
-        params = self.svi.optim.get_params(self.optim_rows)
-        values = self._values(params, self.local_rows) | (self.mutable_state or {})
-        guide = substitute(seed(self._shared(self.svi.guide), guide_key), data=values)
-        guide_trace = trace(guide).get_trace(*self.args, **self.kwargs)
-        model = replay(seed(self._shared(self.svi.model), model_key), guide_trace)
-        sites = trace(substitute(model, data=values)).get_trace(*self.args, **self.kwargs)
-        sites |= {name: s for name, s in guide_trace.items() if s["type"] == "param"}
-        return {
-            name: self._check_statistic(name, sites[name]["kwargs"].get("statistic"))
-            for name in self.local_rows
-            if name in sites
-        }
-
-    def _check_statistic(self, name: str, statistic: Array | None) -> Array:
-        shape = self._spread(name, self.local_rows[name].value).shape
-        if statistic is None or jnp.shape(statistic) != shape:
-            got = "none" if statistic is None else f"shape {jnp.shape(statistic)}"
-            raise ValueError(
-                f"param '{name}' has an update rule and must give it a `statistic=` of shape "
-                f"{shape}, one entry for each row of the batch; got {got}."
-            )
-        return jnp.asarray(statistic)
-
-    def _move(self, name: str, local: LocalState, statistics: Array) -> LocalState:
-        site = self.svi._sites[name]
-        assert site.rule is not None
-        value, state = jax.tree.map(lambda x: self._spread(name, x), local)
-        values, states = jax.vmap(site.rule.update, in_axes=(None, None, 0))(
-            value, state, statistics
-        )
-        new = LocalState(values.mean(axis=0), jax.tree.map(lambda x: x.max(axis=0), states))
-        return jax.tree.map(lambda x, old: self._merge(name, x, old), new, local)
-
-    def _spread(self, name: str, stored: Array) -> Array:
-        return self.svi._sites[name].spread(stored, self.touched)
-
-    def _merge(self, name: str, entries: Array, old: Array) -> Array:
-        """Undo ``_spread``, averaging entries of one stored row."""
-        for axis, plate in self.svi._sites[name].plates.items():
-            position = self.touched.plates[plate].position
-            if position is not None:
-                entries = merge_values(entries, position, axis)
-        return entries.astype(old.dtype)
+def _mean(values: Array) -> Array:
+    """Mean over particles; the largest of integers, such as counts of visits."""
+    is_integer = jnp.issubdtype(values.dtype, jnp.integer)
+    return values.max(axis=0) if is_integer else values.mean(axis=0)

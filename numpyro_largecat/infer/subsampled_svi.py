@@ -294,22 +294,22 @@ class SubsampledSVI(SVI):
         """Take a step unless what must be finite is not; then keep all values, with loss NaN."""
         step = self._gather(svi_state, args, kwargs)
         params = self.optim.get_params(step.optim_rows)
-        (loss, mutable_state), grads = _value_and_grad(step.loss, params, forward_mode)
+        (loss, moved), grads = _value_and_grad(step.loss, params, forward_mode)
         optim_rows = self.optim.update(grads, step.optim_rows, value=loss)
-        new = (optim_rows, step.moved_local, mutable_state)
+        new = (optim_rows, *moved)
         if finite_gradients or finite_params:
             ok = jnp.isfinite(loss)
             ok &= _all_finite(grads) if finite_gradients else True
             ok &= _all_finite(self.optim.get_params(optim_rows)) if finite_params else True
-            old = (step.optim_rows, step.local_rows, svi_state.mutable_state)
+            old = (step.optim_rows, svi_state.mutable_state, step.local_rows)
             new = jax.tree.map(partial(jnp.where, ok), new, old)
             loss = jnp.where(ok, loss, jnp.nan)
         optim_state = scatter_state(svi_state.optim_state, new[0], step.owners, step.rows)
-        local_state = step.scatter_local(svi_state.local_state, new[1])
-        return SubsampledSVIState(optim_state, new[2], step.next_key, local_state), loss
+        local_state = step.scatter_local(svi_state.local_state, new[2])
+        return SubsampledSVIState(optim_state, new[1], step.next_key, local_state), loss
 
     def _gather(self, svi_state: SubsampledSVIState, args: Any, kwargs: Any) -> RowStep:
-        """Find the rows that a step touches, gather them, and move the local parameters."""
+        """Find the rows that a step touches, and gather them."""
         kwargs = {**kwargs, **self.static_kwargs}
         next_key, step_key = random.split(svi_state.rng_key)
         params = self.optim.get_params(svi_state.optim_state)
@@ -324,9 +324,10 @@ class SubsampledSVI(SVI):
         axes = {name: tuple(rows[name]) for name in sorted(rows) if name in params}
         key = tuple(axes.items())
         if key not in self._owners:
-            with jax.ensure_compile_time_eval():
-                self._owners[key] = find_owners(self.optim, params, axes)
+            owners = find_owners(self.optim, params, axes)
+            with jax.ensure_compile_time_eval():  # also when a step is being traced
                 check_row_wise(self.optim, params, axes)
+            self._owners[key] = owners
         return self._owners[key]
 
 

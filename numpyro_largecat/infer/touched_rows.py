@@ -43,7 +43,7 @@ class share_rows(Messenger):
     autoguides open them, gets the weights of the class plate's rows.
 
     With ``gathered``, the parameters of these names come as the rows they need, so the plates must
-    not slice them again; ``lookup`` gives such values where no outer handler does.
+    not slice them again; ``lookup`` gives such values, or None to leave it to outer handlers.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class share_rows(Messenger):
         touched: TouchedRows,
         *,
         gathered: Callable[[str], bool] = lambda name: False,
-        lookup: Callable[[str], Any] | None = None,
+        lookup: Callable[[dict[str, Any]], Any] | None = None,
     ) -> None:
         self.touched = touched
         self.gathered = gathered
@@ -72,8 +72,8 @@ class share_rows(Messenger):
         if msg["type"] == "param":
             if self.gathered(msg["name"]):
                 msg["kwargs"]["event_dim"] = None
-            if self.lookup is not None:
-                msg["value"] = self.lookup(msg["name"])
+            if self.lookup is not None and msg["value"] is None:
+                msg["value"] = self.lookup(msg)
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Record the rows of a plate that is new."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 
+@jax.jit
 def log_eta_hat(utilities: Array, label_rows: Array, weights: Array) -> Array:
     r"""Estimate log eta* = log(1 + sum_{k != y} exp(psi_k - psi_y)) from a subset of classes.
 
@@ -33,6 +34,7 @@ def log_eta_hat(utilities: Array, label_rows: Array, weights: Array) -> Array:
     return log_sum - take_row(utilities, label_rows)
 
 
+@jax.jit
 def softmax_bound(log_eta_hat: Array, u: Array) -> Array:
     r"""Bound log p(y | psi) from below with one local variable u per observation.
 
@@ -47,6 +49,7 @@ def softmax_bound(log_eta_hat: Array, u: Array) -> Array:
     return 1.0 - u - jnp.exp(log_eta_hat - u)
 
 
+@jax.jit
 def take_row(utilities: Array, rows: Array) -> Array:
     """Entry ``rows`` of the last axis, as a masked sum, which has no scatter in its gradient."""
     is_row = jnp.arange(utilities.shape[-1]) == rows[..., None]

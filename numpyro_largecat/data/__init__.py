@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers of data sets with many classes. NumPy and SciPy only; nothing is downloaded."""
+
+from numpyro_largecat.data.classification import ClassificationData
+from numpyro_largecat.data.context import context_features, next_token_classification
+from numpyro_largecat.data.load import load
+from numpyro_largecat.data.names import NameFiles, load_names, read_names
+from numpyro_largecat.data.readers import read_idx, read_tokens, read_xml_classification
+
+__all__ = [
+    "ClassificationData",
+    "NameFiles",
+    "context_features",
+    "load",
+    "load_names",
+    "next_token_classification",
+    "read_idx",
+    "read_names",
+    "read_tokens",
+    "read_xml_classification",
+]

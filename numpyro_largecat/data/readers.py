@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers of published file formats. Each reads plain and gzip-compressed files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_IDX_UNSIGNED_BYTE = 0x08
+
+
+def read_xml_classification(path: str | PathLike[str]) -> tuple[csr_array, csr_array]:
+    r"""Read a data file of the Extreme Classification Repository.
+
+    The first line is ``points features labels``. Each further line is one point,
+    ``l1,l2 idx:value idx:value ...``, with 0-based labels and feature indices; the line of a
+    point without labels starts with a space.
+
+    Shapes: features (points, features), labels (points, labels).
+
+    Cost: O(entries) time and memory; about a second per million feature entries.
+
+    Args:
+        path: The file, plain or compressed with gzip.
+
+    Returns:
+        The features as float32, and the labels as 0 and 1 in int8. Both keep the order of the
+        file within a row, so the first label of a point ``i`` that has one is
+        ``labels.indices[labels.indptr[i]]``.
+
+    Raises:
+        ValueError: If the file does not follow the format. The message has the file name and
+            the line number.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "train.txt"
+        >>> _ = path.write_text("2 4 3\n2,0 0:1.5 3:1\n 1:2\n")
+        >>> features, labels = read_xml_classification(path)
+        >>> features.toarray().tolist()
+        [[1.5, 0.0, 0.0, 1.0], [0.0, 2.0, 0.0, 0.0]]
+        >>> labels.toarray().tolist()
+        [[1, 0, 1], [0, 0, 0]]
+
+    References:
+        Bhatia et al., The extreme classification repository: multi-label datasets and code, 2016.
+    """
+    ids, values, ends = array("q"), array("f"), array("q", [0])
+    label_ids, label_ends = array("q"), array("q", [0])
+    with _open_binary(path) as file:
+        num_points, num_features, num_labels = _xml_header(path, file.readline())
+        line_number = 1
+        for line_number, line in enumerate(file, start=2):
+            if line_number - 1 > num_points:
+                if line.strip():
+                    raise _malformed(
+                        path, line_number, f"no line after the {num_points} points of the header"
+                    )
+                continue
+            label_part, _, feature_part = line.rstrip().partition(b" ")
+            try:
+                point_labels = (
+                    [int(label) for label in label_part.split(b",")] if label_part else []
+                )
+                pairs = [pair.split(b":") for pair in feature_part.split()]
+                point_ids = [int(index) for index, _ in pairs]
+                values.extend(float(value) for _, value in pairs)
+            except ValueError as error:
+                raise _malformed(
+                    path,
+                    line_number,
+                    "`l1,l2 idx:value idx:value ...`, or a space first for a point without labels",
+                    line,
+                ) from error
+            _check_ids(path, line_number, "labels", point_labels, num_labels)
+            _check_ids(path, line_number, "feature indices", point_ids, num_features)
+            label_ids.extend(point_labels)
+            label_ends.append(len(label_ids))
+            ids.extend(point_ids)
+            ends.append(len(ids))
+    if len(ends) - 1 < num_points:
+        raise _malformed(
+            path,
+            line_number,
+            f"{num_points} points, as the header says, but it ends after {len(ends) - 1}",
+        )
+    features = csr_array(
+        (np.asarray(values, np.float32), np.asarray(ids), np.asarray(ends)),
+        shape=(num_points, num_features),
+    )
+    labels = csr_array(
+        (np.ones(len(label_ids), np.int8), np.asarray(label_ids), np.asarray(label_ends)),
+        shape=(num_points, num_labels),
+    )
+    return features, labels
+
+
+def read_idx(path: str | PathLike[str]) -> NDArray[np.uint8]:
+    """Read an idx file of unsigned bytes, the format of MNIST.
+
+    Shapes: whatever the file says, (60000, 28, 28) for the MNIST training images.
+
+    Args:
+        path: The file, plain or compressed with gzip.
+
+    Returns:
+        The array in the file, a read-only view of its bytes.
+
+    Raises:
+        ValueError: If the file is not an idx file of unsigned bytes or has the wrong length.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "labels-idx1-ubyte"
+        >>> _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1]))
+        >>> read_idx(path).tolist()
+        [7, 2, 1]
+    """
+    with _open_binary(path) as file:
+        content = file.read()
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _IDX_UNSIGNED_BYTE:
+        raise ValueError(
+            f"{path} must be an idx file of unsigned bytes, which starts with the bytes 00 00 08; "
+            f"got a file that starts with {content[:3].hex(' ') or 'nothing'}."
+        )
+    start = 4 + 4 * content[3]
+    if len(content) < start:
+        raise ValueError(
+            f"{path} must have a header of {start} bytes for its {content[3]} axes; "
+            f"got {len(content)} bytes in all. The file may be cut short."
+        )
+    shape = tuple(np.frombuffer(content[4:start], ">u4").tolist())
+    size = int(np.prod(shape, dtype=np.int64))
+    if len(content) - start != size:
+        raise ValueError(
+            f"{path} must have {size} bytes after its header, for its shape {shape}; "
+            f"got {len(content) - start}. The file may be cut short."
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def read_tokens(path: str | PathLike[str]) -> list[str]:
+    r"""Read a text of space-separated tokens and end each line with the token ``<eos>``.
+
+    This is how the Penn Treebank files of language modelling are read.
+
+    Args:
+        path: The UTF-8 file, plain or compressed with gzip.
+
+    Returns:
+        All tokens in order, one ``<eos>`` after the tokens of each line.
+
+    Raises:
+        ValueError: If a line is not UTF-8 or already holds ``<eos>``. The message has the file
+            name and the line number.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "text.txt"
+        >>> _ = path.write_text(" no it was n't \n but N \n")
+        >>> read_tokens(path)
+        ['no', 'it', 'was', "n't", '<eos>', 'but', 'N', '<eos>']
+    """
+    tokens: list[str] = []
+    with _open_binary(path) as file:
+        for line_number, line in enumerate(file, start=1):
+            try:
+                words = line.decode().split()
+            except UnicodeDecodeError as error:
+                raise _malformed(path, line_number, "UTF-8 text", line) from error
+            if "<eos>" in words:
+                raise _malformed(
+                    path, line_number, "no `<eos>`, since one is added after each line", line
+                )
+            tokens += words
+            tokens.append("<eos>")
+    return tokens
+
+
+@contextmanager
+def _open_binary(path: str | PathLike[str]) -> Iterator[io.BufferedIOBase]:
+    with open(path, "rb") as raw:
+        compressed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        raw.seek(0)
+        if not compressed:
+            yield raw
+            return
+        try:
+            with gzip.open(raw) as file:
+                yield file
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(
+                f"{path} must be a complete gzip file; got {error}. The file may be cut short."
+            ) from error
+
+
+def _malformed(
+    path: str | PathLike[str], line_number: int, need: str, line: bytes | None = None
+) -> ValueError:
+    got = "" if line is None else f"; got {line[:60]!r}"
+    return ValueError(f"{path}, line {line_number}: need {need}{got}.")
+
+
+def _xml_header(path: str | PathLike[str], line: bytes) -> tuple[int, int, int]:
+    need = "the header `points features labels`, three whole numbers"
+    try:
+        num_points, num_features, num_labels = (int(word) for word in line.split())
+    except ValueError as error:
+        raise _malformed(path, 1, need, line) from error
+    if min(num_points, num_features, num_labels) < 0:
+        raise _malformed(path, 1, need, line)
+    return num_points, num_features, num_labels
+
+
+def _check_ids(
+    path: str | PathLike[str], line_number: int, what: str, ids: list[int], size: int
+) -> None:
+    if ids and not 0 <= min(ids) <= max(ids) < size:
+        need = f"{what} in [0, {size}), as the header says; got {min(ids)} to {max(ids)}"
+        raise _malformed(path, line_number, need)
+    if len(set(ids)) < len(ids):
+        repeated = next(i for i in ids if ids.count(i) > 1)
+        raise _malformed(path, line_number, f"different {what}; got {repeated} more than once")

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from numpyro_largecat.data import read_idx, read_tokens, read_xml_classification
+
+REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+def real(path):
+    """A file of the real data, or a skip."""
+    if not (REAL_DATA / path).exists():
+        pytest.skip(f"needs the real data file {path}, which is not on this machine")
+    return REAL_DATA / path
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "gzip"])
+def write(request, tmp_path):
+    """Write bytes to a file, plain or compressed."""
+
+    def write_file(content):
+        path = tmp_path / ("file.gz" if request.param else "file")
+        path.write_bytes(gzip.compress(content) if request.param else content)
+        return path
+
+    return write_file
+
+
+def test_xml_features_and_labels(write):
+    path = write(b"4 3 5\n4,0 0:1 2:-0.25\n 1:1e-3\n2 \n \n")
+    features, labels = read_xml_classification(path)
+    np.testing.assert_array_equal(
+        features.toarray(), np.array([[1, 0, -0.25], [0, 1e-3, 0], [0, 0, 0], [0, 0, 0]], "f4")
+    )
+    np.testing.assert_array_equal(
+        labels.toarray(), [[1, 0, 0, 0, 1], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]
+    )
+    assert features.format == labels.format == "csr"
+    assert features.dtype == np.float32
+
+
+def test_xml_labels_keep_the_order_of_the_file(write):
+    _, labels = read_xml_classification(write(b"2 1 9\n7,3,5 0:1\n4,8 0:1\n"))
+    assert labels.indices[labels.indptr[:-1]].tolist() == [7, 4]
+
+
+def test_xml_windows_line_ends_and_a_blank_last_line(write):
+    features, labels = read_xml_classification(write(b"1 2 2\r\n1 0:2\r\n\r\n"))
+    assert features.toarray().tolist() == [[2.0, 0.0]]
+    assert labels.toarray().tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "need"),
+    [
+        (b"", 1, "the header"),
+        (b"1 2\n0 0:1\n", 1, "the header"),
+        (b"1 2 x\n0 0:1\n", 1, "the header"),
+        (b"-1 2 3\n", 1, "the header"),
+        (b"2 2 2\n0 0:1\n0:1 1:1\n", 3, "a space first for a point without labels"),
+        (b"1 2 2\n0 0:one\n", 2, "idx:value"),
+        (b"1 2 2\n0 0\n", 2, "idx:value"),
+        (b"1 2 2\n0 0:1:1\n", 2, "idx:value"),
+        (b"1 2 2\n0, 0:1\n", 2, "l1,l2"),
+        (b"1 2 2\n2 0:1\n", 2, "labels in [0, 2), as the header says; got 2 to 2"),
+        (b"1 2 2\n0 -1:1 1:1\n", 2, "feature indices in [0, 2), as the header says; got -1 to 1"),
+        (b"1 2 2\n0 1:1 1:1\n", 2, "different feature indices; got 1 more than once"),
+        (b"1 2 2\n1,1 1:1\n", 2, "different labels; got 1 more than once"),
+        (b"1 2 2\n0 0:1\n1 0:1\n", 3, "no line after the 1 points of the header"),
+        (b"2 2 2\n0 0:1\n", 2, "2 points, as the header says, but it ends after 1"),
+    ],
+)
+def test_malformed_xml_names_file_line_and_need(write, content, line, need):
+    path = write(content)
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line {line}: ")) as error:
+        read_xml_classification(path)
+    assert need in str(error.value)
+
+
+def idx_bytes(array, kind=8):
+    header = bytes([0, 0, kind, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+    return header + array.astype(np.uint8).tobytes()
+
+
+@pytest.mark.parametrize("shape", [(5,), (0,), (2, 3, 4)])
+def test_idx_round_trip(write, shape):
+    array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
+    result = read_idx(write(idx_bytes(array)))
+    assert result.dtype == np.uint8
+    np.testing.assert_array_equal(result, array)
+
+
+@pytest.mark.parametrize(
+    ("content", "need"),
+    [
+        (b"", "starts with nothing"),
+        (b"\x01\x02\x08\x01", "00 00 08; got a file that starts with 01 02 08"),
+        (idx_bytes(np.zeros(3), kind=13), "got a file that starts with 00 00 0d"),
+        (idx_bytes(np.zeros((3, 2)))[:10], "a header of 12 bytes for its 2 axes; got 10"),
+        (idx_bytes(np.zeros((3, 2)))[:-1], "6 bytes after its header, for its shape (3, 2); got 5"),
+        (idx_bytes(np.zeros((3, 2))) + b"\0", "6 bytes after its header"),
+    ],
+)
+def test_malformed_idx_names_file_and_need(write, content, need):
+    path = write(content)
+    with pytest.raises(ValueError, match=re.escape(str(path))) as error:
+        read_idx(path)
+    assert need in str(error.value)
+
+
+def test_tokens_end_each_line(write):
+    tokens = read_tokens(write(" a <unk> \n\nN café".encode()))
+    assert tokens == ["a", "<unk>", "<eos>", "<eos>", "N", "café", "<eos>"]
+
+
+@pytest.mark.parametrize(
+    ("content", "need"), [(b"a\n\xff\n", "UTF-8 text"), (b"a\nb <eos>\n", "no `<eos>`")]
+)
+def test_malformed_text_names_file_line_and_need(write, content, need):
+    path = write(content)
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 2: need {need}")):
+        read_tokens(path)
+
+
+@pytest.mark.parametrize("reader", [read_xml_classification, read_idx, read_tokens])
+def test_a_file_cut_short_by_gzip_is_an_error_with_its_name(tmp_path, reader):
+    path = tmp_path / "file.gz"
+    path.write_bytes(gzip.compress(b"1 2 2\n0 0:1\n")[:-6])
+    with pytest.raises(ValueError, match=r"file\.gz must be a complete gzip file"):
+        reader(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_labels", "num_label_entries"),
+    [
+        ("bibtex_train", (4880, 1836), 159, 11_684),
+        ("bibtex_test", (2515, 1836), 159, 6_078),
+        ("delicious_train", (12_920, 500), 983, 246_088),
+        ("delicious_test", (3_185, 500), 983, 60_229),
+    ],
+)
+def test_real_xml_sizes(name, shape, num_labels, num_label_entries):
+    features, labels = read_xml_classification(real(f"xml/{name}.txt.gz"))
+    assert features.shape == shape
+    assert labels.shape == (shape[0], num_labels)
+    assert labels.sum() == labels.nnz == num_label_entries
+
+
+def test_real_mnist_class_counts():
+    counts = np.bincount(read_idx(real("mnist/train-labels-idx1-ubyte.gz"))).tolist()
+    assert counts == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+
+
+@pytest.mark.parametrize(("part", "size"), [("train", 929_589), ("test", 82_430)])
+def test_real_ptb_sizes(part, size):
+    tokens = read_tokens(real(f"lm/ptb.{part}.txt.gz"))
+    assert len(tokens) == size
+    assert part == "test" or len(set(tokens)) == 10_000

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation covers every public name, and what it shows runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PUBLIC_NAMES = [
+    f"{module}.{name}"
+    for module in ("numpyro_largecat", "numpyro_largecat.data")
+    for name in importlib.import_module(module).__all__
+    if not name.startswith("__")
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_public_name_is_in_the_api_page(name: str) -> None:
+    api = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert name in re.findall(r"^\.\. auto\w+:: (\S+)$", api, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_public_name_has_a_docstring_with_an_example(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    value = getattr(importlib.import_module(module), attribute)
+    docstring = inspect.getdoc(value)
+    assert docstring
+    assert inspect.ismodule(value) or ">>> " in docstring
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ``python`` blocks of a page run in order, as one program, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text(encoding="utf-8")
+    names: dict[str, object] = {"__name__": page.stem}
+    for block in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        code, line = block[1], text.count("\n", 0, block.start(1))
+        if code.startswith(">>> "):
+            _run_doctest(code, names, page, line)
+        else:
+            exec(compile("\n" * line + code, str(page), "exec", dont_inherit=True), names)
+
+
+def _run_doctest(code: str, names: dict[str, object], page: Path, line: int) -> None:
+    test = doctest.DocTestParser().get_doctest(code, names, page.name, str(page), line)
+    report: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    failures = runner.run(test, out=report.append, clear_globs=False).failed
+    names.update(test.globs)
+    assert not failures, "".join(report)
