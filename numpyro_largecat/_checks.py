@@ -56,29 +56,30 @@ def check_in_range(name: str, values: Any, size: int, meaning: str) -> None:
     array = np.asarray(values)
     bad = (array < 0) | (array >= size)
     if bad.any():
-        raise out_of_range(name, array, bad, size, meaning)
+        raise ValueError(
+            f"{name} must be {meaning}, integers in [0, {size}); got {_first(array, bad)}, "
+            f"and {int(bad.sum())} of {bad.size} are out of range."
+        )
 
 
-def out_of_range(
-    name: str, values: np.ndarray, bad: np.ndarray, size: int, meaning: str
-) -> ValueError:
-    """Describe the first bad value of ``values``."""
-    position = first_position(bad)
-    return ValueError(
-        f"`{name}` must be {meaning}, integers in [0, {size}); "
-        f"got {values[position]} at position {position_text(position)} "
-        f"({int(bad.sum())} of {bad.size} are out of range)."
-    )
+def check_known(name: str, values: Any, known: Any) -> None:
+    """Raise ValueError at the first of ``values`` that is not in ``known``; tracers pass."""
+    if not is_concrete(values) or not is_concrete(known):
+        return
+    array = np.asarray(values)
+    bad = ~np.isin(array, np.asarray(known))
+    if bad.any():
+        raise ValueError(
+            f"{name} must be among the labels of the class plate; got class {_first(array, bad)}. "
+            "Give the plate the same labels: `class_plate(..., labels=y)`."
+        )
 
 
-def first_position(mask: np.ndarray) -> tuple[int, ...]:
-    """Index of the first True of ``mask`` in row-major order."""
-    return tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
-
-
-def position_text(position: tuple[int, ...]) -> str:
-    """Write (3,) as ``3``, () as ``()`` and (3, 4) as ``(3, 4)``."""
-    return str(position[0]) if len(position) == 1 else str(position)
+def _first(values: np.ndarray, bad: np.ndarray) -> str:
+    """Say where the first bad value is, in row-major order, and what it is."""
+    position = tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
+    place = str(position[0]) if len(position) == 1 else str(position)
+    return f"{values[position]} at position {place}"
 
 
 def check_finite(named_values: Iterable[tuple[str, Any]]) -> None:
@@ -89,8 +90,7 @@ def check_finite(named_values: Iterable[tuple[str, Any]]) -> None:
         array = np.asarray(value)
         bad = ~np.isfinite(array)
         if bad.any():
-            position = first_position(bad)
             raise ValueError(
-                f"{name} must be finite; got {array[position]} at position "
-                f"{position_text(position)} ({int(bad.sum())} of {bad.size} are not finite)."
+                f"{name} must be finite; got {_first(array, bad)}, and {int(bad.sum())} of "
+                f"{bad.size} are not finite."
             )

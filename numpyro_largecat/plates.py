@@ -151,6 +151,7 @@ class _indexed_plate(numpyro.plate):
         shared: bool,
         **meaning: Any,
     ) -> None:
+        self._indices: Array
         with _answer_plate(name, indices, meaning):
             super().__init__(name, size, subsample_size=indices.shape[0], dim=dim)
         if self._indices is not indices and not shared and not meaning["full"]:
@@ -245,7 +246,7 @@ class class_plate(_indexed_plate):
         num_categories = check_count("num_categories", num_categories, 2)
         if labels is not None:
             check_integers("labels", labels)
-            check_in_range("labels", labels, num_categories, f"classes of plate '{name}'")
+            check_in_range(f"`labels` of plate '{name}'", labels, num_categories, "classes")
             labels = jnp.ravel(jnp.asarray(labels))
         if num_sampled is not None:
             num_sampled = _check_num_sampled(num_sampled, num_categories, labels)
@@ -462,7 +463,7 @@ class data_plate(_indexed_plate):
                     f"`rows` of plate '{name}' must have shape (B,), one id for each row of the "
                     f"minibatch; got shape {jnp.shape(rows)}."
                 )
-            check_in_range("rows", rows, size, f"row ids of plate '{name}'")
+            check_in_range(f"`rows` of plate '{name}'", rows, size, "row ids")
             indices = jnp.asarray(rows, jnp.int32)
         site = _rows_site(name, size, indices)
         super().__init__(name, size, site.value, dim, shared=site.shared, full=rows is None)

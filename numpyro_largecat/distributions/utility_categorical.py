@@ -7,19 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import (
-    check_in_range,
-    check_integers,
-    first_position,
-    is_concrete,
-    position_text,
-)
+from numpyro_largecat._checks import check_in_range, check_integers, check_known
 from numpyro_largecat.ops.gumbel_max import gumbel_max
 from numpyro_largecat.ops.softmax_bound import log_eta_hat, softmax_bound, take_row
 from numpyro_largecat.plates import ClassSubset
@@ -146,7 +139,7 @@ class UtilityCategorical(dist.Distribution):
         """Exact log probability, or the bound's estimate, of each class in ``value``."""
         del intermediates
         self._refuse_chunk("log_prob", "Sum over the chunks with `lc.predict`.")
-        self.check_value("value", value)
+        self._check_value(value)
         if self.classes is None:
             value, utilities = self._align(value)
             log_prob = take_row(utilities, value) - jax.nn.logsumexp(utilities, axis=-1)
@@ -166,7 +159,7 @@ class UtilityCategorical(dist.Distribution):
         value, utilities = self._align(value)
         if self.classes is None:
             return jax.nn.logsumexp(utilities, axis=-1) - take_row(utilities, value)
-        rows = jnp.searchsorted(self.classes.labels, value)
+        rows = jnp.searchsorted(self._labels, value)
         return log_eta_hat(utilities, rows, self.classes.weights)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
@@ -196,31 +189,26 @@ class UtilityCategorical(dist.Distribution):
         log_probs = jax.nn.log_softmax(self.utilities, axis=-1)
         return -(jnp.exp(log_probs) * log_probs).sum(axis=-1)
 
-    def check_value(self, name: str, value: ArrayLike) -> None:
+    def _check_value(self, value: ArrayLike) -> None:
         """Refuse values that are not integers, out of range, or unknown to the class plate."""
-        check_integers(name, value)
-        check_in_range(name, value, self.num_categories, "classes")
-        if self.classes is None or self.classes.kind != "sample":
-            return
-        if not is_concrete(value) or not is_concrete(self.classes.labels):
-            return
-        unknown = ~np.isin(np.asarray(value), np.asarray(self.classes.labels))
-        if unknown.any():
-            position = first_position(unknown)
-            raise ValueError(
-                f"`{name}` holds class {np.asarray(value)[position]} at position "
-                f"{position_text(position)}, which is not among the labels given to the class "
-                "plate. Give the plate the same labels: `class_plate(..., labels=y)`."
-            )
+        check_integers("value", value)
+        check_in_range("`value`", value, self.num_categories, "classes")
+        if self.classes is not None and self.classes.kind == "sample":
+            check_known("`value`", value, self.classes.labels)
 
     def _is_known(self, value: ArrayLike) -> Array:
         value = jnp.asarray(value)
         if self.classes is None:
             return (value >= 0) & (value < self.num_categories)
-        labels = self.classes.labels
+        labels = self._labels
         rows = jnp.searchsorted(labels, value)
         found = labels[jnp.minimum(rows, labels.shape[0] - 1)] == value
         return found & (value >= 0) & (value < self.num_categories)
+
+    @property
+    def _labels(self) -> Array:
+        assert self.classes is not None and self.classes.labels is not None
+        return self.classes.labels
 
     def _align(self, value: ArrayLike) -> tuple[Array, Array]:
         """Broadcast values and utilities to common leading axes."""
@@ -246,7 +234,7 @@ def _check_classes(classes: ClassSubset, shape: tuple[int, ...]) -> None:
             "`utilities` must have one column for each row of the class plate, "
             f"{classes.indices.shape[-1]}, on its last axis; got shape {shape}."
         )
-    if classes.kind == "sample" and classes.labels.shape[0] == 0:
+    if classes.labels is not None and classes.labels.shape[0] == 0:
         raise ValueError(
             "`classes` holds no labels, so the likelihood of an observation would lack its own "
             "class. Give them to the plate: `class_plate(..., labels=y)`."

@@ -18,6 +18,7 @@ from numpyro_largecat._checks import check_count
 from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.model_checks import check_arguments, check_batches
 from numpyro_largecat.infer.row_step import SubsampledSVIState
+from numpyro_largecat.infer.static_arguments import StaticArguments, split_arguments
 
 if TYPE_CHECKING:
     from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
@@ -26,48 +27,13 @@ MAX_CHUNK = 100  # steps of one compiled loop, between two looks at the losses
 ELBO_MEMORY = 0.98  # weight of the past in the smoothed ELBO, per step
 
 
-class _Static:
-    """Arguments that are not arrays, and the structure that holds all of them."""
-
-    def __init__(self, tree: Any, leaves: list[Any]) -> None:
-        self.tree = tree
-        self.leaves = leaves
-
-    def __hash__(self) -> int:
-        return hash(self.tree)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Static)
-            and self.tree == other.tree
-            and all(
-                a is b or (type(a) is type(b) and bool(a == b))
-                for a, b in zip(self.leaves, other.leaves, strict=True)
-            )
-        )
-
-    def restore(self, arrays: list[Any]) -> Any:
-        """Put arrays and static leaves together again."""
-        pairs = zip(arrays, self.leaves, strict=True)
-        leaves = [static if array is None else array for array, static in pairs]
-        return jax.tree.unflatten(self.tree, leaves)
-
-
 class _Options(NamedTuple):
     """What a compiled loop is specialised to, beside the shapes of its arrays."""
 
-    static: _Static
+    static: StaticArguments
     length: int  # room for losses
     skip_bad_steps: bool
     forward_mode: bool
-
-
-def _split(arguments: Any) -> tuple[list[Any], _Static]:
-    """Separate arrays, which a compiled loop takes as arguments, from everything else."""
-    leaves, tree = jax.tree.flatten(arguments)
-    arrays = [x if isinstance(x, (np.ndarray, jax.Array)) else None for x in leaves]
-    static = [None if isinstance(x, (np.ndarray, jax.Array)) else x for x in leaves]
-    return arrays, _Static(tree, static)
 
 
 class Fit:
@@ -93,11 +59,12 @@ class Fit:
     ) -> SVIRunResult:
         """See ``SubsampledSVI.run``."""
         num_steps = check_count("num_steps", num_steps, 1)
-        if batches is None or isinstance(batches, ArrayBatches):
-            drawn, stream = batches, None
-            first = () if drawn is None else drawn.draw(random.fold_in(rng_key, 1))
-        else:
-            drawn, stream = None, iter(batches)
+        drawn = batches if isinstance(batches, ArrayBatches) else None
+        stream = None if batches is None or drawn is not None else iter(batches)
+        first: Any = ()
+        if drawn is not None:
+            first = drawn.draw(random.fold_in(rng_key, 1))
+        elif stream is not None:
             first = next(stream, None)
             if first is None:
                 raise ValueError("`batches` gave no batch.")
@@ -114,14 +81,14 @@ class Fit:
         log = _LossLog(num_steps, progress_bar, skip_bad_steps)
         with log:
             if stream is None:
-                arrays, static = _split((args, kwargs, drawn))
+                arrays, static = split_arguments((args, kwargs, drawn))
                 options = _Options(static, MAX_CHUNK, skip_bad_steps, forward_mode)
                 while count := log.steps_to_go(MAX_CHUNK):
                     state, losses = self._chunk(state, count, arrays, options)
                     log.add(np.asarray(losses)[:count])
             else:
                 for batch in self._good_batches(first, stream, args, kwargs, log):
-                    arrays, static = _split(((*args, *batch), kwargs, None))
+                    arrays, static = split_arguments(((*args, *batch), kwargs, None))
                     options = _Options(static, 1, skip_bad_steps, forward_mode)
                     state, losses = self._chunk(state, 1, arrays, options)
                     log.add(np.asarray(losses))
@@ -173,7 +140,7 @@ class Fit:
         forward_mode: bool,
     ) -> SVIRunResult:
         """Take all steps under a transformation such as ``vmap``, where none can be looked at."""
-        arrays, static = _split(arguments)
+        arrays, static = split_arguments(arguments)
         options = _Options(static, num_steps, skip_bad_steps, forward_mode)
 
         def step(state: SubsampledSVIState, _: None) -> tuple[SubsampledSVIState, Array]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_largecat._checks import check_finite, out_of_range
+from numpyro_largecat._checks import check_finite, check_in_range, check_known
 from numpyro_largecat.distributions.utility_categorical import UtilityCategorical
 from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.row_step import SubsampledSVIState, find_rows
@@ -36,66 +38,84 @@ def check_arguments(model: Callable[..., Any], args: Any, kwargs: Any) -> None:
     )
 
 
-def check_sites(model_trace: Any, loss: Any) -> None:
-    """Refuse observed classes unknown to their plate; warn of discrete latent sites."""
+def warn_of_discrete_sites(model_trace: Any, loss: Any) -> None:
+    """Warn, as NumPyro does, of latent sites that the loss cannot handle."""
     for name, site in model_trace.items():
-        if site["type"] != "sample":
+        if site["type"] != "sample" or site["is_observed"]:
             continue
-        fn = _base(site["fn"])
-        if site["is_observed"]:
-            if isinstance(fn, UtilityCategorical):
-                fn.check_value(f"obs of site '{name}'", site["value"])
-        elif fn.support.is_discrete and not loss.can_infer_discrete:
+        if site["fn"].support.is_discrete and not loss.can_infer_discrete:
             warnings.warn(
                 f"site '{name}' is discrete and latent, which SVI with {type(loss).__name__} does "
                 "not support.",
-                stacklevel=3,
+                stacklevel=2,
             )
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("values", "known"), meta_fields=("size",))
+@dataclass(frozen=True)
+class Labels:
+    """Classes that a model was given, at a class plate or an observed site."""
+
+    values: Array  # classes, any shape
+    size: int  # number of classes K
+    known: Array | None = None  # the classes of a subset that can be observed, padded with K
+
+
+def observed_labels(model_trace: Any) -> dict[str, Labels]:
+    """Find the labels that a model gives to its class plates and observes at its sites."""
+    found = {}
+    for name, site in model_trace.items():
+        if site["type"] == "plate" and site["kwargs"].get("labels") is not None:
+            found[f"`labels` of plate '{name}'"] = Labels(site["kwargs"]["labels"], site["args"][0])
+        elif site["type"] == "sample" and site["is_observed"]:
+            fn = _base(site["fn"])
+            if isinstance(fn, UtilityCategorical):
+                known = None if fn.classes is None else fn.classes.labels
+                value = jnp.asarray(site["value"])
+                found[f"`obs` of site '{name}'"] = Labels(value, fn.num_categories, known)
+    return found
+
+
+def check_labels(labels: dict[str, Labels]) -> None:
+    """Refuse labels out of range, or unknown to the class plate; tracers pass.
+
+    Raises:
+        ValueError: With the position and value of the first bad label.
+    """
+    for name, found in labels.items():
+        check_in_range(name, found.values, found.size, "classes")
+        if found.known is not None:
+            check_known(name, found.values, found.known)
 
 
 def check_batches(
     svi: SubsampledSVI, state: SubsampledSVIState, batches: ArrayBatches, args: Any, kwargs: Any
 ) -> None:
-    """Refuse arrays that are not finite, and labels out of range, anywhere in the data.
+    """Refuse arrays that are not finite, and bad labels, anywhere in the data.
 
-    The model itself says what its labels are: its plates are opened once on every row, in compiled
+    The model itself says what its labels are: its plates are opened on every row, in compiled
     chunks in which nothing but the labels is computed.
 
     Cost: O(N).
     """
     check_finite((f"array {i} of `batches`", array) for i, array in enumerate(batches.arrays))
     params = svi.optim.get_params(state.optim_state)
-    sizes: dict[str, int] = {}
 
-    def labels_of(rows: Array) -> dict[str, Array]:
-        """Labels in one chunk, by plate or site."""
-        _, model_trace = find_rows(
-            svi, state, params, state.rng_key, (*args, *batches.take(rows)), kwargs
-        )
-        found = dict(_labels(model_trace))
-        sizes.update({name: size for name, (_, size) in found.items()})
-        return {name: labels for name, (labels, _) in found.items()}
+    def labels_of(rows: Array) -> dict[str, Labels]:
+        batch = batches.take(rows)
+        _, sites = find_rows(svi, state, params, state.rng_key, (*args, *batch), kwargs)
+        return {name: replace(found, known=None) for name, found in observed_labels(sites).items()}
 
     num_chunks = -(-batches.size // batches.batch_size)
     starts = jnp.arange(num_chunks) * batches.batch_size
     chunks = jnp.minimum(starts[:, None] + jnp.arange(batches.batch_size), batches.size - 1)
-    for name, labels in jax.jit(lambda c: lax.map(labels_of, c))(chunks).items():
-        values = np.asarray(labels)
-        bad = (values < 0) | (values >= sizes[name])
-        if bad.any():
-            values = values.reshape(-1, *values.shape[2:])
-            bad = bad.reshape(values.shape)
-            raise out_of_range(f"labels of {name}", values, bad, sizes[name], "classes")
-
-
-def _labels(model_trace: Any) -> Iterator[tuple[str, tuple[Array, int]]]:
-    for name, site in model_trace.items():
-        if site["type"] == "plate" and site["kwargs"].get("labels") is not None:
-            yield f"plate '{name}'", (site["kwargs"]["labels"], site["args"][0])
-        elif site["type"] == "sample" and site["is_observed"]:
-            fn = _base(site["fn"])
-            if isinstance(fn, UtilityCategorical):
-                yield f"site '{name}'", (jnp.asarray(site["value"]), fn.num_categories)
+    by_chunk = jax.jit(lambda chunks: lax.map(labels_of, chunks))(chunks)
+    check_labels(
+        {
+            name: replace(found, values=found.values.reshape(-1, *found.values.shape[2:]))
+            for name, found in by_chunk.items()
+        }
+    )
 
 
 def _base(fn: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 
 from numpyro_largecat.ops.table_rows import gather_rows, scatter_rows
@@ -63,10 +62,8 @@ def find_owners(optim: Any, params: Any, axes: dict[str, tuple[int, ...]]) -> li
     owners: list[str | None] = [None] * len(base)
     for name, row_axes in axes.items():
         longer = _with_rows(shapes[name], row_axes, [n + 1 for n in _sizes(shapes[name], row_axes)])
-        leaves, new_tree = jax.tree.flatten(
-            jax.eval_shape(optim.init, {**shapes, name: longer})
-        )
-        if new_tree != tree:
+        leaves, new_tree = jax.tree.flatten(jax.eval_shape(optim.init, {**shapes, name: longer}))
+        if bool(new_tree != tree):
             raise _not_row_wise(optim, f"the structure of its state depends on the rows of {name}")
         for i, (leaf, old) in enumerate(zip(leaves, base, strict=True)):
             if leaf.shape == old.shape:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
+from numpyro.distributions.transforms import biject_to
 from numpyro.handlers import seed, substitute, trace
+from numpyro.infer.util import helpful_support_errors
 
 from numpyro_largecat.infer.row_optimizer import Rows, gather_state
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
@@ -44,7 +46,7 @@ def find_rows(
     args: Any,
     kwargs: Any,
 ) -> tuple[TouchedRows, Any]:
-    """Run the model, with latent values from the prior, to learn the rows of its plates.
+    """Run the model, at any feasible latent values, to learn the rows of its plates.
 
     Returns:
         The rows, and the trace of the model.
@@ -63,7 +65,7 @@ def find_rows(
     def run(fn: Any, key: Array) -> Any:
         fn = substitute(seed(fn, key), data=svi_state.mutable_state or {})
         fn = share_rows(fn, touched, gathered=svi._sites.__contains__, lookup=lookup)
-        return trace(fn).get_trace(*args, **kwargs)
+        return trace(at_feasible_values(fn)).get_trace(*args, **kwargs)
 
     model_key, guide_key = random.split(random.fold_in(step_key, 0))
     model_trace = run(svi.model, model_key)
@@ -71,6 +73,23 @@ def find_rows(
     if not named <= touched.plates.keys():  # the guide has plates of its own
         run(svi.guide, guide_key)
     return touched, model_trace
+
+
+def at_feasible_values(fn: Any) -> substitute:
+    """Run ``fn`` with the image of zero at continuous latent sites, without drawing anything.
+
+    This also serves for improper priors, which cannot be drawn from.
+    """
+
+    def feasible(msg: dict[str, Any]) -> Any:
+        if msg["type"] != "sample" or msg["is_observed"] or msg["fn"].support.is_discrete:
+            return None
+        with helpful_support_errors(msg):
+            transform = biject_to(msg["fn"].support)
+        shape = msg["fn"].shape(msg["kwargs"].get("sample_shape", ()))
+        return transform(jnp.zeros(transform.inverse_shape(shape)))
+
+    return substitute(fn, substitute_fn=feasible)
 
 
 class RowStep:
@@ -155,9 +174,7 @@ class RowStep:
             return None
         site = self.svi._sites[name]
         assert site.rule is not None
-        value, state = jax.tree.map(
-            lambda x: site.spread(x, self.touched), self.local_rows[name]
-        )
+        value, state = jax.tree.map(lambda x: site.spread(x, self.touched), self.local_rows[name])
         statistic = msg["kwargs"].get("statistic")
         if jnp.shape(statistic) != value.shape:
             raise ValueError(

@@ -10,22 +10,33 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, random
-from numpyro.handlers import replay, seed, substitute, trace
+from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import ELBO, SVI
 from numpyro.infer.svi import SVIRunResult
 from numpyro.infer.util import transform_fn
 
 from numpyro_largecat.infer.fit_loop import Fit
 from numpyro_largecat.infer.guide_tables import release_initial_values, renew_initial_values
-from numpyro_largecat.infer.model_checks import check_arguments, check_sites
+from numpyro_largecat.infer.model_checks import (
+    check_arguments,
+    check_labels,
+    observed_labels,
+    warn_of_discrete_sites,
+)
 from numpyro_largecat.infer.param_sites import ParamSite, describe_param
 from numpyro_largecat.infer.row_optimizer import (
     check_row_wise,
     find_owners,
-    gather_state,
     scatter_state,
 )
-from numpyro_largecat.infer.row_step import LocalState, RowStep, SubsampledSVIState, find_rows
+from numpyro_largecat.infer.row_step import (
+    LocalState,
+    RowStep,
+    SubsampledSVIState,
+    at_feasible_values,
+    find_rows,
+)
+from numpyro_largecat.infer.static_arguments import split_arguments
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
 
 
@@ -154,19 +165,31 @@ class SubsampledSVI(SVI):
         kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Run model and guide once, learn their sites, and return the initial values."""
-        touched = TouchedRows()
         given = init_params or {}
-        model = seed(self.model, model_key)
-        run_model = share_rows(substitute(model, data=given), touched)
-        check_sites(trace(run_model).get_trace(*args, **kwargs), self.loss)
-        run_guide = share_rows(substitute(seed(self.guide, guide_key), data=given), touched)
-        guide_trace = trace(run_guide).get_trace(*args, **kwargs)
-        known = {n: s["value"] for n, s in guide_trace.items() if s["type"] == "param"} | given
-        run_model = share_rows(substitute(replay(model, guide_trace), data=known), touched)
-        sites = trace(run_model).get_trace(*args, **kwargs) | guide_trace
-        self._sites = {n: describe_param(s, touched) for n, s in sites.items() if s["type"] == "param"}
-        mutable = {n: s["value"] for n, s in sites.items() if s["type"] == "mutable"}
-        return {n: sites[n]["value"] for n in self._sites} | given, mutable or None
+        params: dict[str, Any] = {}
+        arrays, static = split_arguments((args, kwargs))
+
+        def run_model(model_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
+            args, kwargs = static.restore(arrays)
+            touched = TouchedRows()
+            model = share_rows(substitute(seed(self.model, model_key), data=given), touched)
+            sites = trace(at_feasible_values(model)).get_trace(*args, **kwargs)
+            warn_of_discrete_sites(sites, self.loss)
+            found = _of_type("param", sites)
+            params.update({name: describe_param(site, touched) for name, site in found.items()})
+            values = {name: site["value"] for name, site in found.items()}
+            mutable = {name: site["value"] for name, site in _of_type("mutable", sites).items()}
+            return touched, values, mutable, observed_labels(sites)
+
+        touched, values, mutable, labels = jax.jit(run_model)(model_key, arrays, given)
+        check_labels(labels)
+        guide = share_rows(substitute(seed(self.guide, guide_key), data=given), touched)
+        sites = trace(guide).get_trace(*args, **kwargs)  # as it is: autoguides keep what they see
+        found = _of_type("param", sites)
+        self._sites = params | {n: describe_param(site, touched) for n, site in found.items()}
+        values |= {name: site["value"] for name, site in found.items()}
+        mutable |= {name: site["value"] for name, site in _of_type("mutable", sites).items()}
+        return values | given, mutable or None
 
     def get_params(self, svi_state: SubsampledSVIState) -> dict[str, Any]:
         """Constrained values of all parameters, stored whole.
@@ -260,8 +283,8 @@ class SubsampledSVI(SVI):
             **kwargs: Keyword arguments of model and guide, the same in each step.
 
         Returns:
-            NumPyro's ``SVIRunResult``: ``params``, ``state`` and ``losses``, one for each step taken
-            (and NaN for the step at which a fit ended).
+            NumPyro's ``SVIRunResult``: ``params``, ``state`` and ``losses``, one loss for each step
+            taken (and NaN for the step at which a fit ended).
 
         Raises:
             ValueError: If ``num_steps`` is less than 1, or data or labels are refused.
@@ -329,6 +352,10 @@ class SubsampledSVI(SVI):
                 check_row_wise(self.optim, params, axes)
             self._owners[key] = owners
         return self._owners[key]
+
+
+def _of_type(kind: str, sites: Any) -> dict[str, Any]:
+    return {name: site for name, site in sites.items() if site["type"] == kind}
 
 
 def _all_finite(tree: Any) -> Array:

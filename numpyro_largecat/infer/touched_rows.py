@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from numpyro.primitives import Messenger
@@ -15,7 +17,13 @@ from numpyro_largecat.ops.subsampling import draw_without_replacement
 from numpyro_largecat.ops.table_rows import merge_repeats
 
 
-class PlateRows(NamedTuple):
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("indices", "weights", "stored", "position"),
+    meta_fields=("size", "full"),
+)
+@dataclass(frozen=True)
+class PlateRows:
     """The rows of one plate this step; M entries, of which some may be padding or repeats."""
 
     indices: Array  # (M,), row of each entry, valid for reading
@@ -26,6 +34,7 @@ class PlateRows(NamedTuple):
     position: Array | None  # (M,), place of each entry in `stored`; None if entry m is stored[m]
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=("plates", "helpers"), meta_fields=())
 @dataclass
 class TouchedRows:
     """The rows of all plates this step, by plate name, filled in as a model is run."""

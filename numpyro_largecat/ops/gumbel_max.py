@@ -12,9 +12,7 @@ from jax import Array, lax
 MAX_NOISE_ENTRIES = 2**22  # 16 MB of float32 noise at once
 
 
-def gumbel_max(
-    rng_key: Array, utilities: Array, sample_shape: tuple[int, ...] = ()
-) -> Array:
+def gumbel_max(rng_key: Array, utilities: Array, sample_shape: tuple[int, ...] = ()) -> Array:
     """Draw from softmax(utilities) as the arg max of utilities plus standard Gumbel noise.
 
     The maximum over classes is kept across chunks of classes, so that noise for all draws and all
@@ -40,7 +38,7 @@ def gumbel_max(
         start = jnp.minimum(chunk * size, num_categories - size)
         classes = start + jnp.arange(size)
         noise = jax.random.gumbel(
-            jax.random.fold_in(rng_key, chunk), shape + (size,), utilities.dtype
+            jax.random.fold_in(rng_key, chunk), (*shape, size), utilities.dtype
         )
         noisy = lax.dynamic_slice_in_dim(utilities, start, size, axis=-1) + noise
         noisy = jnp.where(classes >= chunk * size, noisy, -jnp.inf)  # the last chunk overlaps
