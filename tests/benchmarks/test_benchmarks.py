@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each benchmark runs with ``--quick`` and writes records of the agreed shape."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FIELDS = {"benchmark", "setting", "method", "metric", "value", "unit", "better"}
+NOT_ALWAYS_REACHED = {"seconds_to_reach", "speedup_to_reach"}
+
+
+def run_quick(name: str, out: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
+    """Run a benchmark as a user does; return what it prints and its records of cells."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(out)]
+    done = subprocess.run(
+        [*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    records = json.loads(out.read_text(encoding="utf-8"))
+    machines = [record for record in records if "machine" in record]
+    assert len(machines) == 1
+    check_machine_record(name, machines[0])
+    cells = [record for record in records if "machine" not in record]
+    for record in cells:
+        check_record(name, record)
+    return done.stdout, cells
+
+
+def check_machine_record(name: str, record: dict[str, Any]) -> None:
+    assert record.keys() == {"benchmark", "machine", "versions", "date"}
+    assert record["benchmark"] == name
+    assert {"processor", "cores", "memory_gb", "device"} <= record["machine"].keys()
+    assert {"python", "numpyro-largecat", "numpyro", "jax"} <= record["versions"].keys()
+    assert datetime.fromisoformat(record["date"]).tzinfo is not None
+
+
+def check_record(name: str, record: dict[str, Any]) -> None:
+    assert record.keys() == FIELDS
+    assert record["benchmark"] == name
+    assert isinstance(record["setting"], dict)
+    assert all(isinstance(record[field], str) for field in ("method", "metric", "unit"))
+    assert record["better"] in ("lower", "higher")
+    if record["metric"] not in NOT_ALWAYS_REACHED or record["value"] is not None:
+        assert isinstance(record["value"], int | float)
+        assert math.isfinite(record["value"])
+
+
+def test_step_cost(tmp_path: Path) -> None:
+    """Each method and K has a time, its range, and a peak memory."""
+    printed, records = run_quick("step_cost", tmp_path / "out.json")
+    cells = {(r["method"], r["setting"]["K"], r["metric"]): r["value"] for r in records}
+    metrics = ("ms_per_step", "ms_per_step_min", "ms_per_step_max", "peak_mb")
+    assert cells.keys() == {
+        (method, num_categories, metric)
+        for method in ("subsampled", "numpyro")
+        for num_categories in (10**3, 10**4)
+        for metric in metrics
+    }
+    assert len(records) == len(cells)
+    for method, num_categories, _ in cells:
+        middle, least, greatest, peak = (cells[method, num_categories, m] for m in metrics)
+        assert 0 < least <= middle <= greatest
+        assert peak > 10
+    assert "ms per step" in printed
+
+
+def test_time_to_quality(tmp_path: Path) -> None:
+    """Both methods have a score and a number of steps at the same check points."""
+    figure = tmp_path / "curves.png"
+    printed, records = run_quick("time_to_quality", tmp_path / "out.json", "--plot", str(figure))
+    curves = {
+        (method, metric): {
+            r["setting"]["seconds"]: r["value"]
+            for r in records
+            if (r["method"], r["metric"]) == (method, metric)
+        }
+        for method in ("subsampled", "numpyro")
+        for metric in ("heldout_log_likelihood", "steps")
+    }
+    check_points = list(curves["numpyro", "steps"])
+    assert check_points == sorted(check_points)
+    assert check_points[0] == 0 and check_points[-1] == 2
+    for (_, metric), curve in curves.items():
+        assert list(curve) == check_points
+        start, *_, end = curve.values()
+        assert end > start
+        if metric == "heldout_log_likelihood":
+            assert max(curve.values()) < 0
+    others = Counter(r["metric"] for r in records) - Counter(
+        {"heldout_log_likelihood": 2 * len(check_points), "steps": 2 * len(check_points)}
+    )
+    assert others == Counter({"seconds_to_reach": 1, "speedup_to_reach": 1})
+    assert "Subsampled classes" in printed
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_unknown_argument_is_refused() -> None:
+    """A misspelt option does not start a long run."""
+    command = [sys.executable, "-m", "benchmarks.step_cost", "--quik"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "--quik" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["step_cost", "time_to_quality"])
+def test_help_says_what_is_measured(name: str) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "--json" in done.stdout and "--quick" in done.stdout

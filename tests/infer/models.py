@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models and data that several tests fit."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+
+import numpyro_largecat as lc
+
+NUM_ROWS, NUM_CATEGORIES, NUM_FEATURES = 40, 12, 3
+
+
+def make_data(num_rows=NUM_ROWS, num_categories=NUM_CATEGORIES, num_features=NUM_FEATURES):
+    x = jax.random.normal(jax.random.key(10), (num_rows, num_features))
+    w = jax.random.normal(jax.random.key(11), (num_categories, num_features))
+    y = jax.random.categorical(jax.random.key(12), x @ w.T)
+    return x, y
+
+
+def hierarchical(num_sampled=None, num_categories=NUM_CATEGORIES, num_rows=NUM_ROWS):
+    """Softmax regression whose prior scale is learned; exact if ``num_sampled`` is None."""
+
+    def model(x, y=None, rows=None):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        with lc.class_plate("classes", num_categories, y, num_sampled) as classes:
+            w = numpyro.sample("w", dist.Normal(0, scale).expand([x.shape[1]]).to_event(1))
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", num_rows, rows) as rows:
+            lc.sample_choice("y", x @ w.T + b, classes=classes, rows=rows, obs=y)
+
+    return model
+
+
+def explicit_u(num_sampled, num_categories=NUM_CATEGORIES, num_rows=NUM_ROWS):
+    """Softmax regression whose u is an ordinary parameter, moved by the optimiser."""
+
+    def model(x, y=None, rows=None):
+        with lc.class_plate("classes", num_categories, y, num_sampled) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", num_rows, rows):
+            u = numpyro.param("u", jnp.full(num_rows, 2.5), event_dim=0)
+            psi = x @ w.T + b
+            numpyro.sample("y", lc.UtilityCategorical(psi, classes, u=u), obs=y)
+
+    return model
