@@ -101,12 +101,12 @@ class Fit:
         """Batches until enough steps are taken; a bad one ends the fit, not the work done."""
         while log.steps_to_go(1):
             if batch is None:
-                log.stop("`batches` gave no further batch")
+                log.stop("`batches` gave no further batch", log.num_taken)
                 return
             try:
                 check_arguments(self.svi.model, (*args, *batch), kwargs)
             except ValueError as error:
-                log.stop(str(error))
+                log.stop(str(error).rstrip("."), log.num_taken)
                 return
             yield batch
             batch = next(stream, None) if log.steps_to_go(1) else None
@@ -183,11 +183,15 @@ class _LossLog:
         return 0 if self.reason else min(most, self.num_steps - self.num_taken)
 
     def add(self, losses: np.ndarray) -> None:
-        """Append the losses of a chunk; the first NaN ends the fit unless such steps are skipped."""
+        """Append the losses of a chunk; the first NaN ends the fit, unless it is to be skipped."""
         bad = np.flatnonzero(np.isnan(losses))
         if bad.size and not self.skip_bad_steps:
             losses = losses[: bad[0] + 1]
-            self.stop("the loss or the new parameters were not finite")
+            self.stop(
+                "the loss or the new parameters were not finite. Lower the learning rate, or look "
+                "for a label out of range",
+                self.num_taken + int(bad[0]),
+            )
         self.parts.append(losses)
         self.num_taken += len(losses)
         self.bar.update(len(losses))
@@ -197,9 +201,9 @@ class _LossLog:
         if self.smoothed is not None:
             self.bar.set_postfix_str(f"smoothed ELBO {self.smoothed:.6g}")
 
-    def stop(self, reason: str) -> None:
-        """End the fit."""
-        self.reason = reason
+    def stop(self, reason: str, step: int) -> None:
+        """End the fit before ``step``, counted from 0."""
+        self.reason = f"SubsampledSVI.run ended at step {step} of {self.num_steps}: {reason}."
 
     def losses(self) -> np.ndarray:
         """All losses, one for each step."""
@@ -208,11 +212,8 @@ class _LossLog:
     def warn(self) -> None:
         """Say why the fit ended early, or how many steps were skipped."""
         if self.reason is not None:
-            step = max(self.num_taken - 1, 0) if "finite" in self.reason else self.num_taken
             warnings.warn(
-                f"SubsampledSVI.run ended at step {step} of {self.num_steps}: {self.reason}. The "
-                "result holds the state before that step. If it diverged, lower the learning rate "
-                "or check the labels of the data that come late.",
+                f"{self.reason} The result holds the state before that step.",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -63,7 +63,7 @@ def find_owners(optim: Any, params: Any, axes: dict[str, tuple[int, ...]]) -> li
     for name, row_axes in axes.items():
         longer = _with_rows(shapes[name], row_axes, [n + 1 for n in _sizes(shapes[name], row_axes)])
         leaves, new_tree = jax.tree.flatten(jax.eval_shape(optim.init, {**shapes, name: longer}))
-        if bool(new_tree != tree):
+        if str(new_tree) != str(tree):
             raise _not_row_wise(optim, f"the structure of its state depends on the rows of {name}")
         for i, (leaf, old) in enumerate(zip(leaves, base, strict=True)):
             if leaf.shape == old.shape:

@@ -85,13 +85,28 @@ class share_rows(Messenger):
                 msg["value"] = self.lookup(msg)
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
-        """Record the rows of a plate that is new."""
+        """Record the rows of a plate that is new; take the rows of a parameter that is whole."""
+        if msg["type"] == "param" and msg["kwargs"].get("event_dim") is not None:
+            self._take_rows(msg)
         if msg["type"] != "plate":
             return
         if msg["kwargs"].get("is_helper"):
             self.touched.helpers.setdefault(msg["name"], msg["value"])
         elif msg["name"] not in self.touched.plates:
             self.touched.plates[msg["name"]] = _plate_rows(msg)
+
+    def _take_rows(self, msg: dict[str, Any]) -> None:
+        """Slice for the plates, since NumPyro's do not where they hold as many rows as there are.
+
+        Handlers further out have seen the whole value and ``event_dim`` before.
+        """
+        for frame in msg["cond_indep_stack"]:
+            plate = self.touched.plates[frame.name]
+            axis = frame.dim - msg["kwargs"]["event_dim"]
+            shape = jnp.shape(msg["value"])
+            if not plate.full and len(shape) >= -axis and shape[axis] == plate.size != 1:
+                msg["value"] = jnp.take(msg["value"], plate.indices, axis=axis, mode="clip")
+        msg["kwargs"] = {**msg["kwargs"], "event_dim": None}
 
     def _process_plate(self, msg: dict[str, Any]) -> None:
         name, (size, subsample_size) = msg["name"], msg["args"]

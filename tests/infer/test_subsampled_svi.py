@@ -120,9 +120,7 @@ def test_steps_on_touched_rows_equal_dense_steps_on_the_same_subset(labels, loss
         LOSSES[loss],
     )
     a, b = (
-        svi.run(
-            jax.random.key(3), 5, x, y, rows, init_params=dict(values), progress_bar=False
-        )
+        svi.run(jax.random.key(3), 5, x, y, rows, init_params=dict(values), progress_bar=False)
         for svi in (dense, lazy)
     )
     np.testing.assert_allclose(b.losses, a.losses, rtol=1e-5)
