@@ -134,12 +134,11 @@ class RowStep:
         sites = self.svi._sites
         values = {name: sites[name].value(rows, self.touched) for name, rows in params.items()}
         elbo = self.svi.loss
-        num_particles = getattr(elbo, "num_particles", 1)
-        if not self.local_rows or num_particles == 1:
+        if not self.local_rows or elbo.num_particles == 1:
             return self._particle(elbo, self.step_key, values)
         single = copy(elbo)
         single.num_particles = 1
-        keys = random.split(self.step_key, num_particles)
+        keys = random.split(self.step_key, elbo.num_particles)
         losses, (mutable_state, moved) = elbo.vectorize_particles_fn(
             lambda key: self._particle(single, key, values), keys
         )

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 from numpyro.handlers import seed, substitute, trace
-from numpyro.infer import ELBO, SVI
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.elbo import ELBO
 from numpyro.infer.svi import SVIRunResult
 from numpyro.infer.util import transform_fn
 
@@ -79,7 +80,8 @@ class SubsampledSVI(SVI):
     Raises:
         ValueError: At ``init`` or the first step, if data is not finite, a label is out of range,
             or the optimiser or a constraint mixes rows of a subsampled plate.
-        NotImplementedError: If the loss draws several samples in one guide call.
+        NotImplementedError: If the loss draws several samples in one guide call; or at ``init``, if
+            it is not ``Trace_ELBO`` or ``TraceMeanField_ELBO`` and a parameter has an update rule.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
@@ -141,6 +143,7 @@ class SubsampledSVI(SVI):
         renew_initial_values(self.guide)
         rng_key, model_key, guide_key = random.split(rng_key, 3)
         values, mutable_state = self._first_run(model_key, guide_key, init_params, args, kwargs)
+        self._check_loss()
         release_initial_values(self.guide, self._sites)
         optimised, local_state = {}, {}
         for name, site in self._sites.items():
@@ -155,6 +158,16 @@ class SubsampledSVI(SVI):
         )
         self._owners = {}
         return SubsampledSVIState(optim_state, mutable_state, rng_key, local_state)
+
+    def _check_loss(self) -> None:
+        """Refuse a loss that hides from us what its particles do to local parameters."""
+        local = [name for name, site in self._sites.items() if site.rule is not None]
+        if local and not isinstance(self.loss, (Trace_ELBO, TraceMeanField_ELBO)):
+            raise NotImplementedError(
+                f"the update rule of param '{local[0]}' cannot run under "
+                f"{type(self.loss).__name__}: it needs a loss that is the mean over particles, "
+                "Trace_ELBO or TraceMeanField_ELBO."
+            )
 
     def _first_run(
         self,
