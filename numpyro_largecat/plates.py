@@ -107,7 +107,12 @@ class _RowsSite(NamedTuple):
 
 
 def _rows_site(
-    name: str, size: int, value: Array | None, draw: Callable[[Array | None], Array] | None = None
+    name: str,
+    size: int,
+    value: Array | None,
+    draw: Callable[[Array | None], Array] | None = None,
+    *,
+    all_rows: bool = False,
 ) -> _RowsSite:
     """Send the helper site of plate ``name`` through the handlers.
 
@@ -128,7 +133,7 @@ def _rows_site(
         "fn": fn,
         "name": f"{name}_rows",
         "args": (size, None if value is None else value.shape[0]),
-        "kwargs": {"rng_key": None, "is_helper": True},
+        "kwargs": {"rng_key": None, "is_helper": True, "all_rows": all_rows},
         "value": value,
         "scale": 1.0,
         "cond_indep_stack": [],
@@ -465,7 +470,7 @@ class data_plate(_indexed_plate):
                 )
             check_in_range(f"`rows` of plate '{name}'", rows, size, "row ids")
             indices = jnp.asarray(rows, jnp.int32)
-        site = _rows_site(name, size, indices)
+        site = _rows_site(name, size, indices, all_rows=rows is None)
         super().__init__(name, size, site.value, dim, shared=site.shared, full=rows is None)
         self.rows = RowSubset(site.value, name, size, self.dim)
 

@@ -138,7 +138,7 @@ class UtilityCategorical(dist.Distribution):
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         """Exact log probability, or the bound's estimate, of each class in ``value``."""
         del intermediates
-        self._refuse_chunk("log_prob", "Sum over the chunks with `lc.predict`.")
+        self._refuse_chunk("log_prob", "Sum over the chunks with `lc.predict_choice`.")
         self._check_value(value)
         if self.classes is None:
             value, utilities = self._align(value)

@@ -17,7 +17,7 @@ from numpyro_largecat.ops.table_rows import (
 
 SHAPE = (5, 4, 6, 3)
 ROWS = {0: [4, 0, 2], 1: [3, 1], 2: [5, 2, 0, 1], 3: [1, 2]}
-AXES = [(0,), (1,), (3,), (0, 1), (1, 2), (0, 2), (3, 1), (0, 1, 2, 3), (0, 3)]
+AXES = [(0,), (2,), (0, 1), (0, 2), (3, 1), (0, 1, 2, 3)]
 
 
 def table_and_rows(axes):
@@ -128,4 +128,6 @@ def test_values_are_merged_along_the_axis_asked_for():
     expected = [[4.0, -3.0, 5.0, 0.0, 0.0], [8.0, -6.0, 10.0, 0.0, 0.0]]
     np.testing.assert_allclose(merged(rows, axis=1), expected)
     deep = np.broadcast_to(rows[:, :, None], (2, 5, 3))
-    np.testing.assert_allclose(merged(deep, axis=1), np.broadcast_to(expected, (3, 2, 5)).transpose(1, 2, 0))
+    np.testing.assert_allclose(
+        merged(deep, axis=1), np.broadcast_to(expected, (3, 2, 5)).transpose(1, 2, 0)
+    )

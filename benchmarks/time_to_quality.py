@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How soon subsampled classes reach the held-out score that exact softmax reaches in a minute.
+
+The data are the demo's: predict the next name in Python's standard library from the three names
+before it. Both methods fit the same model, utilities ``x @ w.T + b`` with a posterior over all
+weights, by the same guide, loss and minibatch size, and by Adagrad with a learning rate of their
+own. The score is the exact log likelihood per held-out token at the posterior mean. The clock
+counts steps alone, not compilation and not evaluation; the methods take turns, check point by check
+point, so that both meet the same load of the machine.
+
+``--tune`` instead tries learning rates on a part of the training data that is held back; the test
+part is not looked at. ``LEARNING_RATES`` holds the winners.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from jax import Array, lax, random
+from numpy.typing import NDArray
+from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.initialization import init_to_mean
+
+import numpyro_largecat as lc
+from benchmarks.records import (
+    MachineRecord,
+    Record,
+    argument_parser,
+    machine_record,
+    print_table,
+    write_json,
+)
+from numpyro_largecat.data import load
+
+NAME = "time_to_quality"
+METHODS = ("numpyro", "subsampled")
+BATCH_SIZE = 500
+NUM_SAMPLED = 100
+WEIGHT_SCALE = 0.2  # prior standard deviation of each of the D weights of a class
+BIAS_SCALE = 3.0  # prior standard deviation of a class's log frequency
+INIT_SCALE = 0.01  # posterior standard deviations at the start
+LEARNING_RATES = {"numpyro": 0.1, "subsampled": 0.1}
+RATES_TRIED = (0.025, 0.05, 0.1, 0.2)
+STEPS_PER_CHUNK = {"numpyro": 1, "subsampled": 25}  # compiled together; about 0.1 s
+NUM_SCORED = 5000  # held-out tokens, a fixed subset
+SCORED_TOGETHER = 500
+WANTED_SPEEDUP = 10
+
+
+class Problem(NamedTuple):
+    """Training data, held-out data to score, and the number of classes."""
+
+    x: NDArray[np.float32]  # (N, D)
+    y: NDArray[np.int32]  # (N,)
+    x_scored: NDArray[np.float32]  # (NUM_SCORED, D)
+    y_scored: NDArray[np.int32]  # (NUM_SCORED,)
+    num_categories: int
+
+
+class Point(NamedTuple):
+    """One point of a curve."""
+
+    check_point: float  # planned seconds
+    clock: float  # seconds taken, to the end of the chunk that reached the check point
+    steps: int
+    score: float  # held-out log likelihood per token, in nats
+
+
+def names_problem(*, held_back: bool) -> Problem:
+    """Load the demo's data; ``held_back`` scores a part of the training data in place of the test.
+
+    The training data are in the order of the files, so each held-back block of 2000 observations is
+    from a few files, and most of these files are not trained on, as with the test part.
+    """
+    data = load("names")
+    x, y, x_test, y_test = data.x_train, data.y_train, data.x_test, data.y_test
+    if held_back:
+        back = np.arange(len(y)) // 2000 % 10 == 0
+        x, y, x_test, y_test = x[~back], y[~back], x[back], y[back]
+    return _with_scored_subset(x, y, x_test, y_test, data.num_categories)
+
+
+def synthetic_problem() -> Problem:
+    """Make a small problem of the same form."""
+    rng = np.random.default_rng(0)
+    num_rows, num_categories, num_features = 15_000, 500, 16
+    w = rng.standard_normal((num_categories, num_features))
+    b = 2 * rng.standard_normal(num_categories)
+    x = rng.standard_normal((num_rows, num_features)).astype(np.float32)
+    y = (x @ w.T + b + rng.gumbel(size=(num_rows, num_categories))).argmax(axis=1).astype(np.int32)
+    return _with_scored_subset(x[5000:], y[5000:], x[:5000], y[:5000], num_categories)
+
+
+def _with_scored_subset(
+    x: NDArray[np.float32],
+    y: NDArray[np.int32],
+    x_test: NDArray[np.float32],
+    y_test: NDArray[np.int32],
+    num_categories: int,
+) -> Problem:
+    scored = np.random.default_rng(0).choice(len(y_test), NUM_SCORED, replace=False)
+    return Problem(x, y, x_test[scored], y_test[scored], num_categories)
+
+
+def sample_weights(num_features: int) -> tuple[Array, Array]:
+    """Sample the weights and the bias of each class of the enclosing plate."""
+    w = numpyro.sample("w", dist.Normal(0, WEIGHT_SCALE).expand([num_features]).to_event(1))
+    b = numpyro.sample("b", dist.Normal(0, BIAS_SCALE))
+    return w, b
+
+
+def exact_model(num_rows: int, num_categories: int) -> Callable[..., None]:
+    """Make the plain NumPyro model, whose softmax is over all classes."""
+
+    def model(x: Array, y: Array, rows: Array) -> None:
+        del rows
+        with numpyro.plate("classes", num_categories):
+            w, b = sample_weights(x.shape[1])
+        with numpyro.plate("data", num_rows, subsample_size=len(x)):
+            numpyro.sample("y", dist.Categorical(logits=x @ w.T + b), obs=y)
+
+    return model
+
+
+def subsampled_model(num_rows: int, num_categories: int) -> Callable[..., None]:
+    """Make the same model on a weighted subset of classes."""
+
+    def model(x: Array, y: Array, rows: Array) -> None:
+        with lc.class_plate("classes", num_categories, y, num_sampled=NUM_SAMPLED) as classes:
+            w, b = sample_weights(x.shape[1])
+        with lc.data_plate("data", num_rows, rows) as batch:
+            lc.sample_choice("y", x @ w.T + b, classes=classes, rows=batch, obs=y)
+
+    return model
+
+
+def make_svi(method: str, problem: Problem, learning_rate: float) -> SVI:
+    """Make the SVI object of a method."""
+    make_model = {"numpyro": exact_model, "subsampled": subsampled_model}[method]
+    model = make_model(len(problem.y), problem.num_categories)
+    guide = AutoNormal(model, init_loc_fn=init_to_mean, init_scale=INIT_SCALE)
+    svi_class = {"numpyro": SVI, "subsampled": lc.SubsampledSVI}[method]
+    return svi_class(model, guide, optax.adagrad(learning_rate), TraceMeanField_ELBO())
+
+
+@jax.jit
+def log_likelihood(w: Array, b: Array, x: Array, y: Array) -> Array:
+    """Mean exact log likelihood, with the utilities of a few observations in memory at a time."""
+
+    def chunk(xy: tuple[Array, Array]) -> Array:
+        utilities = xy[0] @ w.T + b
+        return jnp.take_along_axis(jax.nn.log_softmax(utilities), xy[1][:, None], axis=1)
+
+    chunks = (x.reshape(-1, SCORED_TOGETHER, x.shape[1]), y.reshape(-1, SCORED_TOGETHER))
+    return lax.map(chunk, chunks).mean()
+
+
+@dataclass
+class Fit:
+    """A fit whose clock stands still while it is looked at."""
+
+    method: str
+    svi: SVI
+    state: Any
+    chunk: Callable[..., Any]  # compiled
+    batches: lc.ArrayBatches
+    rng_key: Array
+    clock: float = 0.0
+    num_chunks: int = 0
+    curve: list[Point] = field(default_factory=list)
+
+    def go_to(self, check_point: float) -> None:
+        """Take steps until the clock shows ``check_point`` seconds."""
+        while self.clock < check_point:
+            key = random.fold_in(self.rng_key, self.num_chunks)
+            start = time.perf_counter()
+            self.state, loss = self.chunk(self.state, key, self.batches)
+            jax.block_until_ready(loss)
+            self.clock += time.perf_counter() - start
+            self.num_chunks += 1
+
+    def add_point(self, check_point: float, problem: Problem) -> None:
+        """Score the posterior mean as it is now."""
+        params = self.svi.get_params(self.state)
+        score = log_likelihood(
+            params["w_auto_loc"], params["b_auto_loc"], problem.x_scored, problem.y_scored
+        )
+        steps = self.num_chunks * STEPS_PER_CHUNK[self.method]
+        self.curve.append(Point(check_point, self.clock, steps, float(score)))
+
+
+def start_fit(method: str, problem: Problem, batches: lc.ArrayBatches, learning_rate: float) -> Fit:
+    """Initialise a fit and compile its steps."""
+    init_key, run_key = random.split(random.key(0))
+    svi = make_svi(method, problem, learning_rate)
+    state = svi.init(init_key, *batches.draw(init_key))
+    state = jax.tree.map(jnp.copy, state)  # NumPyro's state shares arrays with the guide
+
+    def chunk(state: Any, rng_key: Array, batches: lc.ArrayBatches) -> tuple[Any, Array]:
+        def step(state: Any, key: Array) -> tuple[Any, Array]:
+            return svi.update(state, *batches.draw(key))
+
+        return lax.scan(step, state, random.split(rng_key, STEPS_PER_CHUNK[method]))
+
+    compiled = jax.jit(chunk, donate_argnums=0).lower(state, run_key, batches).compile()
+    return Fit(method, svi, state, compiled, batches, run_key)
+
+
+def check_points(seconds: float) -> list[float]:
+    """Times to score at: dense at first, where curves are steep, and then every 12th."""
+    fractions = [*np.arange(1, 24) / 120, *np.arange(3, 13) / 12]
+    return [float(f"{seconds * f:.4g}") for f in fractions]
+
+
+def run_side_by_side(fits: Sequence[Fit], problem: Problem, seconds: float) -> None:
+    """Advance all fits to one check point after the other."""
+    for fit in fits:
+        fit.add_point(0.0, problem)  # compiles the score, and is the start of the curve
+    for check_point in check_points(seconds):
+        for fit in fits:
+            fit.go_to(check_point)
+            fit.add_point(check_point, problem)
+
+
+def seconds_to_reach(curve: Sequence[Point], score: float) -> float | None:
+    """Clock of the first point that is at least as good as ``score``."""
+    return next((point.clock for point in curve if point.score >= score), None)
+
+
+def measure(problem: Problem, seconds: float) -> dict[str, list[Point]]:
+    """Run both methods for ``seconds`` each."""
+    batches = lc.ArrayBatches(problem.x, problem.y, batch_size=BATCH_SIZE)
+    fits = [start_fit(method, problem, batches, LEARNING_RATES[method]) for method in METHODS]
+    run_side_by_side(fits, problem, seconds)
+    return {fit.method: fit.curve for fit in fits}
+
+
+def make_records(
+    curves: dict[str, list[Point]], problem: Problem, seconds: float
+) -> list[Record | MachineRecord]:
+    """Turn both curves into records, and compare them."""
+    base = {"K": problem.num_categories, "N": len(problem.y), "D": problem.x.shape[1]}
+    make = partial(Record, benchmark=NAME)
+    records: list[Record | MachineRecord] = [machine_record(NAME, jax.devices()[0].device_kind)]
+    for method, curve in curves.items():
+        for point in curve:
+            cell = partial(make, setting={**base, "seconds": point.check_point}, method=method)
+            score = {"metric": "heldout_log_likelihood", "value": point.score}
+            records += [
+                cell(**score, unit="nats per token", better="higher"),
+                cell(metric="steps", value=point.steps, unit="steps", better="higher"),
+            ]
+    target = curves["numpyro"][-1]
+    reached = seconds_to_reach(curves["subsampled"], target.score)
+    cell = partial(make, setting={**base, "seconds": seconds}, method="subsampled")
+    ratio = None if reached is None else target.clock / reached
+    records += [
+        cell(metric="seconds_to_reach", value=reached, unit="s", better="lower"),
+        cell(metric="speedup_to_reach", value=ratio, unit="ratio", better="higher"),
+    ]
+    return records
+
+
+def report(curves: dict[str, list[Point]]) -> None:
+    """Print both curves and what they say."""
+    rows = [
+        [f"{exact.check_point:g}", *(f"{p.steps} {p.score:.4f}".rjust(16) for p in (exact, ours))]
+        for exact, ours in zip(curves["numpyro"], curves["subsampled"], strict=True)
+    ]
+    print("Steps and held-out log likelihood per token after some seconds of steps")
+    print_table(["seconds", "exact (NumPyro)", f"S = {NUM_SAMPLED}"], rows)
+    target = curves["numpyro"][-1]
+    reached = seconds_to_reach(curves["subsampled"], target.score)
+    what = f"what exact softmax reaches in {target.clock:.1f} s, {target.score:.4f}"
+    if reached is None:
+        print(f"Subsampled classes did not reach {what}.")
+    else:
+        ratio = target.clock / reached
+        print(f"Subsampled classes reach {what}, in {reached:.2f} s: {ratio:.1f} times sooner")
+        print(f"(wanted: at least {WANTED_SPEEDUP}).")
+
+
+def plot(curves: dict[str, list[Point]], path: Path) -> None:
+    """Draw both curves."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    labels = {
+        "numpyro": "exact softmax (NumPyro SVI)",
+        "subsampled": f"{NUM_SAMPLED} sampled classes (SubsampledSVI)",
+    }
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for method, curve in curves.items():
+        points = curve[1:]  # the common start would hide the rest
+        axes.plot([p.clock for p in points], [p.score for p in points], ".-", label=labels[method])
+    axes.axhline(curves["numpyro"][-1].score, color="grey", linewidth=0.8, linestyle=":")
+    axes.set_xlabel("seconds of steps")
+    axes.set_ylabel("held-out log likelihood per token (nats)")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def tune(problem: Problem, seconds: float) -> list[Record | MachineRecord]:
+    """Score each method at each learning rate on ``problem``, at a sixth of the time and its end.
+
+    Cost: 2 ``len(RATES_TRIED)`` fits.
+    """
+    records: list[Record | MachineRecord] = [machine_record(NAME, jax.devices()[0].device_kind)]
+    batches = lc.ArrayBatches(problem.x, problem.y, batch_size=BATCH_SIZE)
+    rows = []
+    for rate in RATES_TRIED:
+        for method in METHODS:
+            fit = start_fit(method, problem, batches, rate)
+            for check_point in (seconds / 6, seconds):
+                fit.go_to(check_point)
+                fit.add_point(check_point, problem)
+                records.append(
+                    Record(
+                        benchmark=NAME,
+                        setting={"learning_rate": rate, "seconds": check_point},
+                        method=method,
+                        metric="heldback_log_likelihood",
+                        value=fit.curve[-1].score,
+                        unit="nats per token",
+                        better="higher",
+                    )
+                )
+            scores = [f"{point.score:.4f}" for point in fit.curve]
+            rows.append([method, f"{rate:g}", str(fit.curve[-1].steps), *scores])
+    header = ["method", "rate", "steps", f"after {seconds / 6:.3g} s", f"after {seconds:.3g} s"]
+    print("Log likelihood per token of training data that were held back")
+    print_table(header, sorted(rows))
+    return records
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--seconds", type=float, help="clock of each method (default 60; quick 2)")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw both curves into this file")
+    parser.add_argument("--tune", action="store_true", help="try learning rates instead")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    seconds = arguments.seconds or (2.0 if arguments.quick else 60.0)
+    problem = synthetic_problem() if arguments.quick else names_problem(held_back=arguments.tune)
+    if arguments.tune:
+        write_json(arguments.json, tune(problem, seconds))
+        return
+    curves = measure(problem, seconds)
+    report(curves)
+    if arguments.plot is not None:
+        plot(curves, arguments.plot)
+    write_json(arguments.json, make_records(curves, problem, seconds))
+
+
+if __name__ == "__main__":
+    main()

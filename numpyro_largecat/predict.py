@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probabilities of all classes from the user's own model and guide, chunk of classes by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array, lax
+from jax.typing import ArrayLike
+from numpyro.handlers import replay, seed, substitute, trace
+from numpyro.primitives import Messenger
+
+from numpyro_largecat._checks import check_count, check_in_range, check_integers
+from numpyro_largecat.distributions.utility_categorical import UtilityCategorical
+from numpyro_largecat.infer.row_step import at_feasible_values
+from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
+from numpyro_largecat.ops.softmax_bound import take_row
+from numpyro_largecat.plates import class_chunk
+
+
+class Prediction(NamedTuple):
+    """Probabilities of the most probable classes, and of the observed ones.
+
+    Attributes:
+        top_classes: The most probable classes, best first, shape (..., num_top).
+        top_log_probs: Their log probabilities in nats, normalised over all K classes, shape
+            (..., num_top).
+        log_prob: Log probability of ``obs``, shape (...), or None if it was not given.
+
+    Example:
+        >>> import numpyro_largecat as lc
+        >>> lc.Prediction._fields
+        ('top_classes', 'top_log_probs', 'log_prob')
+    """
+
+    top_classes: Array
+    top_log_probs: Array
+    log_prob: Array | None
+
+
+def predict_choice(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    params: dict[str, Any],
+    *args: Any,
+    site: str = "y",
+    plate: str = "classes",
+    obs: ArrayLike | None = None,
+    num_top: int = 10,
+    chunk_size: int = 4096,
+    **kwargs: Any,
+) -> Prediction:
+    r"""Predict a choice exactly over all K classes, at the location of the guide.
+
+    Each latent site is set to the centre of its distribution in the guide: its mean or, where the
+    guide transforms a distribution, the transformed mean of that (the median, for ``AutoNormal``).
+    With utilities psi of the site there,
+
+    .. math:: \log p(k) = \psi_k - \log \sum_{j=1}^{K} \exp \psi_j ,
+
+    where the sum is accumulated over chunks of classes.
+
+    Data plates without ``rows`` stand for new data, of any length. The function is pure, so it
+    can be compiled: ``jax.jit(functools.partial(lc.predict_choice, model, guide, num_top=5))``.
+
+    Shapes: ``...`` is the batch shape of the site.
+
+    Cost: O(K) time per row, and memory for ``chunk_size`` utilities per row beside the tables.
+
+    Args:
+        model: The model that was fitted.
+        guide: Its guide.
+        params: Parameters, as ``SubsampledSVI.get_params`` gives them.
+        *args: Arguments of the model, without observed choices.
+        site: Name of the choice, a ``UtilityCategorical`` site over ``plate``.
+        plate: Name of its class plate.
+        obs: Observed classes, to get their log probability; shape (...).
+        num_top: Number of most probable classes, in [1, K].
+        chunk_size: Number of classes evaluated at once.
+        **kwargs: Keyword arguments of the model.
+
+    Raises:
+        ValueError: If the model has no such site or plate, or ``obs`` is out of range.
+        NotImplementedError: If a latent site has one value for each row of the training data, which
+            new rows lack.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
+        >>> import numpyro_largecat as lc
+        >>> from numpyro.infer import Trace_ELBO
+        >>> from numpyro.infer.autoguide import AutoDelta
+        >>> def model(x, y=None):
+        ...     with lc.class_plate("classes", 50, y, num_sampled=5) as classes:
+        ...         w = numpyro.sample("w", dist.Normal(0, 1))
+        ...     with lc.data_plate("data", 3) as rows:
+        ...         lc.sample_choice("y", x[:, None] * w, classes=classes, rows=rows, obs=y)
+        >>> svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
+        >>> x, y = jnp.ones(3), jnp.array([7, 7, 3])
+        >>> params = svi.run(jax.random.key(0), 100, x, y, progress_bar=False).params
+        >>> new = lc.predict_choice(model, svi.guide, params, jnp.ones(2), num_top=2)
+        >>> new.top_classes.tolist()
+        [[7, 3], [7, 3]]
+    """
+    num_top = check_count("num_top", num_top, 1)
+    chunk_size = check_count("chunk_size", chunk_size, 1)
+
+    def utilities(start: ArrayLike, size: int) -> tuple[Array, int]:
+        """Utilities of classes [start, start + size), and K."""
+        touched = TouchedRows()
+
+        def on_chunk(fn: Any) -> Any:
+            fn = class_chunk(share_rows(fn, touched), name=plate, start=start, size=size)
+            return _without_training_rows(substitute(seed(fn, 0), data=params), site)
+
+        trace(at_feasible_values(on_chunk(model))).get_trace(*args, **kwargs)
+        guide_trace = trace(_at_centre(on_chunk(guide))).get_trace(*args, **kwargs)
+        sites = trace(replay(on_chunk(model), guide_trace)).get_trace(*args, **kwargs)
+        return _utilities_at(sites, site, plate), touched.plates[plate].size
+
+    num_categories = _static_result(lambda: utilities(0, 2)[1])
+    if num_top > num_categories:
+        raise ValueError(
+            f"`num_top` must be at most the number of classes, {num_categories}; got {num_top}."
+        )
+    if obs is not None:
+        check_integers("obs", obs)
+        check_in_range("`obs`", obs, num_categories, "classes")
+    size = min(chunk_size, num_categories)
+
+    def visit(best: _Running, start: Array) -> tuple[_Running, None]:
+        psi, _ = utilities(start, size)
+        classes = start + jnp.arange(size)
+        psi = jnp.where(classes < num_categories, psi, -jnp.inf)
+        return best.include(psi, classes, obs), None
+
+    shape, dtype = _static_result(lambda: (utilities(0, 2)[0].shape[:-1], utilities(0, 2)[0].dtype))
+    starts = jnp.arange(-(-num_categories // size)) * size
+    found, _ = lax.scan(visit, _Running.start(shape, num_top, dtype), starts)
+    log_prob = None if obs is None else found.observed - found.log_sum
+    return Prediction(found.classes, found.utilities - found.log_sum[..., None], log_prob)
+
+
+class _Running(NamedTuple):
+    """What is known after some of the chunks."""
+
+    log_sum: Array  # (...), log of the sum of exp(utility) so far
+    utilities: Array  # (..., num_top), highest utilities so far
+    classes: Array  # (..., num_top), their classes
+    observed: Array  # (...), utility of the observed class, -inf before its chunk
+
+    @staticmethod
+    def start(shape: tuple[int, ...], num_top: int, dtype: Any) -> _Running:
+        nothing = jnp.full(shape, -jnp.inf, dtype)
+        best = jnp.full((*shape, num_top), -jnp.inf, dtype)
+        return _Running(nothing, best, jnp.zeros(best.shape, jnp.int32), nothing)
+
+    def include(self, psi: Array, classes: Array, obs: ArrayLike | None) -> _Running:
+        log_sum = jnp.logaddexp(self.log_sum, jax.nn.logsumexp(psi, axis=-1))
+        candidates = jnp.concatenate([self.utilities, psi], axis=-1)
+        utilities, place = lax.top_k(candidates, self.utilities.shape[-1])
+        ids = jnp.broadcast_to(classes.astype(jnp.int32), psi.shape)
+        ids = jnp.concatenate([self.classes, ids], axis=-1)
+        observed = self.observed
+        if obs is not None:
+            row = jnp.asarray(obs) - classes[0]
+            inside = (row >= 0) & (row < psi.shape[-1])
+            observed = jnp.where(inside, take_row(psi, row), observed)
+        return _Running(log_sum, utilities, jnp.take_along_axis(ids, place, axis=-1), observed)
+
+
+class _without_training_rows(Messenger):
+    """Let data plates without ``rows`` hold rows that the fit has not seen, and draw no choice."""
+
+    def __init__(self, fn: Callable[..., Any], site: str) -> None:
+        self.site = site
+        super().__init__(fn)
+
+    def __enter__(self) -> None:
+        self.plates: set[str] = set()
+        super().__enter__()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "plate" and msg["kwargs"].get("all_rows"):
+            self.plates.add(msg["name"].removesuffix("_rows"))
+            msg["value"] = jnp.zeros(1, jnp.int32)  # one row, which any number of rows broadcasts
+        elif msg["type"] == "sample" and msg["name"] == self.site:
+            msg["value"] = jnp.zeros(msg["fn"].batch_shape, jnp.int32)
+        elif msg["type"] in ("sample", "param") and not msg.get("is_observed"):
+            frames = {frame.name for frame in msg["cond_indep_stack"]} & self.plates
+            if frames:
+                raise NotImplementedError(
+                    f"site '{msg['name']}' has a value for each row of plate '{frames.pop()}', "
+                    "which rows that the model was not fitted to lack. Give the plate the ids of "
+                    "training rows, `data_plate(..., rows=ids)`, to predict for these."
+                )
+
+
+def _at_centre(guide: Callable[..., Any]) -> substitute:
+    """Run a guide with each latent site at the centre of its distribution."""
+
+    def centre(msg: dict[str, Any]) -> Any:
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return None
+        return _centre(msg["fn"])
+
+    return substitute(guide, substitute_fn=centre)
+
+
+def _centre(fn: Any) -> Array:
+    if isinstance(fn, dist.TransformedDistribution):
+        value = _centre(fn.base_dist)
+        for transform in fn.transforms:
+            value = transform(value)
+        return value
+    if isinstance(fn, dist.ExpandedDistribution):
+        return jnp.broadcast_to(_centre(fn.base_dist), fn.batch_shape + fn.event_shape)
+    if isinstance(fn, (dist.Independent, dist.MaskedDistribution)):
+        return _centre(fn.base_dist)
+    return fn.mean
+
+
+def _utilities_at(sites: Any, site: str, plate: str) -> Array:
+    fn = sites[site]["fn"] if site in sites else None
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    if not isinstance(fn, UtilityCategorical) or fn.classes is None:
+        choices = [n for n, s in sites.items() if s["type"] == "sample" and s.get("is_observed")]
+        raise ValueError(
+            f"`site` must name a UtilityCategorical site over class plate '{plate}', with "
+            f"`classes=` from that plate; got '{site}', and the model's sites are "
+            f"{[n for n, s in sites.items() if s['type'] == 'sample'] or choices}."
+        )
+    return fn.utilities
+
+
+def _static_result(fn: Callable[[], Any]) -> Any:
+    """What ``fn`` returns that is not an array, without computing arrays."""
+    result: list[Any] = []
+
+    def run() -> None:
+        result.append(fn())
+
+    jax.eval_shape(run)
+    return result[0]
