@@ -32,7 +32,7 @@ import numpyro_largecat as lc
 from numpyro_largecat.data import ClassificationData, load
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 
 def make_model(data: ClassificationData, num_sampled: int | None, prior_scale: float):

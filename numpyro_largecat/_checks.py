@@ -37,12 +37,18 @@ def check_count(name: str, value: Any, minimum: int) -> int:
 
 def check_integers(name: str, values: Any) -> None:
     """Raise TypeError unless ``values`` has an integer dtype."""
-    dtype = jnp.result_type(values)
+    dtype = jnp.result_type(np.asarray(values) if isinstance(values, (list, tuple)) else values)
     if not jnp.issubdtype(dtype, jnp.integer):
         raise TypeError(
             f"`{name}` must be integers; got dtype {dtype}. "
             "If they are whole numbers stored as floats, convert them with `.astype(int)`."
         )
+
+
+def widen(values: Any) -> jax.Array:
+    """Cast integers of few bits to 32, so that they can be compared with a number of classes."""
+    values = jnp.asarray(values)
+    return values.astype(jnp.promote_types(values.dtype, jnp.int32))
 
 
 def check_in_range(name: str, values: Any, size: int, meaning: str) -> None:

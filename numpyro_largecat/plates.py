@@ -15,7 +15,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_largecat._checks import check_count, check_in_range, check_integers
+from numpyro_largecat._checks import check_count, check_in_range, check_integers, widen
 from numpyro_largecat.ops.subsampling import draw_without_replacement, skip_labels
 
 
@@ -347,7 +347,7 @@ def _weighted_subset(
     dtype = jnp.result_type(float)
     num_drawn = jnp.minimum(others.shape[0], num_others)
     is_drawn = jnp.arange(others.shape[0]) < num_drawn
-    weight = (num_others / jnp.maximum(num_drawn, 1)).astype(dtype)
+    weight = num_others.astype(dtype) / jnp.maximum(num_drawn, 1)
     weights = [(present < num_categories).astype(dtype), jnp.where(is_drawn, weight, 0)]
     indices = jnp.concatenate([present, jnp.where(is_drawn, others, 0)])
     return ClassSubset(
@@ -374,6 +374,7 @@ def _full_subset(num_categories: int) -> ClassSubset:
 @partial(jax.jit, static_argnums=1)
 def _sorted_distinct(labels: Array, num_categories: int) -> tuple[Array, Array]:
     """Sort the distinct labels in [0, K), padded with K, and count the other classes."""
+    labels = widen(labels)
     valid = (labels >= 0) & (labels < num_categories)
     labels = jnp.where(valid, labels, num_categories).astype(jnp.int32)
     distinct = jnp.unique(labels, size=labels.shape[0], fill_value=num_categories)

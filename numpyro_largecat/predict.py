@@ -15,7 +15,10 @@ from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import check_count, check_in_range, check_integers
-from numpyro_largecat.distributions.utility_categorical import UtilityCategorical
+from numpyro_largecat.distributions.utility_categorical import (
+    UtilityCategorical,
+    base_distribution,
+)
 from numpyro_largecat.infer.row_step import at_feasible_values
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
 from numpyro_largecat.ops.softmax_bound import take_row
@@ -114,7 +117,7 @@ def predict_choice(
 
         def on_chunk(fn: Any) -> Any:
             fn = class_chunk(share_rows(fn, touched), name=plate, start=start, size=size)
-            return _without_training_rows(substitute(seed(fn, 0), data=params), site)
+            return _without_training_rows(substitute(seed(fn, 0), data=params))
 
         trace(at_feasible_values(on_chunk(model))).get_trace(*args, **kwargs)
         guide_trace = trace(_at_centre(on_chunk(guide))).get_trace(*args, **kwargs)
@@ -131,15 +134,15 @@ def predict_choice(
         check_in_range("`obs`", obs, num_categories, "classes")
     size = min(chunk_size, num_categories)
 
-    def visit(best: _Running, start: Array) -> tuple[_Running, None]:
-        psi, _ = utilities(start, size)
-        classes = start + jnp.arange(size)
+    def visit(chunk: Array, best: _Running) -> _Running:
+        psi, _ = utilities(chunk * size, size)
+        classes = chunk * size + jnp.arange(size)
         psi = jnp.where(classes < num_categories, psi, -jnp.inf)
-        return best.include(psi, classes, obs), None
+        return best.include(psi, classes, obs)
 
     shape, dtype = _static_result(lambda: (utilities(0, 2)[0].shape[:-1], utilities(0, 2)[0].dtype))
-    starts = jnp.arange(-(-num_categories // size)) * size
-    found, _ = lax.scan(visit, _Running.start(shape, num_top, dtype), starts)
+    nothing = _Running.start(shape, num_top, dtype)
+    found = lax.fori_loop(0, -(-num_categories // size), visit, nothing)
     log_prob = None if obs is None else found.observed - found.log_sum
     return Prediction(found.classes, found.utilities - found.log_sum[..., None], log_prob)
 
@@ -175,10 +178,6 @@ class _Running(NamedTuple):
 class _without_training_rows(Messenger):
     """Let data plates without ``rows`` hold rows that the fit has not seen, and draw no choice."""
 
-    def __init__(self, fn: Callable[..., Any], site: str) -> None:
-        self.site = site
-        super().__init__(fn)
-
     def __enter__(self) -> None:
         self.plates: set[str] = set()
         super().__enter__()
@@ -187,7 +186,9 @@ class _without_training_rows(Messenger):
         if msg["type"] == "plate" and msg["kwargs"].get("all_rows"):
             self.plates.add(msg["name"].removesuffix("_rows"))
             msg["value"] = jnp.zeros(1, jnp.int32)  # one row, which any number of rows broadcasts
-        elif msg["type"] == "sample" and msg["name"] == self.site:
+        elif msg["type"] == "sample" and isinstance(
+            base_distribution(msg["fn"]), UtilityCategorical
+        ):
             msg["value"] = jnp.zeros(msg["fn"].batch_shape, jnp.int32)
         elif msg["type"] in ("sample", "param") and not msg.get("is_observed"):
             frames = {frame.name for frame in msg["cond_indep_stack"]} & self.plates
@@ -224,15 +225,12 @@ def _centre(fn: Any) -> Array:
 
 
 def _utilities_at(sites: Any, site: str, plate: str) -> Array:
-    fn = sites[site]["fn"] if site in sites else None
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
+    fn = base_distribution(sites[site]["fn"]) if site in sites else None
     if not isinstance(fn, UtilityCategorical) or fn.classes is None:
-        choices = [n for n, s in sites.items() if s["type"] == "sample" and s.get("is_observed")]
         raise ValueError(
             f"`site` must name a UtilityCategorical site over class plate '{plate}', with "
             f"`classes=` from that plate; got '{site}', and the model's sites are "
-            f"{[n for n, s in sites.items() if s['type'] == 'sample'] or choices}."
+            f"{[n for n, s in sites.items() if s['type'] == 'sample']}."
         )
     return fn.utilities
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -30,18 +31,22 @@ def draw_classes(rng_key, num_categories, labels=None, num_sampled=None):
         return lc.class_plate("classes", num_categories, labels, num_sampled).classes
 
 
-def draw_often(repeats, num_categories, labels, num_sampled, seed=0):
-    """Draw ``repeats`` subsets, under ``jit`` and ``vmap``, with labels that are not traced."""
-    keys = jax.random.split(jax.random.key(seed), repeats)
-    draw = jax.vmap(lambda key: draw_classes(key, num_categories, labels, num_sampled))
-    classes = jax.jit(draw)(keys)
+@partial(jax.jit, static_argnums=(1, 3))
+def draw_for_keys(keys, num_categories, labels, num_sampled):
+    return jax.vmap(lambda key: draw_classes(key, num_categories, labels, num_sampled))(keys)
+
+
+def draw_often(repeats, num_categories, labels, num_sampled):
+    """Draw ``repeats`` subsets, under ``jit`` and ``vmap``, with traced labels."""
+    keys = jax.random.split(jax.random.key(0), repeats)
+    classes = draw_for_keys(keys, num_categories, labels, num_sampled)
     return np.asarray(classes.indices), np.asarray(classes.weights)
 
 
 # K, labels, S
 CORNERS = {
     "all labels equal": (20, [3, 3, 3, 3, 3], 4),
-    "all labels distinct": (20, [5, 1, 9], 4),
+    "all labels distinct": (20, [5, 1, 9, 19, 0], 4),
     "some labels repeated": (20, [7, 2, 7, 2, 0], 4),
     "all others drawn": (8, [1, 6], 6),
     "fewer others than draws": (8, [1, 6], 7),

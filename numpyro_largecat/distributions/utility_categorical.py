@@ -12,9 +12,9 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import check_in_range, check_integers, check_known
+from numpyro_largecat._checks import check_in_range, check_integers, widen
 from numpyro_largecat.ops.gumbel_max import gumbel_max
-from numpyro_largecat.ops.softmax_bound import log_eta_hat, softmax_bound, take_row
+from numpyro_largecat.ops.softmax_bound import log_eta_hat, softmax_bound
 from numpyro_largecat.plates import ClassSubset
 
 NOISES = ("gumbel",)
@@ -60,8 +60,9 @@ class UtilityCategorical(dist.Distribution):
     Raises:
         ValueError: If the last axis of ``utilities`` is not the number of classes, or less than 2,
             if ``u`` is given with all classes, or if ``noise`` is unknown; on ``log_prob``, if a
-            value is out of range or, with a subset, not among the labels given to the class plate
-            (under ``jit``, where values are not known, the log probability is then NaN).
+            value is out of range (under ``jit``, where values are not known, the log probability is
+            then NaN). With a subset, the log probability of a value that is not among the labels
+            given to the class plate is NaN; ``SubsampledSVI`` refuses such data.
         TypeError: On ``log_prob``, if the values are not integers.
         NotImplementedError: On ``sample`` with a subset or a chunk of the classes.
 
@@ -96,9 +97,10 @@ class UtilityCategorical(dist.Distribution):
         utilities = jnp.asarray(utilities)
         if not jnp.issubdtype(utilities.dtype, jnp.floating):
             utilities = utilities.astype(jnp.result_type(float))
-        if utilities.ndim < 1 or utilities.shape[-1] < 2:
+        least = 2 if classes is None else 1
+        if utilities.ndim < 1 or utilities.shape[-1] < least:
             raise ValueError(
-                "`utilities` must have the classes, at least 2, on its last axis; "
+                f"`utilities` must have the classes, at least {least}, on its last axis; "
                 f"got shape {utilities.shape}."
             )
         if classes is not None:
@@ -140,14 +142,7 @@ class UtilityCategorical(dist.Distribution):
         del intermediates
         self._refuse_chunk("log_prob", "Sum over the chunks with `lc.predict_choice`.")
         self._check_value(value)
-        if self.classes is None:
-            value, utilities = self._align(value)
-            log_prob = take_row(utilities, value) - jax.nn.logsumexp(utilities, axis=-1)
-        elif self.u is None:
-            log_prob = -self.optimal_u(value)
-        else:
-            log_prob = softmax_bound(self.optimal_u(value), self.u)
-        return jnp.where(self._is_known(value), log_prob, jnp.nan)
+        return _log_prob(self, value)
 
     def optimal_u(self, value: ArrayLike) -> Array:
         r"""Return log eta_hat of ``value``, the u that is best for this subset of classes.
@@ -156,11 +151,7 @@ class UtilityCategorical(dist.Distribution):
 
         Cost: O(M) per observation.
         """
-        value, utilities = self._align(value)
-        if self.classes is None:
-            return jax.nn.logsumexp(utilities, axis=-1) - take_row(utilities, value)
-        rows = jnp.searchsorted(self._labels, value)
-        return log_eta_hat(utilities, rows, self.classes.weights)
+        return _optimal_u(self, value)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw classes as the arg max of noisy utilities, chunk of classes by chunk."""
@@ -190,14 +181,12 @@ class UtilityCategorical(dist.Distribution):
         return -(jnp.exp(log_probs) * log_probs).sum(axis=-1)
 
     def _check_value(self, value: ArrayLike) -> None:
-        """Refuse values that are not integers, out of range, or unknown to the class plate."""
+        """Refuse values that are not integers or out of range."""
         check_integers("value", value)
         check_in_range("`value`", value, self.num_categories, "classes")
-        if self.classes is not None and self.classes.kind == "sample":
-            check_known("`value`", value, self.classes.labels)
 
     def _is_known(self, value: ArrayLike) -> Array:
-        value = jnp.asarray(value)
+        value = widen(value)
         if self.classes is None:
             return (value >= 0) & (value < self.num_categories)
         labels = self._labels
@@ -214,7 +203,7 @@ class UtilityCategorical(dist.Distribution):
         """Broadcast values and utilities to common leading axes."""
         shape = lax.broadcast_shapes(jnp.shape(value), self.batch_shape)
         utilities = jnp.broadcast_to(self.utilities, shape + self.utilities.shape[-1:])
-        return jnp.broadcast_to(jnp.asarray(value), shape), utilities
+        return jnp.broadcast_to(widen(value), shape), utilities
 
     def _refuse_chunk(self, what: str, fix: str) -> None:
         if self.classes is not None and self.classes.kind == "chunk":
@@ -237,5 +226,31 @@ def _check_classes(classes: ClassSubset, shape: tuple[int, ...]) -> None:
     if classes.labels is not None and classes.labels.shape[0] == 0:
         raise ValueError(
             "`classes` holds no labels, so the likelihood of an observation would lack its own "
-            "class. Give them to the plate: `class_plate(..., labels=y)`."
+            "class. Give them to the plate, `class_plate(..., labels=y)`; to predict without labels, "
+            "use `lc.predict_choice` with the name of that plate."
         )
+
+
+def base_distribution(fn: Any) -> Any:
+    """Return the distribution under those that expand, mask or reinterpret it."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return fn
+
+
+@jax.jit
+def _log_prob(choice: UtilityCategorical, value: Array) -> Array:
+    if choice.u is None:
+        log_prob = -_optimal_u(choice, value)
+    else:
+        log_prob = softmax_bound(_optimal_u(choice, value), choice.u)
+    return jnp.where(choice._is_known(value), log_prob, jnp.nan)
+
+
+@jax.jit
+def _optimal_u(choice: UtilityCategorical, value: Array) -> Array:
+    value, utilities = choice._align(value)
+    if choice.classes is None:
+        return log_eta_hat(utilities, value, jnp.ones(utilities.shape[-1], utilities.dtype))
+    rows = jnp.searchsorted(choice._labels, value)
+    return log_eta_hat(utilities, rows, choice.classes.weights)

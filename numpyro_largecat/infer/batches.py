@@ -57,10 +57,12 @@ class ArrayBatches:
                 f"`batch_size` must be at most the number of rows, {self.size}; got {batch_size}."
             )
 
+    @jax.jit
     def take(self, rows: Array) -> tuple[Array, ...]:
         """Return the batch that holds ``rows``, shape (B,)."""
         return (*(array[rows] for array in self.arrays), rows)
 
+    @jax.jit
     def draw(self, rng_key: Array) -> tuple[Array, ...]:
         """Draw one batch."""
         rows = draw_without_replacement(

@@ -16,7 +16,10 @@ import numpy as np
 from jax import Array, lax
 
 from numpyro_largecat._checks import check_finite, check_in_range, check_known
-from numpyro_largecat.distributions.utility_categorical import UtilityCategorical
+from numpyro_largecat.distributions.utility_categorical import (
+    UtilityCategorical,
+    base_distribution,
+)
 from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.row_step import SubsampledSVIState, find_rows
 
@@ -68,7 +71,7 @@ def observed_labels(model_trace: Any) -> dict[str, Labels]:
         if site["type"] == "plate" and site["kwargs"].get("labels") is not None:
             found[f"`labels` of plate '{name}'"] = Labels(site["kwargs"]["labels"], site["args"][0])
         elif site["type"] == "sample" and site["is_observed"]:
-            fn = _base(site["fn"])
+            fn = base_distribution(site["fn"])
             if isinstance(fn, UtilityCategorical):
                 known = None if fn.classes is None else fn.classes.labels
                 value = jnp.asarray(site["value"])
@@ -115,10 +118,3 @@ def check_batches(
         if values.shape[1:2] == (batches.batch_size,):  # one for each row of the data
             values = values.reshape(-1, *values.shape[2:])[: batches.size]
         check_labels({name: replace(found, values=values)})
-
-
-def _base(fn: Any) -> Any:
-    """The distribution under those that expand, mask or reinterpret it."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return fn

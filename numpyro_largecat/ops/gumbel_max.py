@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-MAX_NOISE_ENTRIES = 2**22  # 16 MB of float32 noise at once
+MAX_NOISE_ENTRIES = 2**21  # at once; XLA needs several arrays of this size
 
 
 def gumbel_max(rng_key: Array, utilities: Array, sample_shape: tuple[int, ...] = ()) -> Array:
@@ -18,8 +18,11 @@ def gumbel_max(rng_key: Array, utilities: Array, sample_shape: tuple[int, ...] =
     The maximum over classes is kept across chunks of classes, so that noise for all draws and all
     classes never exists at once.
 
-    Cost: O(draws * K) time; memory for at most ``MAX_NOISE_ENTRIES`` entries of noise (or one class
-    for each draw, if that is more).
+    The noise has the high dynamic range of ``jax.random.gumbel``: with its usual one, the top
+    values of 10**6 draws in float32 tie, and ties would favour low classes.
+
+    Cost: O(draws * K) time; memory for several times ``MAX_NOISE_ENTRIES`` entries of noise (or one
+    class for each draw, if that is more).
 
     Args:
         rng_key: A JAX random key.
@@ -38,7 +41,7 @@ def gumbel_max(rng_key: Array, utilities: Array, sample_shape: tuple[int, ...] =
         start = jnp.minimum(chunk * size, num_categories - size)
         classes = start + jnp.arange(size)
         noise = jax.random.gumbel(
-            jax.random.fold_in(rng_key, chunk), (*shape, size), utilities.dtype
+            jax.random.fold_in(rng_key, chunk), (*shape, size), utilities.dtype, mode="high"
         )
         noisy = lax.dynamic_slice_in_dim(utilities, start, size, axis=-1) + noise
         noisy = jnp.where(classes >= chunk * size, noisy, -jnp.inf)  # the last chunk overlaps

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 
 @jax.jit
@@ -30,8 +30,11 @@ def log_eta_hat(utilities: Array, label_rows: Array, weights: Array) -> Array:
     References:
         Ruiz et al., Augment and Reduce, ICML 2018, section 3.1.
     """
-    log_sum = jax.nn.logsumexp(utilities, axis=-1, b=weights)
-    return log_sum - take_row(utilities, label_rows)
+    highest = jnp.where(weights > 0, utilities, -jnp.inf).max(axis=-1, keepdims=True)
+    below = utilities - lax.stop_gradient(jnp.where(jnp.isfinite(highest), highest, 0))
+    # A row of weight 0 may be far above the others: its exponential must not overflow.
+    exponentials = jnp.exp(jnp.where(weights > 0, below, -jnp.inf))
+    return jnp.log((weights * exponentials).sum(axis=-1)) - take_row(below, label_rows)
 
 
 @jax.jit

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 
+@partial(jax.jit, static_argnames=("num_draws", "min_population", "max_population"))
 def draw_without_replacement(
     rng_key: Array,
     population: Array | int,

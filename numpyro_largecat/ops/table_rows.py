@@ -68,14 +68,17 @@ def merge_repeats(indices: Array, size: int) -> tuple[Array, Array]:
 def merge_values(values: Array, position: Array, axis: int) -> Array:
     """Merge entries of ``values`` along ``axis`` that share a ``position``.
 
-    Shapes: like ``values``; entry j holds the mean of the entries at position j, for integers the
-    largest, and 0 where there is none.
+    Shapes: like ``values``; entry j holds the mean of the entries at position j, for integers and
+    truth values the largest, and 0 where there is none.
 
     Cost: O(size of ``values``).
     """
     moved = jnp.moveaxis(values, axis, 0)
-    if jnp.issubdtype(values.dtype, jnp.integer):
-        merged = jnp.zeros_like(moved).at[position].max(moved)
+    if not jnp.issubdtype(values.dtype, jnp.inexact):
+        counted = moved.astype(jnp.promote_types(moved.dtype, jnp.int32))
+        lowest = jnp.full_like(counted, jnp.iinfo(counted.dtype).min)
+        merged = lowest.at[position].max(counted)
+        merged = jnp.where(merged == lowest, 0, merged).astype(moved.dtype)
     else:
         count = jnp.zeros(moved.shape[0], moved.dtype).at[position].add(1)
         count = jnp.maximum(count, 1).reshape((-1,) + (1,) * (moved.ndim - 1))
