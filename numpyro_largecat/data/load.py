@@ -86,13 +86,15 @@ def load(name: str, directory: str | PathLike[str] | None = None) -> Classificat
 
 
 def _find(directory: Path, file_name: str) -> Path:
-    """The path of a file or of its compressed form."""
-    for path in (directory / file_name, directory / f"{file_name}.gz"):
-        if path.is_file():
-            return path
+    """The path of a file or of its compressed form, in a directory or a folder inside it."""
+    for name in (file_name, f"{file_name}.gz"):
+        for path in (directory / name, *sorted(directory.glob(f"*/{name}"))):
+            if path.is_file():
+                return path
     raise FileNotFoundError(
-        f"Found neither {directory / file_name} nor the same with .gz at the end. Pass the folder "
-        "that holds the file as `directory`, as in load(name, directory)."
+        f"Found neither {directory / file_name} nor the same with .gz at the end, nor either in a "
+        "folder of that directory. Pass the folder that holds the file as `directory`, as in "
+        "load(name, directory)."
     )
 
 

@@ -226,8 +226,8 @@ def _check_classes(classes: ClassSubset, shape: tuple[int, ...]) -> None:
     if classes.labels is not None and classes.labels.shape[0] == 0:
         raise ValueError(
             "`classes` holds no labels, so the likelihood of an observation would lack its own "
-            "class. Give them to the plate, `class_plate(..., labels=y)`; to predict without labels, "
-            "use `lc.predict_choice` with the name of that plate."
+            "class. Give them to the plate, `class_plate(..., labels=y)`; to predict without "
+            "labels, use `lc.predict_choice` with the name of that plate."
         )
 
 

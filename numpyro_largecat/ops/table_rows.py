@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 
@@ -76,7 +77,7 @@ def merge_values(values: Array, position: Array, axis: int) -> Array:
     moved = jnp.moveaxis(values, axis, 0)
     if not jnp.issubdtype(values.dtype, jnp.inexact):
         counted = moved.astype(jnp.promote_types(moved.dtype, jnp.int32))
-        lowest = jnp.full_like(counted, jnp.iinfo(counted.dtype).min)
+        lowest = jnp.full_like(counted, np.iinfo(counted.dtype).min)
         merged = lowest.at[position].max(counted)
         merged = jnp.where(merged == lowest, 0, merged).astype(moved.dtype)
     else:

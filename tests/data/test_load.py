@@ -147,3 +147,10 @@ def test_real_sizes(name, folder, num_categories, num_train, num_test):
     check(data)
     assert data.num_categories == num_categories
     assert (len(data.y_train), len(data.y_test)) == (num_train, num_test)
+
+
+def test_files_are_found_in_a_folder_of_the_directory(tmp_path):
+    (tmp_path / "xml").mkdir()
+    for part in ("train", "test"):
+        (tmp_path / "xml" / f"bibtex_{part}.txt").write_text("2 2 9\n7 0:1\n3 1:1\n")
+    assert load("bibtex", tmp_path).class_names == ("3", "7")
