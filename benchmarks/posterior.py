@@ -4,7 +4,9 @@
 A softmax regression with K = 50 classes, small enough for every method: NumPyro's SVI on all data
 and all classes (``numpyro``), ``lc.SubsampledSVI`` with the kept local variable (``subsampled``)
 and without it (``stateless``, which is biased), and NUTS (``nuts``), the reference. Both kinds of
-SVI use AutoNormal. For every weight the posterior means and standard deviations are compared.
+SVI use AutoNormal. The posterior means and standard deviations of all weights are compared; the
+means also as contrasts, weights less their mean over classes, since the likelihood says nothing of
+that mean: only the prior holds it, and slowly.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class Size(NamedTuple):
 QUICK = Size(200, 8, 2, 40, 2, 200, 200, 50, 100)
 
 
-def make_model(size: Size, num_sampled: int | None, keep_u: bool = True) -> Any:
+def make_model(size: Size, num_sampled: int | None, keep_local: bool = True) -> Any:
     """Softmax regression; ``num_sampled=None`` makes the likelihood exact."""
 
     def model(x, y=None, rows=None):
@@ -51,7 +53,7 @@ def make_model(size: Size, num_sampled: int | None, keep_u: bool = True) -> Any:
             prior = dist.Normal(0, 1).expand([size.num_features]).to_event(1)
             w = numpyro.sample("w", prior)
         with lc.data_plate("data", size.num_rows, rows) as rows:
-            if keep_u:
+            if keep_local:
                 lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, obs=y)
             else:
                 numpyro.sample("y", lc.UtilityCategorical(x @ w.T, classes), obs=y)
@@ -101,9 +103,13 @@ def compare(size: Size, methods: Sequence[str]) -> list[Record]:
             if method in ("nuts", reference) or reference not in found:
                 continue
             (mean, sd), (mean0, sd0) = found[method], found[reference]
+            contrast, contrast0 = mean - mean.mean(axis=0), mean0 - mean0.mean(axis=0)
             figures = {
                 "rms_mean_difference": (np.sqrt((((mean - mean0) / sd0) ** 2).mean()), "sd"),
-                "max_mean_difference": (np.abs((mean - mean0) / sd0).max(), "sd"),
+                "rms_contrast_difference": (
+                    np.sqrt((((contrast - contrast0) / sd0) ** 2).mean()),
+                    "sd",
+                ),
                 "rms_log_sd_ratio": (np.sqrt((np.log(sd / sd0) ** 2).mean()), "nats"),
                 "geometric_mean_sd_ratio": (np.exp(np.log(sd / sd0).mean()), "ratio"),
             }
@@ -136,7 +142,13 @@ def main() -> None:
             if (r["method"], r["setting"]["reference"]) == (method, reference)
         }
         rows.append([f"{method} against {reference}", *(f"{v:.3f}" for v in values.values())])
-    header = ["", "rms mean diff (sd)", "max mean diff (sd)", "rms log sd ratio", "mean sd ratio"]
+    header = [
+        "",
+        "rms mean diff (sd)",
+        "rms contrast diff (sd)",
+        "rms log sd ratio",
+        "mean sd ratio",
+    ]
     print_table(header, rows)
     write_json(args.json, [*records, machine_record(NAME, jax.devices()[0].device_kind)])
 

@@ -28,17 +28,25 @@ def sample_choice(
     update_rule: UpdateRule = _DEFAULT_RULE,
     obs: ArrayLike | None = None,
 ) -> Array:
-    r"""Observe (or draw) a choice among K classes, and keep its local variable u for each row.
+    r"""Observe (or draw) a choice among K classes, and keep a local variable for each row.
 
-    With a subsampled class plate the likelihood is the Augment & Reduce bound
+    With a subsampled class plate the likelihood is the Augment & Reduce bound of
+    ``UtilityCategorical`` at :math:`u_n = v_n - \psi_{n y_n}`, that is
 
-    .. math:: 1 - u_n - e^{-u_n} \hat\eta_n
+    .. math:: \psi_{n y_n} + 1 - v_n - e^{-v_n} \sum_m w_m e^{\psi_{nm}}, \qquad
+              v_n \approx \log \sum_k e^{\psi_{nk}} .
 
-    of ``UtilityCategorical``. This statement declares u as the parameter ``name + "_u"`` inside
-    the data plate, one entry for each of the N rows; ``SubsampledSVI`` moves the entries of the
-    minibatch by ``update_rule``, before it takes the gradient of everything else. (Other
-    inference treats u as any parameter.) With all classes the likelihood is exact and nothing is
-    kept, so the same model serves for training, exact or subsampled, and for prediction.
+    The local variable v is the observation's log partition function. It is kept instead of u, to
+    which it is equivalent at a point estimate, because the utility of the observed class is
+    known in each step: when weights are drawn from a posterior, u then follows the draw, and the
+    bound is tighter than at any fixed u (with u fixed, posterior standard deviations come out
+    too small).
+
+    The statement declares v as the parameter ``name + "_log_partition"`` inside the data plate,
+    one entry for each of the N rows; ``SubsampledSVI`` moves the entries of the minibatch by
+    ``update_rule``, before it takes the gradient of everything else. (Other inference treats v as
+    any parameter.) With all classes the likelihood is exact and nothing is kept, so the same
+    model serves for training, exact or subsampled, and for prediction.
 
     Shapes: the choice has the shape of ``obs``, or ``utilities.shape[:-1]``.
 
@@ -51,7 +59,7 @@ def sample_choice(
         rows: What ``with lc.data_plate(...) as rows`` gives; the statement must be inside that
             plate. Needed with a subset of classes.
         noise: Distribution of the errors, see ``UtilityCategorical``.
-        update_rule: How u moves, by default ``NaturalGradient()``.
+        update_rule: How v moves, by default ``NaturalGradient()``.
         obs: Observed classes, integers in [0, K). None to draw them, which needs all classes.
 
     Returns:
@@ -72,7 +80,8 @@ def sample_choice(
         ...         lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, obs=y)
 
     References:
-        Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 1.
+        Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 1; Eq. 8 with
+        log eta = v - psi_y.
     """
     choice = UtilityCategorical(utilities, classes, noise)
     if obs is None or choice.classes is None or choice.classes.kind == "chunk":
@@ -93,18 +102,20 @@ def sample_choice(
             f"axis {rows.dim}; got choices of shape {shape}."
         )
     whole[rows.dim] = rows.size
-    u = numpyro.param(
-        f"{name}_u",
+    label_utility = choice.label_utility(obs)
+    log_partition = numpyro.param(
+        f"{name}_log_partition",
         jnp.full(whole, math.log(choice.num_categories), choice.utilities.dtype),
         event_dim=0,
         update_rule=update_rule,
-        statistic=lax.stop_gradient(choice.optimal_u(obs)),
+        statistic=lax.stop_gradient(choice.optimal_u(obs) + label_utility),
     )
-    if jnp.shape(u) != shape:
+    if jnp.shape(log_partition) != shape:
         raise ValueError(
             f"site '{name}' must be inside its data plate: `with lc.data_plate('{rows.name}', ...) "
             "as rows:`. Its local variable was not sliced to the rows of the minibatch."
         )
+    u = log_partition - label_utility
     return numpyro.sample(name, UtilityCategorical(utilities, classes, noise, u=u), obs=obs)
 
 

@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 
 from numpyro_largecat._checks import check_in_range, check_integers, widen
 from numpyro_largecat.ops.gumbel_max import gumbel_max
-from numpyro_largecat.ops.softmax_bound import log_eta_hat, softmax_bound
+from numpyro_largecat.ops.softmax_bound import log_eta_hat, softmax_bound, take_row
 from numpyro_largecat.plates import ClassSubset
 
 NOISES = ("gumbel",)
@@ -153,6 +153,13 @@ class UtilityCategorical(dist.Distribution):
         """
         return _optimal_u(self, value)
 
+    def label_utility(self, value: ArrayLike) -> Array:
+        """Return the utility of each class in ``value``, shape as ``optimal_u``.
+
+        Cost: O(M) per observation.
+        """
+        return _label_utility(self, value)
+
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw classes as the arg max of noisy utilities, chunk of classes by chunk."""
         if self.classes is not None:
@@ -254,3 +261,10 @@ def _optimal_u(choice: UtilityCategorical, value: Array) -> Array:
         return log_eta_hat(utilities, value, jnp.ones(utilities.shape[-1], utilities.dtype))
     rows = jnp.searchsorted(choice._labels, value)
     return log_eta_hat(utilities, rows, choice.classes.weights)
+
+
+@jax.jit
+def _label_utility(choice: UtilityCategorical, value: Array) -> Array:
+    value, utilities = choice._align(value)
+    rows = value if choice.classes is None else jnp.searchsorted(choice._labels, value)
+    return take_row(utilities, rows)

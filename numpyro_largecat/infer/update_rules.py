@@ -25,20 +25,23 @@ class UpdateRule(Protocol):
 
 
 class NaturalGradient:
-    r"""Natural-gradient step on eta of q(error) = Gumbel(log eta, 1), where u = log eta.
+    r"""Natural-gradient step on eta, for a local variable u = log eta.
 
     .. math:: \eta \leftarrow (1 - \alpha)\,\eta + \alpha\,\hat\eta, \qquad
               \alpha = (1 + \mathrm{visits})^{-\mathrm{exponent}},
 
-    with eta_hat the estimate from the classes of this step. In u it is
-    ``u + log1p(alpha * g)``, g the derivative of the observation's own bound; it is computed as a
-    log-sum, which does not overflow however far u is off. ``visits`` counts the earlier visits
-    of *this observation*: the first visit takes eta_hat as it is, and later ones average, at
-    the same pace for an observation of a small data set and of a huge one.
+    with eta_hat, whose logarithm is the ``statistic``, the estimate from the classes of this step:
+    eta is the natural parameter of q(error) = Gumbel(log eta, 1) or, for ``sample_choice``, that
+    times exp(psi_y), the partition function. In u the step is ``u + log1p(alpha * g)``, g the
+    derivative of the observation's own bound; it is computed as a log-sum, which does not overflow
+    however far u is off. ``visits`` counts the earlier visits of *this observation*: the first
+    visit takes eta_hat as it is, and later ones average, at the same pace for an observation of a
+    small data set and of a huge one.
 
     The steps satisfy the Robbins-Monro conditions, the sum of alpha infinite and that of its
-    squares finite, for exponents in (0.5, 1]. After the step exp(-u) eta_hat is at most 1 / alpha,
-    so gradients of the utilities stay bounded.
+    squares finite, for exponents in (0.5, 1]. Small exponents follow weights that still move, large
+    ones average more. After the step exp(-u) eta_hat is at most 1 / alpha, so gradients of the
+    utilities stay bounded.
 
     Cost: O(1) per observation and visit; one float and one int kept per observation.
 
@@ -60,7 +63,7 @@ class NaturalGradient:
         Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 1 (local step).
     """
 
-    def __init__(self, exponent: float = 0.9) -> None:
+    def __init__(self, exponent: float = 0.7) -> None:
         if not 0.5 < exponent <= 1:
             raise ValueError(
                 "`exponent` must be in (0.5, 1], for the step sizes to satisfy the Robbins-Monro "
