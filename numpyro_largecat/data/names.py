@@ -21,7 +21,12 @@ _LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_
 
 
 class NameFiles(NamedTuple):
-    """The NAME tokens of a tree of Python files, one entry per file, sorted by path."""
+    """The NAME tokens of a tree of Python files, one entry per file, sorted by path.
+
+    Example:
+        >>> NameFiles(paths=("a.py",), names=(("import", "os"),), skipped=()).names[0]
+        ('import', 'os')
+    """
 
     paths: tuple[str, ...]  # (F,), file paths relative to the root, with "/"
     names: tuple[tuple[str, ...], ...]  # (F,), the NAME tokens of each file in order
