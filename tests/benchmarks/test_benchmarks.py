@@ -132,3 +132,17 @@ def test_help_says_what_is_measured(name: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "--json" in done.stdout and "--quick" in done.stdout
+
+
+def test_posterior(tmp_path: Path) -> None:
+    """Every kind of SVI is compared with NUTS, and with SVI on all data."""
+    printed, records = run_quick("posterior", tmp_path / "out.json")
+    pairs = {(r["method"], r["setting"]["reference"]) for r in records}
+    assert pairs == {
+        ("numpyro", "nuts"),
+        ("subsampled", "nuts"),
+        ("stateless", "nuts"),
+        ("subsampled", "numpyro"),
+        ("stateless", "numpyro"),
+    }
+    assert "subsampled against nuts" in printed
