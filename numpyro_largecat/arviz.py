@@ -15,7 +15,7 @@ from numpyro.handlers import seed, substitute, trace
 from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import check_count, check_in_range, check_integers
-from numpyro_largecat.infer.row_step import at_feasible_values
+from numpyro_largecat.infer.latent_values import at_feasible_values
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
 
 SMALL_PLATE = 1000  # plates of at most this many rows are shown whole

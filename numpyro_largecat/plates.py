@@ -15,7 +15,13 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_largecat._checks import check_count, check_in_range, check_integers, widen
+from numpyro_largecat._checks import (
+    check_count,
+    check_in_range,
+    check_integers,
+    is_concrete,
+    widen,
+)
 from numpyro_largecat.ops.subsampling import draw_without_replacement, skip_labels
 
 
@@ -445,8 +451,9 @@ class data_plate(_indexed_plate):
 
     Raises:
         TypeError: If ``rows`` are not integers.
-        ValueError: If ``rows`` has not one axis or holds an id out of range, or if the guide
-            opened a plate of the same name that holds other rows.
+        ValueError: If ``rows`` has not one axis or holds an id out of range (under ``jit``, where
+            ids are not known, log densities are then NaN), or if the guide opened a plate of the
+            same name that holds other rows.
 
     Example:
         >>> import jax.numpy as jnp
@@ -472,8 +479,24 @@ class data_plate(_indexed_plate):
             check_in_range(f"`rows` of plate '{name}'", rows, size, "row ids")
             indices = jnp.asarray(rows, jnp.int32)
         site = _rows_site(name, size, indices, all_rows=rows is None)
-        super().__init__(name, size, site.value, dim, shared=site.shared, full=rows is None)
+        super().__init__(
+            name,
+            size,
+            site.value,
+            dim,
+            shared=site.shared,
+            full=rows is None,
+            row_ids=None if rows is None else site.value,
+        )
         self.rows = RowSubset(site.value, name, size, self.dim)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Make log densities NaN if an id is out of range and could not be checked before."""
+        super().process_message(msg)
+        if msg["type"] == "sample" and not (self._full or is_concrete(self._indices)):
+            valid = ((self._indices >= 0) & (self._indices < self.size)).all()
+            scale = 1.0 if msg["scale"] is None else msg["scale"]
+            msg["scale"] = jnp.where(valid, scale, jnp.nan)
 
     def __enter__(self) -> RowSubset:
         """Open the plate and return its ``RowSubset``."""

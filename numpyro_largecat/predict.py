@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.handlers import replay, seed, substitute, trace
@@ -19,7 +18,7 @@ from numpyro_largecat.distributions.utility_categorical import (
     UtilityCategorical,
     base_distribution,
 )
-from numpyro_largecat.infer.row_step import at_feasible_values
+from numpyro_largecat.infer.latent_values import at_centre, at_feasible_values
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.plates import class_chunk
@@ -120,7 +119,7 @@ def predict_choice(
             return _without_training_rows(substitute(seed(fn, 0), data=params))
 
         trace(at_feasible_values(on_chunk(model))).get_trace(*args, **kwargs)
-        guide_trace = trace(_at_centre(on_chunk(guide))).get_trace(*args, **kwargs)
+        guide_trace = trace(at_centre(on_chunk(guide))).get_trace(*args, **kwargs)
         sites = trace(replay(on_chunk(model), guide_trace)).get_trace(*args, **kwargs)
         return _utilities_at(sites, site, plate), touched.plates[plate].size
 
@@ -198,30 +197,6 @@ class _without_training_rows(Messenger):
                     "which rows that the model was not fitted to lack. Give the plate the ids of "
                     "training rows, `data_plate(..., rows=ids)`, to predict for these."
                 )
-
-
-def _at_centre(guide: Callable[..., Any]) -> substitute:
-    """Run a guide with each latent site at the centre of its distribution."""
-
-    def centre(msg: dict[str, Any]) -> Any:
-        if msg["type"] != "sample" or msg["is_observed"]:
-            return None
-        return _centre(msg["fn"])
-
-    return substitute(guide, substitute_fn=centre)
-
-
-def _centre(fn: Any) -> Array:
-    if isinstance(fn, dist.TransformedDistribution):
-        value = _centre(fn.base_dist)
-        for transform in fn.transforms:
-            value = transform(value)
-        return value
-    if isinstance(fn, dist.ExpandedDistribution):
-        return jnp.broadcast_to(_centre(fn.base_dist), fn.batch_shape + fn.event_shape)
-    if isinstance(fn, (dist.Independent, dist.MaskedDistribution)):
-        return _centre(fn.base_dist)
-    return fn.mean
 
 
 def _utilities_at(sites: Any, site: str, plate: str) -> Array:

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpyro
 from jax import Array, lax
 from jax.typing import ArrayLike
+from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import check_integers
 from numpyro_largecat.distributions.utility_categorical import UtilityCategorical
 from numpyro_largecat.infer.update_rules import NaturalGradient, UpdateRule
+from numpyro_largecat.ops.softmax_bound import best_u_slope
 from numpyro_largecat.plates import ClassSubset, RowSubset
 
 _DEFAULT_RULE = NaturalGradient()
@@ -30,23 +33,30 @@ def sample_choice(
 ) -> Array:
     r"""Observe (or draw) a choice among K classes, and keep a local variable for each row.
 
-    With a subsampled class plate the likelihood is the Augment & Reduce bound of
-    ``UtilityCategorical`` at :math:`u_n = v_n - \psi_{n y_n}`, that is
+    With a subsampled class plate the likelihood is the Augment & Reduce bound
 
-    .. math:: \psi_{n y_n} + 1 - v_n - e^{-v_n} \sum_m w_m e^{\psi_{nm}}, \qquad
-              v_n \approx \log \sum_k e^{\psi_{nk}} .
+    .. math:: 1 - u_n - e^{-u_n} \hat\eta_n
 
-    The local variable v is the observation's log partition function. It is kept instead of u, to
-    which it is equivalent at a point estimate, because the utility of the observed class is
-    known in each step: when weights are drawn from a posterior, u then follows the draw, and the
-    bound is tighter than at any fixed u (with u fixed, posterior standard deviations come out
-    too small).
+    of ``UtilityCategorical``. This statement declares u as the parameter ``name + "_u"`` inside
+    the data plate, one entry for each of the N rows. ``SubsampledSVI`` moves the entries of the
+    minibatch by ``update_rule``, before it takes the gradient of everything else; other inference
+    treats u as any parameter. With all classes the likelihood is exact and nothing is kept, so the
+    same model serves for training, exact or subsampled, and for prediction.
 
-    The statement declares v as the parameter ``name + "_log_partition"`` inside the data plate,
-    one entry for each of the N rows; ``SubsampledSVI`` moves the entries of the minibatch by
-    ``update_rule``, before it takes the gradient of everything else. (Other inference treats v as
-    any parameter.) With all classes the likelihood is exact and nothing is kept, so the same
-    model serves for training, exact or subsampled, and for prediction.
+    **Under a posterior over the weights** no single u is best for all their draws, and a fixed one
+    makes posterior standard deviations too small. ``SubsampledSVI`` therefore lets u follow the
+    draw to first order in the utility of the observed class,
+
+    .. math:: u_n + (e^{-u_n} - 1) \, (\psi_{n y_n} - \bar\psi_{n y_n}),
+
+    with the utility at the centre of the guide as reference: this is a bound too, since any u
+    gives one, and nearly as tight for each draw as if it had a u of its own. It takes one more
+    evaluation of the utilities. Guides whose distributions have no mean keep u as it is.
+
+    **Bias.** The step that moves u uses the classes of the same step, as in the paper. On its
+    first visit an observation takes the best u for them, as in the stateless form, whose ELBO is
+    too high; the bias fades with the step size of ``update_rule`` over later visits. Rows that a
+    mask hides move their u all the same.
 
     Shapes: the choice has the shape of ``obs``, or ``utilities.shape[:-1]``.
 
@@ -59,7 +69,7 @@ def sample_choice(
         rows: What ``with lc.data_plate(...) as rows`` gives; the statement must be inside that
             plate. Needed with a subset of classes.
         noise: Distribution of the errors, see ``UtilityCategorical``.
-        update_rule: How v moves, by default ``NaturalGradient()``.
+        update_rule: How u moves, by default ``NaturalGradient()``.
         obs: Observed classes, integers in [0, K). None to draw them, which needs all classes.
 
     Returns:
@@ -80,12 +90,17 @@ def sample_choice(
         ...         lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, obs=y)
 
     References:
-        Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 1; Eq. 8 with
-        log eta = v - psi_y.
+        Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 1.
     """
     choice = UtilityCategorical(utilities, classes, noise)
-    if obs is None or choice.classes is None or choice.classes.kind == "chunk":
+    if choice.classes is None or choice.classes.kind == "chunk":
         return numpyro.sample(name, choice, obs=obs)
+    if obs is None:
+        raise ValueError(
+            f"site '{name}' needs `obs=` while the class plate holds a subset of the classes. To "
+            "draw choices, leave `num_sampled` out of the plate; to predict, use "
+            "`lc.predict_choice`."
+        )
     check_integers("obs", obs)
     shape = _choice_shape(name, choice, obs)
     if rows is None:
@@ -102,21 +117,35 @@ def sample_choice(
             f"axis {rows.dim}; got choices of shape {shape}."
         )
     whole[rows.dim] = rows.size
-    label_utility = choice.label_utility(obs)
-    log_partition = numpyro.param(
-        f"{name}_log_partition",
-        jnp.full(whole, math.log(choice.num_categories), choice.utilities.dtype),
-        event_dim=0,
-        update_rule=update_rule,
-        statistic=lax.stop_gradient(choice.optimal_u(obs) + label_utility),
-    )
-    if jnp.shape(log_partition) != shape:
+    with _open_plates() as plates:
+        u = numpyro.param(
+            f"{name}_u",
+            jnp.full(whole, math.log(choice.num_categories), choice.utilities.dtype),
+            event_dim=0,
+            update_rule=update_rule,
+            statistic=lax.stop_gradient(choice.optimal_u(obs)),
+            follow=(choice.label_utility(obs), best_u_slope),
+        )
+    if rows.name not in plates or jnp.shape(u) != shape:
         raise ValueError(
             f"site '{name}' must be inside its data plate: `with lc.data_plate('{rows.name}', ...) "
-            "as rows:`. Its local variable was not sliced to the rows of the minibatch."
+            f"as rows:`; it is inside plates {sorted(plates)}, and its local variable has shape "
+            f"{jnp.shape(u)}."
         )
-    u = log_partition - label_utility
     return numpyro.sample(name, UtilityCategorical(utilities, classes, noise, u=u), obs=obs)
+
+
+class _open_plates(Messenger):
+    """Find the plates that are open around a statement."""
+
+    def __enter__(self) -> set[str]:
+        self.plates: set[str] = set()
+        super().__enter__()
+        return self.plates
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        """Handlers further out, the plates, have added themselves by now."""
+        self.plates |= {frame.name for frame in msg["cond_indep_stack"]}
 
 
 def _choice_shape(name: str, choice: UtilityCategorical, obs: ArrayLike) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -49,6 +50,13 @@ class ArrayBatches:
             raise ValueError(
                 f"the arrays must have the same number of rows on their first axis; got {shapes}."
             )
+        for i, array in enumerate(arrays):
+            kept = jax.dtypes.canonicalize_dtype(jnp.result_type(array))
+            if jnp.issubdtype(kept, jnp.integer) and (np.asarray(array) > np.iinfo(kept).max).any():
+                raise ValueError(
+                    f"array {i} holds integers above {np.iinfo(kept).max}, which {kept} cannot "
+                    "hold. Enable 64 bits with `jax.config.update('jax_enable_x64', True)`."
+                )
         self.arrays = tuple(jnp.asarray(a) for a in arrays)
         self.size = shapes[0][0]
         self.batch_size = check_count("batch_size", batch_size, 1)

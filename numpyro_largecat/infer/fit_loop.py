@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
 
 MAX_CHUNK = 100  # steps of one compiled loop, between two looks at the losses
+BATCH_STREAM = 0x6D696E69  # keeps the keys of batches apart from those that `split` makes
 ELBO_MEMORY = 0.98  # weight of the past in the smoothed ELBO, per step
 
 
@@ -63,7 +64,7 @@ class Fit:
         stream = None if batches is None or drawn is not None else iter(batches)
         first: Any = ()
         if drawn is not None:
-            first = drawn.draw(random.fold_in(rng_key, 1))
+            first = drawn.draw(random.fold_in(rng_key, BATCH_STREAM))
         elif stream is not None:
             first = next(stream, None)
             if first is None:
@@ -154,7 +155,7 @@ class Fit:
     ) -> tuple[SubsampledSVIState, Array]:
         args, kwargs, drawn = options.static.restore(arrays)
         if drawn is not None:
-            args = (*args, *drawn.draw(random.fold_in(state.rng_key, 1)))
+            args = (*args, *drawn.draw(random.fold_in(state.rng_key, BATCH_STREAM)))
         return self.svi._guarded_update(
             state, args, kwargs, options.forward_mode, finite_gradients=options.skip_bad_steps
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakSet
 
+import jax
 import numpy as np
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 
@@ -24,7 +25,7 @@ def release_initial_values(guide: Any, sites: dict[str, ParamSite]) -> None:
     for part in _parts(guide):
         for name, value in getattr(part, "_init_locs", {}).items():
             site = sites.get(f"{name}_{part.prefix}_loc")
-            if site is None or not site.plates:
+            if site is None or not site.plates or isinstance(value, jax.core.Tracer):
                 continue
             first = tuple(
                 slice(0, 1) if axis in site.plates else slice(None) for axis in range(value.ndim)
@@ -36,7 +37,11 @@ def release_initial_values(guide: Any, sites: dict[str, ParamSite]) -> None:
 def renew_initial_values(guide: Any) -> None:
     """Make guides whose initial values were released find them again at their next call."""
     for part in _parts(guide):
-        if part in _released:
+        traced = any(
+            isinstance(value, jax.core.Tracer)
+            for value in jax.tree.leaves(getattr(part, "_init_locs", {}))
+        )
+        if traced or part in _released:
             part.prototype_trace = None
             _released.discard(part)
 

@@ -70,6 +70,8 @@ def observed_labels(model_trace: Any) -> dict[str, Labels]:
     for name, site in model_trace.items():
         if site["type"] == "plate" and site["kwargs"].get("labels") is not None:
             found[f"`labels` of plate '{name}'"] = Labels(site["kwargs"]["labels"], site["args"][0])
+        elif site["type"] == "plate" and site["kwargs"].get("row_ids") is not None:
+            found[f"`rows` of plate '{name}'"] = Labels(site["kwargs"]["row_ids"], site["args"][0])
         elif site["type"] == "sample" and site["is_observed"]:
             fn = base_distribution(site["fn"])
             if isinstance(fn, UtilityCategorical):
@@ -86,7 +88,7 @@ def check_labels(labels: dict[str, Labels]) -> None:
         ValueError: With the position and value of the first bad label.
     """
     for name, found in labels.items():
-        check_in_range(name, found.values, found.size, "classes")
+        check_in_range(name, found.values, found.size, "row ids" if "rows" in name else "classes")
         if found.known is not None:
             check_known(name, found.values, found.known)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from numpyro.distributions import constraints
@@ -66,14 +67,28 @@ def describe_param(site: dict[str, Any], touched: TouchedRows) -> ParamSite:
         shape = jnp.shape(site["value"])
         for frame in site["cond_indep_stack"]:
             axis = len(shape) + frame.dim - event_dim
-            if axis >= 0 and shape[axis] == touched.plates[frame.name].size != 1:
-                plates[axis] = frame.name
+            size = touched.plates[frame.name].size
+            if axis < 0 or shape[axis] == 1:
+                continue
+            if shape[axis] != size:
+                raise ValueError(
+                    f"param '{name}' inside plate '{frame.name}' must have {size} rows at axis "
+                    f"{axis} (the plate's dim {frame.dim} less event_dim {event_dim}); got shape "
+                    f"{shape}."
+                )
+            plates[axis] = frame.name
         if plates and transform.codomain.event_dim > event_dim:
             raise ValueError(
                 f"param '{name}' has constraint {constraint}, which acts on the last "
                 f"{transform.codomain.event_dim} axes together, but event_dim={event_dim}: it "
                 f"would mix rows of plate '{next(iter(plates.values()))}'. Give the site an "
                 "event_dim that holds the constraint."
+            )
+        if plates and any(jnp.ndim(leaf) for leaf in jax.tree.leaves(constraint)):
+            raise ValueError(
+                f"param '{name}' has constraint {constraint}, whose bounds are arrays. Inside "
+                f"plate '{next(iter(plates.values()))}' they would not follow its rows; use scalar "
+                "bounds, or shift a parameter that has them."
             )
     rule = site["kwargs"].get("update_rule")
     if rule is not None and not isinstance(rule, UpdateRule):

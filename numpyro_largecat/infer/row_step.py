@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
-from numpyro.distributions.transforms import biject_to
-from numpyro.handlers import seed, substitute, trace
-from numpyro.infer.util import helpful_support_errors
+from numpyro.handlers import replay, seed, substitute, trace
 
+from numpyro_largecat.infer.latent_values import at_centre, at_feasible_values
 from numpyro_largecat.infer.row_optimizer import Rows, gather_state
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
 from numpyro_largecat.ops.table_rows import gather_rows, scatter_rows
 
 if TYPE_CHECKING:
     from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
+
+
+ROW_STREAM = 0x726F7773  # keeps the keys of plates apart from those that `split` makes
 
 
 class LocalState(NamedTuple):
@@ -67,29 +69,12 @@ def find_rows(
         fn = share_rows(fn, touched, gathered=svi._sites.__contains__, lookup=lookup)
         return trace(at_feasible_values(fn)).get_trace(*args, **kwargs)
 
-    model_key, guide_key = random.split(random.fold_in(step_key, 0))
+    model_key, guide_key = random.split(random.fold_in(step_key, ROW_STREAM))
     model_trace = run(svi.model, model_key)
     named = {name for site in svi._sites.values() for name in site.plates.values()}
     if not named <= touched.plates.keys():  # the guide has plates of its own
         run(svi.guide, guide_key)
     return touched, model_trace
-
-
-def at_feasible_values(fn: Any) -> substitute:
-    """Run ``fn`` with the image of zero at continuous latent sites, without drawing anything.
-
-    This also serves for improper priors, which cannot be drawn from.
-    """
-
-    def feasible(msg: dict[str, Any]) -> Any:
-        if msg["type"] != "sample" or msg["is_observed"] or msg["fn"].support.is_discrete:
-            return None
-        with helpful_support_errors(msg):
-            transform = biject_to(msg["fn"].support)
-        shape = msg["fn"].shape(msg["kwargs"].get("sample_shape", ()))
-        return transform(jnp.zeros(transform.inverse_shape(shape)))
-
-    return substitute(fn, substitute_fn=feasible)
 
 
 class RowStep:
@@ -121,6 +106,7 @@ class RowStep:
             name: jax.tree.map(lambda table, name=name: self._gather(name, table), local)
             for name, local in svi_state.local_state.items()
         }
+        self.at_centre = self._followed_at_centre() if self.local_rows else {}
 
     def loss(self, params: Any) -> tuple[Array, tuple[Any, dict[str, LocalState]]]:
         """Negative ELBO at unconstrained rows of the parameters.
@@ -173,7 +159,7 @@ class RowStep:
             return None
         site = self.svi._sites[name]
         assert site.rule is not None
-        value, state = jax.tree.map(lambda x: site.spread(x, self.touched), self.local_rows[name])
+        value, state = jax.tree.map(lambda x: self._spread(name, x), self.local_rows[name])
         statistic = msg["kwargs"].get("statistic")
         if jnp.shape(statistic) != value.shape:
             raise ValueError(
@@ -181,9 +167,41 @@ class RowStep:
                 f"{value.shape}, one entry for each row of the batch; got "
                 f"{'none' if statistic is None else f'shape {jnp.shape(statistic)}'}."
             )
-        new = LocalState(*lax.stop_gradient(site.rule.update(value, state, statistic)))
+        followed: Array | float = 0.0
+        if name in self.at_centre:
+            quantity, slope = msg["kwargs"]["follow"]
+            followed = lax.stop_gradient(slope(value)) * (quantity - self.at_centre[name])
+        reference = lax.stop_gradient(statistic - followed)
+        new = LocalState(*lax.stop_gradient(site.rule.update(value, state, reference)))
         moved[name] = jax.tree.map(lambda x: site.merge(x, self.touched), new)
-        return new.value
+        return new.value + followed
+
+    def _followed_at_centre(self) -> dict[str, Array]:
+        """What local parameters follow, at the centre of the guide; nothing if it has none."""
+        params = self.svi.optim.get_params(self.optim_rows)
+        values = {n: self.svi._sites[n].value(rows, self.touched) for n, rows in params.items()}
+        values |= {n: self._spread(n, local.value) for n, local in self.local_rows.items()}
+        values |= self.mutable_state or {}
+
+        def run(fn: Any) -> Any:
+            fn = share_rows(fn, self.touched, gathered=self.svi._sites.__contains__)
+            return substitute(seed(fn, self.step_key), data=values)
+
+        guide = run(self.svi.guide)
+        try:
+            guide_trace = trace(at_centre(guide)).get_trace(*self.args, **self.kwargs)
+        except NotImplementedError:
+            return {}
+        model = replay(run(self.svi.model), guide_trace)
+        sites = trace(model).get_trace(*self.args, **self.kwargs)
+        return {
+            name: sites[name]["kwargs"]["follow"][0]
+            for name in self.local_rows
+            if name in sites and "follow" in sites[name]["kwargs"]
+        }
+
+    def _spread(self, name: str, stored: Array) -> Array:
+        return self.svi._sites[name].spread(stored, self.touched)
 
     def scatter_local(
         self, local_state: dict[str, LocalState], moved: dict[str, LocalState]

@@ -15,9 +15,11 @@ from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.svi import SVIRunResult
 from numpyro.infer.util import transform_fn
+from numpyro.optim import _NumPyroOptim
 
 from numpyro_largecat.infer.fit_loop import Fit
 from numpyro_largecat.infer.guide_tables import release_initial_values, renew_initial_values
+from numpyro_largecat.infer.latent_values import at_feasible_values
 from numpyro_largecat.infer.model_checks import (
     check_arguments,
     check_labels,
@@ -34,7 +36,6 @@ from numpyro_largecat.infer.row_step import (
     LocalState,
     RowStep,
     SubsampledSVIState,
-    at_feasible_values,
     find_rows,
 )
 from numpyro_largecat.infer.static_arguments import split_arguments
@@ -64,6 +65,9 @@ class SubsampledSVI(SVI):
     ``sample_choice`` declares it, is moved by its rule before the gradient is taken, for the rows
     of the minibatch only.
 
+    **Autoguides** give up their tables of initial values, which are as large as the parameters: for
+    another inference make a new guide.
+
     Cost: O(touched rows) time per step and no copy of any table, *if the state is donated*: ``run``
     does it; in a loop of your own write ``step = jax.jit(svi.update, donate_argnums=0)``, and do
     not use a state again after it was passed. Undonated, XLA copies every table in every step.
@@ -80,8 +84,9 @@ class SubsampledSVI(SVI):
     Raises:
         ValueError: At ``init`` or the first step, if data is not finite, a label is out of range,
             or the optimiser or a constraint mixes rows of a subsampled plate.
-        NotImplementedError: If the loss draws several samples in one guide call; or at ``init``, if
-            it is not ``Trace_ELBO`` or ``TraceMeanField_ELBO`` and a parameter has an update rule.
+        NotImplementedError: If the optimiser is no gradient method (``Minimize``) or the loss draws
+            several samples in one guide call; at ``init``, if a parameter has an update rule and
+            the loss is neither ``Trace_ELBO`` nor ``TraceMeanField_ELBO``.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
@@ -117,6 +122,11 @@ class SubsampledSVI(SVI):
                 "multi_sample_guide=True. Use `num_particles=` instead."
             )
         super().__init__(model, guide, optim, loss, **static_kwargs)
+        if type(self.optim).eval_and_update is not _NumPyroOptim.eval_and_update:
+            raise NotImplementedError(
+                f"SubsampledSVI takes gradient steps, but {type(self.optim).__name__} evaluates "
+                "the loss on its own; use numpyro.infer.SVI with it."
+            )
         self._sites: dict[str, ParamSite] = {}
         self._owners: dict[Any, list[str | None]] = {}
         self._fit = Fit(self)
@@ -346,6 +356,11 @@ class SubsampledSVI(SVI):
 
     def _gather(self, svi_state: SubsampledSVIState, args: Any, kwargs: Any) -> RowStep:
         """Find the rows that a step touches, and gather them."""
+        if self.constrain_fn is None:
+            raise RuntimeError(
+                "SubsampledSVI learns the sites of model and guide in `init`: call it once before "
+                "`update`, `evaluate` or `run(init_state=...)`, with arguments like theirs."
+            )
         kwargs = {**kwargs, **self.static_kwargs}
         next_key, step_key = random.split(svi_state.rng_key)
         params = self.optim.get_params(svi_state.optim_state)

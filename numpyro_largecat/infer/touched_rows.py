@@ -70,6 +70,8 @@ class share_rows(Messenger):
 
     def __enter__(self) -> None:
         self.plain_plates: set[str] = set()
+        self.as_before: dict[str, Array] = {}  # whether a plate opened again holds the same rows
+        self.frames: dict[str, set[str]] = {}  # plates of each parameter
         super().__enter__()
 
     def process_message(self, msg: dict[str, Any]) -> None:
@@ -79,6 +81,7 @@ class share_rows(Messenger):
         elif msg["type"] in ("param", "sample"):
             self._weigh(msg)
         if msg["type"] == "param":
+            self._refuse_other_plates(msg)
             if self.gathered(msg["name"]):
                 msg["kwargs"]["event_dim"] = None
             if self.lookup is not None and msg["value"] is None:
@@ -108,6 +111,19 @@ class share_rows(Messenger):
                 msg["value"] = jnp.take(msg["value"], plate.indices, axis=axis, mode="clip")
         msg["kwargs"] = {**msg["kwargs"], "event_dim": None}
 
+    def _refuse_other_plates(self, msg: dict[str, Any]) -> None:
+        """A parameter is stored by the rows of its plates, so all statements must have the same."""
+        if msg["kwargs"].get("event_dim") is None and not self.gathered(msg["name"]):
+            return
+        plates = {frame.name for frame in msg["cond_indep_stack"]}
+        known = self.frames.setdefault(msg["name"], plates)
+        if known != plates:
+            raise ValueError(
+                f"param '{msg['name']}' is used inside plates {sorted(known)} and inside plates "
+                f"{sorted(plates)}. SubsampledSVI reads its rows by one of them: use the parameter "
+                "once, in one set of plates, or give it no `event_dim`, outside all plates."
+            )
+
     def _process_plate(self, msg: dict[str, Any]) -> None:
         name, (size, subsample_size) = msg["name"], msg["args"]
         if msg["kwargs"].get("is_helper"):
@@ -115,6 +131,8 @@ class share_rows(Messenger):
                 msg["value"] = self.touched.helpers[name]
         elif "full" in msg["kwargs"]:  # one of ours, which follows its helper site
             self.plain_plates.discard(name)
+            if name in self.touched.plates:
+                self._compare(name, msg["value"])
         else:
             self.plain_plates.add(name)
             if name in self.touched.plates:
@@ -126,8 +144,22 @@ class share_rows(Messenger):
             elif subsample_size is None or subsample_size == size:
                 msg["kwargs"]["full"] = True
 
+    def _compare(self, name: str, indices: Array) -> None:
+        """See whether a plate that is opened again holds the rows that it held before."""
+        known = self.touched.plates[name].indices
+        if known.shape != indices.shape:
+            raise ValueError(
+                f"plate '{name}' is opened twice in one step, with {known.shape[0]} rows and with "
+                f"{indices.shape[0]}. Give plates with different rows different names."
+            )
+        self.as_before[name] = (known == indices).all()
+
     def _weigh(self, msg: dict[str, Any]) -> None:
         for frame in msg["cond_indep_stack"]:
+            if msg["type"] == "sample" and frame.name in self.as_before:
+                # Rows that the model draws anew in each run, or a plate opened twice.
+                scale = 1.0 if msg["scale"] is None else msg["scale"]
+                msg["scale"] = jnp.where(self.as_before[frame.name], scale, jnp.nan)
             if frame.name not in self.plain_plates:
                 continue
             plate = self.touched.plates[frame.name]
@@ -156,5 +188,6 @@ def _plate_rows(msg: dict[str, Any]) -> PlateRows:
         return PlateRows(indices, size, bool(known.get("full")), None, indices, None)
     if weights is not None:  # a class plate repeats a row only as padding, of weight 0
         return PlateRows(indices, size, False, weights, jnp.where(weights > 0, indices, size), None)
-    stored, position = merge_repeats(indices, size)
+    valid = (indices >= 0) & (indices < size)
+    stored, position = merge_repeats(jnp.where(valid, indices, size), size)
     return PlateRows(indices, size, False, None, stored, position)

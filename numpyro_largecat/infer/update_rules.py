@@ -14,7 +14,10 @@ class UpdateRule(Protocol):
     """What ``SubsampledSVI`` asks of the ``update_rule=`` of a ``numpyro.param`` site.
 
     Before each gradient step, the rule moves the rows of the minibatch; the loss and the gradient
-    of everything else are then taken at the moved values.
+    of everything else are then taken at the moved values. The site gives ``statistic=``, one entry
+    for each row. It may give ``follow=(quantity, slope)``, a quantity of the draw of the latent
+    values and a function of the parameter: the value then moves with the quantity's distance from
+    what it is at the centre of the guide, times the slope.
     """
 
     def init(self, value: Array) -> Any:
@@ -31,12 +34,11 @@ class NaturalGradient:
               \alpha = (1 + \mathrm{visits})^{-\mathrm{exponent}},
 
     with eta_hat, whose logarithm is the ``statistic``, the estimate from the classes of this step:
-    eta is the natural parameter of q(error) = Gumbel(log eta, 1) or, for ``sample_choice``, that
-    times exp(psi_y), the partition function. In u the step is ``u + log1p(alpha * g)``, g the
-    derivative of the observation's own bound; it is computed as a log-sum, which does not overflow
-    however far u is off. ``visits`` counts the earlier visits of *this observation*: the first
-    visit takes eta_hat as it is, and later ones average, at the same pace for an observation of a
-    small data set and of a huge one.
+    eta is the natural parameter of q(error) = Gumbel(log eta, 1). In u the step is
+    ``u + log1p(alpha * g)``, g the derivative of the observation's own bound; it is computed as a
+    log-sum, which does not overflow however far u is off. ``visits`` counts the earlier visits of
+    *this observation*: the first visit takes eta_hat as it is, and later ones average, at the same
+    pace for an observation of a small data set and of a huge one.
 
     The steps satisfy the Robbins-Monro conditions, the sum of alpha infinite and that of its
     squares finite, for exponents in (0.5, 1]. Small exponents follow weights that still move, large
@@ -63,7 +65,7 @@ class NaturalGradient:
         Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 1 (local step).
     """
 
-    def __init__(self, exponent: float = 0.7) -> None:
+    def __init__(self, exponent: float = 0.9) -> None:
         if not 0.5 < exponent <= 1:
             raise ValueError(
                 "`exponent` must be in (0.5, 1], for the step sizes to satisfy the Robbins-Monro "

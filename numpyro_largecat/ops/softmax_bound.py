@@ -52,6 +52,14 @@ def softmax_bound(log_eta_hat: Array, u: Array) -> Array:
     return 1.0 - u - jnp.exp(log_eta_hat - u)
 
 
+def best_u_slope(u: Array) -> Array:
+    """Derivative of the best u, log eta*, in the utility of the observed class: p_y - 1.
+
+    The probability of the observed class at the best u is ``p_y = exp(-u)``.
+    """
+    return jnp.expm1(-u)
+
+
 @jax.jit
 def take_row(utilities: Array, rows: Array) -> Array:
     """Entry ``rows`` of the last axis, as a masked sum, which has no scatter in its gradient."""

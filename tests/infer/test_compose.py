@@ -151,7 +151,7 @@ def test_two_class_plates_and_two_sites():
     result = fit(model, AutoNormal(model, init_loc_fn=init_to_feasible), rows)
     assert np.isfinite(result.losses).all()
     assert set(np.flatnonzero(result.params["z_auto_loc"].any(axis=1))) <= {0, 4, 11}
-    for site in ("y1_log_partition", "y2_log_partition"):
+    for site in ("y1_u", "y2_u"):
         assert np.flatnonzero(result.state.local_state[site].rule_state).tolist() == [0, 4, 11]
 
 
@@ -184,7 +184,7 @@ def test_particles_share_their_rows_and_average(loss, vectorize):
         elbo = loss(num_particles=particles, vectorize_particles=vectorize)
         result = fit(model, AutoDelta(model), x, y, steps=3, loss=elbo)
         losses.append(result.losses)
-        assert (result.state.local_state["y_log_partition"].rule_state == 3).all()
+        assert (result.state.local_state["y_u"].rule_state == 3).all()
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
 
 

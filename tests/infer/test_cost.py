@@ -54,9 +54,9 @@ def test_operations_do_not_grow_with_classes_or_rows(steps):
     assert large == pytest.approx(small, rel=0.02)
 
 
-def test_utilities_are_computed_once_forward_and_once_backward(steps):
-    """Moving u and finding the rows add no product of features and weights."""
-    assert steps[1_000][0].as_text().count(" dot(") == 2
+def test_utilities_are_computed_for_the_draw_the_centre_and_the_gradient(steps):
+    """Finding the rows and moving u add no further product of features and weights."""
+    assert steps[1_000][0].as_text().count(" dot(") == 3
 
 
 def test_compiled_loop_of_run_copies_no_table():

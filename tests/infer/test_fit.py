@@ -30,9 +30,9 @@ def test_run_draws_minibatches_and_improves():
     result = svi.run(jax.random.key(0), 250, batches=batches, progress_bar=False)
     assert result.losses.shape == (250,)
     assert result.losses[-50:].mean() < result.losses[:50].mean() - 20
-    visits = result.state.local_state["y_log_partition"].rule_state
+    visits = result.state.local_state["y_u"].rule_state
     assert visits.sum() == 250 * 8
-    assert result.params["y_log_partition"].shape == (NUM_ROWS,)
+    assert result.params["y_u"].shape == (NUM_ROWS,)
 
 
 def test_local_rows_are_those_of_the_batch():
@@ -40,12 +40,12 @@ def test_local_rows_are_those_of_the_batch():
     x, y = make_data()
     svi, rows = make_svi(), jnp.array([31, 5, 17])
     state = svi.init(jax.random.key(0), x[rows], y[rows], rows)
-    before = state.local_state["y_log_partition"].value
+    before = state.local_state["y_u"].value
     state, _ = jax.jit(svi.update)(state, x[rows], y[rows], rows)
-    moved = np.flatnonzero(state.local_state["y_log_partition"].value != before)
+    moved = np.flatnonzero(state.local_state["y_u"].value != before)
     assert sorted(rows.tolist()) == moved.tolist()
     np.testing.assert_array_equal(
-        np.flatnonzero(state.local_state["y_log_partition"].rule_state), np.sort(rows)
+        np.flatnonzero(state.local_state["y_u"].rule_state), np.sort(rows)
     )
 
 
@@ -58,7 +58,7 @@ def test_repeated_rows_take_the_mean_of_their_updates():
     state, _ = svi.update(state, x[rows], y[rows], rows)
     once = svi.init(jax.random.key(0), x[rows], y[rows], rows)
     once, _ = svi.update(once, x[rows], y[rows], jnp.array([6, 3, 5]))
-    local, other = state.local_state["y_log_partition"], once.local_state["y_log_partition"]
+    local, other = state.local_state["y_u"], once.local_state["y_u"]
     assert local.rule_state.sum() == 2
     np.testing.assert_allclose(local.value[6], other.value[6], rtol=1e-5)
     np.testing.assert_allclose(local.value[3], other.value[3], rtol=1e-5)
@@ -169,7 +169,7 @@ def test_stable_update_skips_bad_steps_and_counts_them():
             progress_bar=False,
         )
     assert np.isnan(result.losses).tolist() == [False, True, False, True, False]
-    assert (result.state.local_state["y_log_partition"].rule_state[rows] == 3).all()
+    assert (result.state.local_state["y_u"].rule_state[rows] == 3).all()
     state = svi.init(jax.random.key(0), *good)
     stable_update = jax.jit(svi.stable_update)
     new, loss = stable_update(state, *bad)

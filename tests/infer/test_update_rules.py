@@ -52,7 +52,7 @@ def test_a_step_follows_the_gradient_of_the_observations_own_bound():
 
 @pytest.mark.parametrize("start", [0.0, 1e4, -1e4])
 def test_the_first_visit_takes_the_estimate_as_it_is(start):
-    moved, visits = NaturalGradient(0.9).update(
+    moved, visits = NaturalGradient().update(
         jnp.array([start]), jnp.zeros(1, jnp.int32), jnp.array([3.25])
     )
     assert moved.tolist() == [3.25]
@@ -106,7 +106,7 @@ def test_u_converges_to_the_logarithm_of_the_mean_estimate(x64, exponent):
 @pytest.mark.parametrize("statistic", [1e4, 0.0, -1e4])
 @pytest.mark.parametrize("visits", [0, 1, 10**6])
 def test_far_off_values_stay_finite(u, statistic, visits):
-    moved, _ = NaturalGradient(0.9).update(jnp.array(u), jnp.array(visits), jnp.array(statistic))
+    moved, _ = NaturalGradient().update(jnp.array(u), jnp.array(visits), jnp.array(statistic))
     alpha = step_size(visits, 0.9)
     kept = -np.inf if alpha == 1 else math.log1p(-alpha)
     expected = np.logaddexp(kept + u, math.log(alpha) + statistic)
@@ -116,7 +116,7 @@ def test_far_off_values_stay_finite(u, statistic, visits):
 def test_after_a_step_the_gradient_of_the_bound_is_at_most_one_over_alpha():
     """exp(-u) eta_hat <= 1 / alpha, so a u that is far too small does no harm."""
     visits = jnp.arange(1, 6)
-    moved, _ = NaturalGradient(0.9).update(jnp.full(5, -50.0), visits, jnp.full(5, 30.0))
+    moved, _ = NaturalGradient().update(jnp.full(5, -50.0), visits, jnp.full(5, 30.0))
     weight = np.exp(30.0 - np.asarray(moved))
     np.testing.assert_allclose(weight, 1 / step_size(np.arange(1, 6), 0.9), rtol=1e-5)
 
@@ -140,7 +140,7 @@ def test_the_rule_is_an_update_rule_and_says_its_exponent():
 
 
 def test_state_and_value_keep_their_types():
-    rule = NaturalGradient(0.9)
+    rule = NaturalGradient()
     for dtype in (jnp.float32, jnp.float16):
         value = jnp.zeros((3, 2), dtype)
         state = rule.init(value)
