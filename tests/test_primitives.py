@@ -274,7 +274,7 @@ BAD = [
     (utilities_of_all_classes, ValueError, "one column for each row of the class plate, 8"),
     (observed_floats, TypeError, "`obs` must be integers; got dtype float32"),
     (observed_floats_of_all_classes, TypeError, "must be integers; got dtype float32"),
-    (nothing_observed, NotImplementedError, "cannot draw a class from a subset"),
+    (nothing_observed, ValueError, "needs `obs=` while the class plate holds a subset"),
 ]
 
 

@@ -64,6 +64,8 @@ class Fit:
         stream = None if batches is None or drawn is not None else iter(batches)
         first: Any = ()
         if drawn is not None:
+            if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((drawn, args))):
+                check_batches(self.svi.model, drawn, args, {**kwargs, **self.svi.static_kwargs})
             first = drawn.draw(random.fold_in(rng_key, BATCH_STREAM))
         elif stream is not None:
             first = next(stream, None)
@@ -77,8 +79,6 @@ class Fit:
             return self._run_traced(
                 state, num_steps, (args, kwargs, drawn), skip_bad_steps, forward_mode
             )
-        if drawn is not None:
-            check_batches(self.svi, state, drawn, args, kwargs)
         log = _LossLog(num_steps, progress_bar, skip_bad_steps)
         with log:
             if stream is None:

@@ -8,12 +8,13 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from numpyro.handlers import seed, trace
 
 from numpyro_largecat._checks import check_finite, check_in_range, check_known
 from numpyro_largecat.distributions.utility_categorical import (
@@ -21,10 +22,8 @@ from numpyro_largecat.distributions.utility_categorical import (
     base_distribution,
 )
 from numpyro_largecat.infer.batches import ArrayBatches
-from numpyro_largecat.infer.row_step import SubsampledSVIState, find_rows
-
-if TYPE_CHECKING:
-    from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
+from numpyro_largecat.infer.latent_values import at_feasible_values
+from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
 
 
 def check_arguments(model: Callable[..., Any], args: Any, kwargs: Any) -> None:
@@ -93,9 +92,7 @@ def check_labels(labels: dict[str, Labels]) -> None:
             check_known(name, found.values, found.known)
 
 
-def check_batches(
-    svi: SubsampledSVI, state: SubsampledSVIState, batches: ArrayBatches, args: Any, kwargs: Any
-) -> None:
+def check_batches(model: Callable[..., Any], batches: ArrayBatches, args: Any, kwargs: Any) -> None:
     """Refuse arrays that are not finite, and bad labels, anywhere in the data.
 
     The model itself says what its labels are: its plates are opened on every row, in compiled
@@ -104,11 +101,10 @@ def check_batches(
     Cost: O(N).
     """
     check_finite((f"array {i} of `batches`", array) for i, array in enumerate(batches.arrays))
-    params = svi.optim.get_params(state.optim_state)
 
     def labels_of(rows: Array) -> dict[str, Labels]:
-        batch = batches.take(rows)
-        _, sites = find_rows(svi, state, params, state.rng_key, (*args, *batch), kwargs)
+        run = at_feasible_values(share_rows(seed(model, 0), TouchedRows()))
+        sites = trace(run).get_trace(*args, *batches.take(rows), **kwargs)
         return {name: replace(found, known=None) for name, found in observed_labels(sites).items()}
 
     num_chunks = -(-batches.size // batches.batch_size)

@@ -127,7 +127,7 @@ class share_rows(Messenger):
     def _process_plate(self, msg: dict[str, Any]) -> None:
         name, (size, subsample_size) = msg["name"], msg["args"]
         if msg["kwargs"].get("is_helper"):
-            if name in self.touched.helpers:
+            if name in self.touched.helpers and msg["value"] is None:  # rows that are drawn
                 msg["value"] = self.touched.helpers[name]
         elif "full" in msg["kwargs"]:  # one of ours, which follows its helper site
             self.plain_plates.discard(name)
