@@ -170,8 +170,10 @@ class RowStep:
         followed: Array | float = 0.0
         if name in self.at_centre:
             quantity, slope = msg["kwargs"]["follow"]
-            followed = lax.stop_gradient(slope(value)) * (quantity - self.at_centre[name])
-        reference = lax.stop_gradient(statistic - followed)
+            # Constant for the gradient: the centre moves with the draw, so that only the distance
+            # counts, and a parameter that lags must not push the latent values through it.
+            followed = lax.stop_gradient(slope(value) * (quantity - self.at_centre[name]))
+        reference = lax.stop_gradient(statistic) - followed
         new = LocalState(*lax.stop_gradient(site.rule.update(value, state, reference)))
         moved[name] = jax.tree.map(lambda x: site.merge(x, self.touched), new)
         return new.value + followed
