@@ -50,8 +50,10 @@ def sample_choice(
     .. math:: u_n + (e^{-u_n} - 1) \, (\psi_{n y_n} - \bar\psi_{n y_n}),
 
     with the utility at the centre of the guide as reference: this is a bound too, since any u
-    gives one, and nearly as tight for each draw as if it had a u of its own. It takes one more
-    evaluation of the utilities. Guides whose distributions have no mean keep u as it is.
+    gives one, and nearly as tight for each draw as if it had a u of its own. Gradients take the
+    value as a constant, as they take u, so those of a guide's spread lack a term that vanishes
+    where u is best for each draw. It takes one more evaluation of the utilities. Guides whose
+    distributions have no mean keep u as it is.
 
     **Bias.** The step that moves u uses the classes of the same step, as in the paper. On its
     first visit an observation takes the best u for them, as in the stateless form, whose ELBO is

@@ -53,13 +53,18 @@ def warn_of_discrete_sites(model_trace: Any, loss: Any) -> None:
             )
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("values", "known"), meta_fields=("size",))
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("values", "known"),
+    meta_fields=("size", "meaning"),
+)
 @dataclass(frozen=True)
 class Labels:
-    """Classes that a model was given, at a class plate or an observed site."""
+    """Classes or row ids that a model was given, at a plate or an observed site."""
 
-    values: Array  # classes, any shape
-    size: int  # number of classes K
+    values: Array  # classes or row ids, any shape
+    size: int  # number of classes K, or of rows N
+    meaning: str = "classes"  # what the values are, for messages
     known: Array | None = None  # the classes of a subset that can be observed, padded with K
 
 
@@ -70,13 +75,15 @@ def observed_labels(model_trace: Any) -> dict[str, Labels]:
         if site["type"] == "plate" and site["kwargs"].get("labels") is not None:
             found[f"`labels` of plate '{name}'"] = Labels(site["kwargs"]["labels"], site["args"][0])
         elif site["type"] == "plate" and site["kwargs"].get("row_ids") is not None:
-            found[f"`rows` of plate '{name}'"] = Labels(site["kwargs"]["row_ids"], site["args"][0])
+            found[f"`rows` of plate '{name}'"] = Labels(
+                site["kwargs"]["row_ids"], site["args"][0], "row ids"
+            )
         elif site["type"] == "sample" and site["is_observed"]:
             fn = base_distribution(site["fn"])
             if isinstance(fn, UtilityCategorical):
                 known = None if fn.classes is None else fn.classes.labels
                 value = jnp.asarray(site["value"])
-                found[f"`obs` of site '{name}'"] = Labels(value, fn.num_categories, known)
+                found[f"`obs` of site '{name}'"] = Labels(value, fn.num_categories, known=known)
     return found
 
 
@@ -87,7 +94,7 @@ def check_labels(labels: dict[str, Labels]) -> None:
         ValueError: With the position and value of the first bad label.
     """
     for name, found in labels.items():
-        check_in_range(name, found.values, found.size, "row ids" if "rows" in name else "classes")
+        check_in_range(name, found.values, found.size, found.meaning)
         if found.known is not None:
             check_known(name, found.values, found.known)
 

@@ -84,5 +84,8 @@ def test_float64_utilities_decide_where_float32_would_tie(x64):
 def test_scratch_memory_is_bounded_for_many_draws_of_many_classes():
     """10**9 noise variables, 4 GB at once, need less than a tenth of that."""
     utilities = jax.ShapeDtypeStruct((10**5,), jnp.float32)
-    draw = lambda key, utilities: gumbel_max(key, utilities, (10**4,))  # noqa: E731
+
+    def draw(key, utilities):
+        return gumbel_max(key, utilities, (10**4,))
+
     assert temp_bytes(draw, jax.random.key(0), utilities) < 400e6
