@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -34,7 +36,7 @@ def log_eta_hat(utilities: Array, label_rows: Array, weights: Array) -> Array:
     below = utilities - lax.stop_gradient(jnp.where(jnp.isfinite(highest), highest, 0))
     # A row of weight 0 may be far above the others: its exponential must not overflow.
     exponentials = jnp.exp(jnp.where(weights > 0, below, -jnp.inf))
-    return jnp.log((weights * exponentials).sum(axis=-1)) - take_row(below, label_rows)
+    return jnp.log(exponentials @ weights) - take_row(below, label_rows)
 
 
 @jax.jit
@@ -52,16 +54,14 @@ def softmax_bound(log_eta_hat: Array, u: Array) -> Array:
     return 1.0 - u - jnp.exp(log_eta_hat - u)
 
 
-def best_u_slope(u: Array) -> Array:
-    """Derivative of the best u, log eta*, in the utility of the observed class: p_y - 1.
-
-    The probability of the observed class at the best u is ``p_y = exp(-u)``.
-    """
-    return jnp.expm1(-u)
-
-
-@jax.jit
+@jax.custom_jvp
 def take_row(utilities: Array, rows: Array) -> Array:
-    """Entry ``rows`` of the last axis, as a masked sum, which has no scatter in its gradient."""
+    """Entry ``rows`` of the last axis, with no scatter in its gradient."""
+    return jnp.take_along_axis(utilities, rows[..., None], axis=-1)[..., 0]
+
+
+@take_row.defjvp
+def _take_row_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
+    utilities, rows = primals
     is_row = jnp.arange(utilities.shape[-1]) == rows[..., None]
-    return jnp.where(is_row, utilities, 0).sum(axis=-1)
+    return take_row(utilities, rows), jnp.where(is_row, tangents[0], 0).sum(axis=-1)

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws without replacement whose cost follows the draws, not the population."""
+"""Draws of classes whose cost follows the draws, not the number of classes."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from numpyro_largecat._checks import widen
 
 
 @partial(jax.jit, static_argnames=("num_draws", "min_population", "max_population"))
@@ -21,10 +24,10 @@ def draw_without_replacement(
 ) -> Array:
     """Draw ``num_draws`` distinct integers, uniformly, from [0, population).
 
-    Every subset of that size is equally likely: draws that repeat an earlier one are redrawn
-    until none does, and since relabelling the population relabels the result, no subset can be
-    favoured. Where the population may be less than three times the draws, so that redrawing would
-    take long, a random permutation of it is cut instead.
+    Every subset of that size is equally likely: the result is the first ``num_draws`` distinct
+    members of a sequence of independent draws, and since relabelling the population relabels the
+    result, no subset can be favoured. Where the population may be less than three times the draws,
+    so that the sequence would be long, a random permutation of it is cut instead.
 
     If ``population < num_draws``, the first ``population`` entries are all its members and the
     others are arbitrary.
@@ -43,21 +46,35 @@ def draw_without_replacement(
         Distinct integers in no particular order, shape (num_draws,), int32.
     """
     if min_population >= 3 * num_draws:
-        return _draw_by_rejection(rng_key, population, num_draws)
+        return _draw_by_rejection(rng_key, population, num_draws, min_population)
     return _draw_by_permutation(rng_key, population, num_draws, max_population)
 
 
-def _draw_by_rejection(rng_key: Array, population: Array | int, num_draws: int) -> Array:
-    def redraw(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        rng_key, draws, repeated = state
-        rng_key, draw_key = jax.random.split(rng_key)
-        fresh = jax.random.randint(draw_key, (num_draws,), 0, population, jnp.int32)
-        draws = jnp.where(repeated, fresh, draws)
-        return rng_key, draws, _repeats_an_earlier_one(draws)
+def _draw_by_rejection(
+    rng_key: Array, population: Array | int, num_draws: int, min_population: int
+) -> Array:
+    length = _length_with_enough_distinct(num_draws, min_population)
 
-    start = (rng_key, jnp.zeros(num_draws, jnp.int32), jnp.ones(num_draws, bool))
-    _, draws, _ = lax.while_loop(lambda state: state[2].any(), redraw, start)
+    def redraw(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        rng_key, _, _ = state
+        rng_key, draw_key = jax.random.split(rng_key)
+        draws = jax.random.randint(draw_key, (length,), 0, population, jnp.int32)
+        is_new = ~_repeats_an_earlier_one(draws)
+        num_distinct = jnp.cumsum(is_new)
+        place = jnp.where(is_new, num_distinct - 1, num_draws)
+        distinct = jnp.zeros(num_draws, jnp.int32).at[place].set(draws, mode="drop")
+        return rng_key, distinct, num_distinct[-1]
+
+    # Sequences with too few distinct members are thrown away whole: that favours none either.
+    start = (rng_key, jnp.zeros(num_draws, jnp.int32), jnp.array(0))
+    _, draws, _ = lax.while_loop(lambda state: state[2] < num_draws, redraw, start)
     return draws
+
+
+def _length_with_enough_distinct(num_draws: int, population: int) -> int:
+    """Length of a sequence of draws that seldom has less than ``num_draws`` distinct ones."""
+    repeats = num_draws**2 / (2 * population)
+    return num_draws + math.ceil(1.5 * repeats + 5 * math.sqrt(repeats) + 2)
 
 
 def _repeats_an_earlier_one(values: Array) -> Array:
@@ -95,4 +112,122 @@ def skip_labels(ranks: Array, labels: Array, num_categories: int) -> Array:
     others_before = jnp.where(
         labels < num_categories, labels - jnp.arange(labels.shape[0]), num_categories
     )
-    return ranks + jnp.searchsorted(others_before, ranks, side="right").astype(ranks.dtype)
+    return ranks + jnp.searchsorted(
+        others_before, ranks, side="right", method="scan_unrolled"
+    ).astype(ranks.dtype)
+
+
+@partial(jax.jit, static_argnames="num_categories")
+def sorted_distinct(classes: Array, num_categories: int) -> Array:
+    """Sort the distinct ``classes`` and pad them with ``num_categories``.
+
+    Those out of [0, num_categories) are left out. Cost: O(B log B).
+
+    Args:
+        classes: Integers of any type, shape (B,).
+        num_categories: Number of classes K.
+
+    Returns:
+        Shape (B,), int32.
+    """
+    classes = widen(classes)
+    valid = (classes >= 0) & (classes < num_categories)
+    classes = jnp.where(valid, classes, num_categories).astype(jnp.int32)
+    return jnp.unique(classes, size=classes.shape[0], fill_value=num_categories)
+
+
+def is_among(classes: Array, labels: Array) -> Array:
+    """Whether each of ``classes`` is one of the sorted ``labels``, shape (B,).
+
+    Cost: O(log B) for each class.
+    """
+    if labels.shape[0] == 0:
+        return jnp.zeros(jnp.shape(classes), bool)
+    place = jnp.searchsorted(labels, classes, method="scan_unrolled")
+    return labels[jnp.minimum(place, labels.shape[0] - 1)] == classes
+
+
+@partial(jax.jit, static_argnames="num_draws")
+def draw_by_mass(rng_key: Array, ends: Array, labels: Array, num_draws: int) -> tuple[Array, Array]:
+    r"""Draw with replacement, in proportion to integer masses, classes that are not labels.
+
+    Class k is the integers [ends[k - 1], ends[k]), ``mass[k]`` of them. Integers have no rounding,
+    so the probability of each class is exactly
+
+    .. math:: p_k = \mathrm{mass}_k / \mathrm{rest}, \qquad
+              \mathrm{rest} = \sum_{j \notin \mathrm{labels}} \mathrm{mass}_j,
+
+    also with ten million classes in float32. If all classes are labels, the draws are arbitrary.
+
+    Cost: O(B + S log(B K)) time for S draws.
+
+    Args:
+        rng_key: A JAX random key.
+        ends: Cumulative masses, increasing integers from 1 to at most 2**31 - 1, shape (K,), int32.
+        labels: Sorted distinct labels, then padding equal to K, shape (B,).
+        num_draws: Number of draws S, a Python int.
+
+    Returns:
+        Classes, int32, and ``1 / p`` of each, 0 if all classes are labels; shapes (S,).
+    """
+    rest = ends[-1] - mass_of(labels, ends).sum(dtype=jnp.int32)
+    ranks = draw_integers(rng_key, num_draws, rest)
+    classes = class_at_rank(ranks, ends, labels)
+    mass = mass_of(classes, ends).astype(jnp.result_type(float))
+    return classes, jnp.where(rest > 0, rest / jnp.maximum(mass, 1), 0)
+
+
+def draw_integers(rng_key: Array, num_draws: int, size: Array) -> Array:
+    """Draw integers in [0, size) with replacement, all equally likely to one in 2**32.
+
+    ``jax.random.randint`` takes 32 random bits modulo ``size``, so that with a size near 2**31 some
+    integers are half as likely again as others. Here 64 random bits are a fraction of ``size``.
+
+    Returns:
+        Shape (num_draws,), int32; zeros if ``size`` is 0.
+    """
+    size = size.astype(jnp.uint32)
+    upper, lower = jax.random.bits(rng_key, (2, num_draws), jnp.uint32)
+    from_lower = _upper_half(lower, size)
+    carry = upper * size > ~from_lower  # the sum of both would pass 2**32
+    return (_upper_half(upper, size) + carry).astype(jnp.int32)
+
+
+def _upper_half(a: Array, b: Array) -> Array:
+    """Bits 32 to 63 of the product of two 32-bit integers."""
+    a1, a0, b1, b0 = a >> 16, a & 0xFFFF, b >> 16, b & 0xFFFF
+    middle = a1 * b0 + ((a0 * b0) >> 16)  # below 2**32
+    return a1 * b1 + (middle >> 16) + (((middle & 0xFFFF) + a0 * b1) >> 16)
+
+
+def mass_of(classes: Array, ends: Array) -> Array:
+    """Mass of each class, 0 for one that is K or more."""
+    upper = ends.at[classes].get(mode="clip")
+    return jnp.where(classes < ends.shape[0], upper - _start_of(classes, ends), 0)
+
+
+def class_at_rank(ranks: Array, ends: Array, labels: Array) -> Array:
+    """Turn ranks among the integers that are not of labels into the classes that own them.
+
+    As in ``skip_labels``, but label l_j takes ``mass[l_j]`` integers in place of one.
+
+    Args:
+        ranks: Integers in [0, rest), shape (S,).
+        ends: Cumulative masses, shape (K,).
+        labels: Sorted distinct labels, then padding equal to K, shape (B,).
+
+    Returns:
+        Classes that are not labels, shape (S,), int32.
+    """
+    passed = jnp.cumsum(mass_of(labels, ends), dtype=jnp.int32)
+    passed = jnp.concatenate([jnp.zeros(1, jnp.int32), passed])  # of the labels before each one
+    is_label = labels < ends.shape[0]
+    others_before = jnp.where(is_label, _start_of(labels, ends) - passed[:-1], ends[-1])
+    num_before = jnp.searchsorted(others_before, ranks, side="right", method="scan_unrolled")
+    integers = ranks + passed[num_before]
+    classes = jnp.searchsorted(ends, integers, side="right", method="scan_unrolled")
+    return classes.astype(jnp.int32)
+
+
+def _start_of(classes: Array, ends: Array) -> Array:
+    return jnp.where(classes > 0, ends.at[classes - 1].get(mode="clip"), 0)
