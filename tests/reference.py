@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import log_ndtr
 
 
 def eta_star(utilities: Any, label: int) -> float:
@@ -71,3 +72,109 @@ def mean_over_subsets(
         for classes, weights in weighted_subsets(labels, num_categories, num_sampled)
     ]
     return sum(values) / len(values)
+
+
+LOG_DENSITIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "gumbel": lambda e: -e - np.exp(-e),
+    "normal": lambda e: -0.5 * e**2 - 0.5 * math.log(2 * math.pi),
+    "logistic": lambda e: -e - 2 * np.logaddexp(0, -e),
+}
+LOG_CDFS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "gumbel": lambda e: -np.exp(-e),
+    "normal": log_ndtr,
+    "logistic": lambda e: -np.logaddexp(0, -e),
+}
+
+
+def choice_log_joint(utilities: Any, label: int, noise: str, error: Any) -> Any:
+    """log phi(e) + sum_{k != y} log Phi(e + psi_y - psi_k)."""
+    utilities = np.asarray(utilities, np.float64)
+    terms = [
+        LOG_CDFS[noise](error + utilities[label] - psi)
+        for k, psi in enumerate(utilities)
+        if k != label
+    ]
+    return LOG_DENSITIES[noise](error) + sum(terms)
+
+
+def choice_log_prob(utilities: Any, label: int, noise: str) -> float:
+    """log of the integral of the joint over the error, on a fine grid; for moderate utilities."""
+    error = np.linspace(-40, 80, 200_001)
+    with np.errstate(over="ignore"):
+        joint = choice_log_joint(utilities, label, noise, error)
+    highest = joint.max()
+    return float(highest + np.log(np.exp(joint - highest).sum() * (error[1] - error[0])))
+
+
+def log_sigmoid(x: float) -> float:
+    """-log(1 + exp(-x)), also where exp overflows."""
+    return -math.log1p(math.exp(-x)) if x > 0 else x - math.log1p(math.exp(x))
+
+
+def one_vs_each(utilities: Any, row: int, weights: Any = None, together: Any = ()) -> float:
+    """One-vs-each bound for the class in ``row``, with the rows ``together`` in one softmax."""
+    weights = np.ones(len(utilities)) if weights is None else weights
+    distances = float(utilities[row]) - np.asarray(utilities, np.float64)
+    others = [k for k in range(len(utilities)) if k != row]
+    kept = 1 + sum(math.exp(-distances[k]) for k in others if k in together)
+    return -math.log(kept) + sum(
+        weights[k] * log_sigmoid(distances[k]) for k in others if k not in together
+    )
+
+
+def bouchard_bound(utilities: Any, row: int, alpha: float, weights: Any = None) -> float:
+    """psi_y - alpha - sum_k w_k log(1 + exp(psi_k - alpha))."""
+    weights = np.ones(len(utilities)) if weights is None else weights
+    above = np.asarray(utilities, np.float64) - alpha
+    return above[row] + sum(w * log_sigmoid(-a) for w, a in zip(weights, above, strict=True))
+
+
+def best_alpha(utilities: Any) -> float:
+    """The alpha with sum_k sigmoid(psi_k - alpha) = 1, by bisection.
+
+    The sigmoid of the highest utility is taken to the other side, 1 - sigmoid(x) = sigmoid(-x).
+    """
+    *rest, top = sorted(float(psi) for psi in utilities)
+    low, high = min(rest), top + math.log(len(utilities))
+    for _ in range(100):
+        middle = (low + high) / 2
+        total = sum(math.exp(log_sigmoid(psi - middle)) for psi in rest)
+        if total > math.exp(log_sigmoid(middle - top)):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def noise_contrastive(
+    utilities: Any, row: int, noise: float, log_normalizer: float = 0.0, weights: Any = None
+) -> float:
+    """Log odds against noise that hits each class ``noise`` times on average."""
+    weights = np.ones(len(utilities)) if weights is None else weights
+    log_ratios = np.asarray(utilities, np.float64) - log_normalizer - math.log(noise)
+    return log_sigmoid(log_ratios[row]) + sum(
+        noise * w * log_sigmoid(-a) for w, a in zip(weights, log_ratios, strict=True)
+    )
+
+
+def mean_over_noise(utilities: Any, label: int, num_noise: int, log_normalizer: float) -> float:
+    """Textbook noise-contrastive estimation, averaged over all equally likely noise samples."""
+    num_categories = len(utilities)
+
+    def log_odds(k: int) -> float:
+        noise_prob = 1 / num_categories
+        return float(utilities[k]) - log_normalizer - math.log(num_noise * noise_prob)
+
+    draws = list(itertools.product(range(num_categories), repeat=num_noise))
+    in_noise = [sum(log_sigmoid(-log_odds(k)) for k in draw) for draw in draws]
+    return log_sigmoid(log_odds(label)) + sum(in_noise) / len(draws)
+
+
+def sampled_normalizer_log_prob(
+    utilities: Any, label_row: int, sampled_rows: Any, probs: Any
+) -> float:
+    """psi_y - log Z_hat, with the terms of Z other than exp(psi_y) sampled and divided by probs."""
+    z_hat = math.exp(utilities[label_row])
+    for row, prob in zip(sampled_rows, probs, strict=True):
+        z_hat += math.exp(utilities[row]) / prob
+    return float(utilities[label_row]) - math.log(z_hat)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws from a categorical by arg max of noisy utilities, in bounded memory."""
+"""Draws of a choice as the arg max of noisy utilities, in bounded memory."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,21 +13,33 @@ from jax import Array, lax
 MAX_NOISE_ENTRIES = 2**21  # at once; XLA needs several arrays of this size
 
 
-def gumbel_max(rng_key: Array, utilities: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-    """Draw from softmax(utilities) as the arg max of utilities plus standard Gumbel noise.
+def draw_gumbel(rng_key: Array, shape: tuple[int, ...]) -> Array:
+    """Draw standard Gumbel noise of high dynamic range.
+
+    With the usual range of ``jax.random.gumbel`` the top values of 10**6 draws in float32 tie, and
+    ties would favour low classes.
+    """
+    return jax.random.gumbel(rng_key, shape, mode="high")
+
+
+def noisy_max(
+    rng_key: Array,
+    utilities: Array,
+    draw_noise: Callable[[Array, tuple[int, ...]], Array] = draw_gumbel,
+    sample_shape: tuple[int, ...] = (),
+) -> Array:
+    """Draw the class whose utility plus noise is highest; from the softmax, with Gumbel noise.
 
     The maximum over classes is kept across chunks of classes, so that noise for all draws and all
     classes never exists at once.
-
-    The noise has the high dynamic range of ``jax.random.gumbel``: with its usual one, the top
-    values of 10**6 draws in float32 tie, and ties would favour low classes.
 
     Cost: O(draws * K) time; memory for several times ``MAX_NOISE_ENTRIES`` entries of noise (or one
     class for each draw, if that is more).
 
     Args:
         rng_key: A JAX random key.
-        utilities: Utilities, shape batch_shape + (K,).
+        utilities: Utilities, shape batch_shape + (K,); -inf for classes that are not available.
+        draw_noise: Function of a random key and a shape.
         sample_shape: Leading shape of the draws.
 
     Returns:
@@ -40,10 +53,9 @@ def gumbel_max(rng_key: Array, utilities: Array, sample_shape: tuple[int, ...] =
     def keep_best(best: tuple[Array, Array], chunk: Array) -> tuple[tuple[Array, Array], None]:
         start = jnp.minimum(chunk * size, num_categories - size)
         classes = start + jnp.arange(size)
-        noise = jax.random.gumbel(
-            jax.random.fold_in(rng_key, chunk), (*shape, size), utilities.dtype, mode="high"
-        )
-        noisy = lax.dynamic_slice_in_dim(utilities, start, size, axis=-1) + noise
+        noise = draw_noise(jax.random.fold_in(rng_key, chunk), (*shape, size))
+        noisy = lax.dynamic_slice_in_dim(utilities, start, size, axis=-1)
+        noisy = noisy + noise.astype(utilities.dtype)
         noisy = jnp.where(classes >= chunk * size, noisy, -jnp.inf)  # the last chunk overlaps
         highest = noisy.max(axis=-1)
         arg = start + noisy.argmax(axis=-1)

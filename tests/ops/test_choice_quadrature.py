@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import log_ndtr
+
+from numpyro_largecat.distributions.errors import FAMILIES
+from numpyro_largecat.ops import choice_quadrature
+from numpyro_largecat.ops.choice_quadrature import choice_log_prob
+from tests import reference
+from tests.memory import temp_bytes
+
+FALSE_ALARM = 1e-5  # how often a correct program fails the check of the importance sampler
+STANDARD_ERRORS = 5.5
+NOISES = sorted(FAMILIES)
+
+
+def log_prob(utilities, labels, noise):
+    family = FAMILIES[noise]
+    utilities = jnp.asarray(utilities)
+    return choice_log_prob(utilities, jnp.asarray(labels), family.log_prob, family.log_cdf)
+
+
+def random_utilities(num_categories):
+    rng = np.random.default_rng(num_categories)
+    return rng.normal(size=(12, num_categories)) * rng.choice([0.3, 1.0, 3.0, 8.0], (12, 1))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("num_categories", [2, 5, 40])
+def test_equals_brute_force(x64, noise, num_categories):
+    utilities = random_utilities(num_categories)
+    exact = [reference.choice_log_prob(psi, 1, noise) for psi in utilities]
+    double = log_prob(utilities, np.ones(12, int), noise)
+    np.testing.assert_allclose(double, exact, rtol=1e-8, atol=1e-8)
+    single = log_prob(utilities.astype(np.float32), np.ones(12, int), noise)
+    exact = [reference.choice_log_prob(psi.astype(np.float32), 1, noise) for psi in utilities]
+    np.testing.assert_allclose(single, exact, rtol=2e-6, atol=1e-5)
+
+
+def test_gumbel_errors_give_the_softmax():
+    utilities = random_utilities(300).astype(np.float32)
+    labels = np.arange(12)
+    expected = jax.nn.log_softmax(utilities)[np.arange(12), labels]
+    np.testing.assert_allclose(
+        log_prob(utilities, labels, "gumbel"), expected, rtol=2e-6, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("distance", [-1e4, -300.0, -5.0, 0.0, 5.0, 300.0, 1e4])
+def test_two_classes_with_normal_errors(distance):
+    """Phi(distance / sqrt 2), also where it is 0 or 1 to all digits."""
+    value = log_prob([distance, 0.0], 0, "normal")
+    np.testing.assert_allclose(value, log_ndtr(distance / np.sqrt(2)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_probabilities_of_all_classes_sum_to_one(noise):
+    utilities = random_utilities(9)[:, None].astype(np.float32)
+    total = np.exp(log_prob(utilities, np.arange(9), noise)).sum(axis=-1)
+    np.testing.assert_allclose(total, 1, rtol=2e-5)
+
+
+@pytest.mark.parametrize("noise", ["normal", "logistic"])
+def test_agrees_with_the_importance_sampler_of_the_paper(noise):
+    """1000 draws of the error from Normal(5, 5)."""
+    utilities = random_utilities(30)[:4]
+    error = np.random.default_rng(0).normal(5, 5, 1000)
+    log_proposal = -0.5 * ((error - 5) / 5) ** 2 - np.log(5 * np.sqrt(2 * np.pi))
+    for psi in utilities:
+        label = int(psi.argmax())
+        weights = np.exp(reference.choice_log_joint(psi, label, noise, error) - log_proposal)
+        exact = np.exp(float(log_prob(psi, label, noise)))
+        standard_error = weights.std(ddof=1) / np.sqrt(1000)
+        assert abs(weights.mean() - exact) < STANDARD_ERRORS * standard_error
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_gradients_agree_with_finite_differences_and_sum_to_zero(x64, noise):
+    psi = jnp.array(random_utilities(6)[5])
+    gradient = jax.grad(log_prob)(psi, 2, noise)
+    step = 1e-5 * jnp.eye(6)
+    labels = jnp.full(6, 2)
+    differences = (log_prob(psi + step, labels, noise) - log_prob(psi - step, labels, noise)) / 2e-5
+    np.testing.assert_allclose(gradient, differences, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(gradient.sum(), 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_utilities_far_apart_leave_value_and_gradient_finite(noise):
+    psi = jnp.array([1e4, -1e4, 0.0, 9999.0])
+    values = log_prob(psi[None], jnp.arange(4), noise)
+    gradients = jax.vmap(jax.grad(lambda psi, y: log_prob(psi, y, noise)), (None, 0))(
+        psi, jnp.arange(4)
+    )
+    assert np.isfinite(values).all()
+    assert np.isfinite(gradients).all()
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_classes_that_are_not_available_change_nothing(noise):
+    with_gap = jnp.array([0.5, -jnp.inf, 1.0, -0.3])
+    without = jnp.array([0.5, 1.0, -0.3])
+    np.testing.assert_allclose(log_prob(with_gap, 2, noise), log_prob(without, 1, noise), rtol=1e-6)
+    gradient = jax.grad(log_prob)(with_gap, 2, noise)
+    np.testing.assert_allclose(
+        np.delete(gradient, 1), jax.grad(log_prob)(without, 1, noise), rtol=1e-4, atol=1e-6
+    )
+    assert gradient[1] == 0
+    assert log_prob(with_gap, 1, noise) == -jnp.inf
+
+
+def test_the_size_of_chunks_changes_nothing(monkeypatch):
+    utilities = random_utilities(50).astype(np.float32)
+    whole = log_prob(utilities, np.arange(12), "normal")
+    monkeypatch.setattr(choice_quadrature, "MAX_ENTRIES", 12 * 12 * 7)
+    jax.clear_caches()
+    chunked = log_prob(utilities, np.arange(12), "normal")
+    np.testing.assert_allclose(chunked, whole, rtol=1e-5)
+
+
+def test_memory_beside_the_utilities_does_not_grow_with_the_classes():
+    def value(utilities):
+        return log_prob(utilities, jnp.zeros(4, int), "normal").sum()
+
+    shapes = [jax.ShapeDtypeStruct((4, k), jnp.float32) for k in (10**6, 4 * 10**6)]
+    sizes = [temp_bytes(value, shape) for shape in shapes]
+    assert sizes[0] == sizes[1] < 20 * 10**6  # five arrays of `MAX_ENTRIES` entries
