@@ -1,6 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPyro distributions, one per file."""
 
+from numpyro_largecat.distributions.augmented import AugmentedCategorical, error_distribution
+from numpyro_largecat.distributions.bouchard import Bouchard
+from numpyro_largecat.distributions.errors import ErrorFamily
+from numpyro_largecat.distributions.gaussian_error_bound import GaussianErrorBound
+from numpyro_largecat.distributions.gaussian_utility_bound import GaussianUtilityBound
+from numpyro_largecat.distributions.noise_contrastive import NoiseContrastive
+from numpyro_largecat.distributions.one_vs_each import OneVsEach
 from numpyro_largecat.distributions.utility_categorical import UtilityCategorical
 
-__all__ = ["UtilityCategorical"]
+__all__ = [
+    "AugmentedCategorical",
+    "Bouchard",
+    "ErrorFamily",
+    "GaussianErrorBound",
+    "GaussianUtilityBound",
+    "NoiseContrastive",
+    "OneVsEach",
+    "UtilityCategorical",
+    "error_distribution",
+]

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all distributions over a choice share: utilities, a subset of classes, the label's place."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array, lax
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+
+from numpyro_largecat._checks import check_in_range, check_integers, widen
+from numpyro_largecat.ops.softmax_bound import take_row
+from numpyro_largecat.subsets import ClassSubset
+
+
+class _UtilityVector(constraints.ParameterFreeConstraint):
+    """Vectors of numbers below +inf; -inf is the utility of a class that is not available."""
+
+    event_dim = 1
+
+    def __call__(self, x: Any) -> Any:
+        return ((x == x) & (x < math.inf)).all(axis=-1)
+
+    def feasible_like(self, prototype: ArrayLike) -> Array:
+        return jnp.zeros_like(prototype)
+
+
+utility_vector = _UtilityVector()
+
+
+class ChoiceDistribution(dist.Distribution):
+    """Base of distributions over K classes that are given by utilities of all or some of them.
+
+    A subclass lists in ``pytree_data_fields`` its own arrays with one entry for each observation,
+    passes them to the constructor as ``local``, and defines ``_log_prob(value)``.
+    """
+
+    arg_constraints = {"utilities": utility_vector}
+    pytree_data_fields: tuple[str, ...] = ("utilities", "classes")
+    pytree_aux_fields: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        utilities: ArrayLike,
+        classes: ClassSubset | None,
+        *,
+        local: dict[str, ArrayLike | None] | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        utilities = jnp.asarray(utilities)
+        if not jnp.issubdtype(utilities.dtype, jnp.floating):
+            utilities = utilities.astype(jnp.result_type(float))
+        least = 2 if classes is None else 1
+        if utilities.ndim < 1 or utilities.shape[-1] < least:
+            raise ValueError(
+                f"`utilities` must have the classes, at least {least}, on its last axis; "
+                f"got shape {utilities.shape}."
+            )
+        if classes is not None:
+            _check_classes(classes, utilities.shape)
+            if classes.kind == "full":
+                classes = None
+        batch_shape = utilities.shape[:-1]
+        for name, value in (local or {}).items():
+            batch_shape = _with_local(name, value, batch_shape, utilities.shape)
+            setattr(self, name, None if value is None else jnp.asarray(value))
+        self.utilities = utilities
+        self.classes = classes
+        super().__init__(batch_shape=batch_shape, validate_args=validate_args)
+
+    @property
+    def num_categories(self) -> int:
+        """Number of classes K."""
+        return self.utilities.shape[-1] if self.classes is None else self.classes.num_categories
+
+    @constraints.dependent_property(is_discrete=True, event_dim=0)
+    def support(self) -> constraints.Constraint:
+        """Integers in [0, K)."""
+        return constraints.integer_interval(0, self.num_categories - 1)
+
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
+        """Log probability, or its bound or estimate, of each class in ``value``."""
+        del intermediates
+        self._refuse_chunk("log_prob", "Sum over the chunks with `lc.predict_choice`.")
+        check_integers("value", value)
+        check_in_range("`value`", value, self.num_categories, "classes")
+        return _known_log_prob(self, value)
+
+    def label_entries(self, value: ArrayLike) -> tuple[Array, Array]:
+        """Return utilities, and for each class in ``value`` its place on their last axis.
+
+        Shapes: utilities (..., M) and places (...), with the broadcast of ``value``'s shape and
+        ``batch_shape`` in front.
+        """
+        shape = lax.broadcast_shapes(jnp.shape(value), self.batch_shape)
+        utilities = jnp.broadcast_to(self.utilities, shape + self.utilities.shape[-1:])
+        value = jnp.broadcast_to(widen(value), shape)
+        return utilities, value if self.classes is None else self.classes.place(value)
+
+    def competitors(self, value: ArrayLike) -> tuple[Array, Array]:
+        """Return how far the class in ``value`` is above each other one, and the others' weights.
+
+        A class of weight 0, among them the class in ``value`` itself, has distance 0.
+
+        Shapes: both (..., M), with the broadcast of ``value``'s shape and ``batch_shape`` in front.
+        """
+        utilities, rows = self.label_entries(value)
+        own = take_row(utilities, rows)[..., None]
+        weights = jnp.asarray(1.0) if self.classes is None else self.classes.weights
+        is_other = jnp.arange(utilities.shape[-1]) != rows[..., None]
+        weights = jnp.where(is_other, weights, 0).astype(utilities.dtype)
+        counts = (weights > 0) & (utilities > -jnp.inf)  # -inf is a class that is not available
+        distances = jnp.where(counts, own - jnp.where(counts, utilities, 0), 0)
+        return distances, jnp.where(counts, weights, 0)
+
+    def _log_prob(self, value: Array) -> Array:
+        raise NotImplementedError
+
+    def _is_known(self, value: ArrayLike) -> Array:
+        value = widen(value)
+        valid = (value >= 0) & (value < self.num_categories)
+        return valid if self.classes is None else valid & self.classes.holds(value)
+
+    def _refuse_chunk(self, what: str, fix: str) -> None:
+        if self.classes is not None and self.classes.kind == "chunk":
+            raise NotImplementedError(
+                f"{what} needs all classes, but the class plate holds a chunk of them. {fix}"
+            )
+
+
+def _check_classes(classes: ClassSubset, shape: tuple[int, ...]) -> None:
+    if not isinstance(classes, ClassSubset):
+        raise TypeError(
+            "`classes` must be what `with lc.class_plate(...) as classes` gives; "
+            f"got {type(classes).__name__}."
+        )
+    if shape[-1] != classes.weights.shape[-1]:
+        raise ValueError(
+            "`utilities` must have one column for each row of the class plate, "
+            f"{classes.weights.shape[-1]}, on its last axis; got shape {shape}."
+        )
+    if classes.labels is not None and classes.labels.shape[0] == 0:
+        raise ValueError(
+            "`classes` holds no labels, so the likelihood of an observation would lack its own "
+            "class. Give them to the plate, `class_plate(..., labels=y)`; to predict without "
+            "labels, use `lc.predict_choice` with the name of that plate."
+        )
+
+
+def _with_local(
+    name: str, value: ArrayLike | None, batch_shape: tuple[int, ...], utilities: tuple[int, ...]
+) -> tuple[int, ...]:
+    shape = () if value is None else jnp.asarray(value).shape
+    try:
+        return lax.broadcast_shapes(batch_shape, shape)
+    except ValueError:
+        raise ValueError(
+            f"`{name}` must have one entry for each observation, a shape that broadcasts with "
+            f"utilities.shape[:-1]; got {name}.shape={shape} and utilities.shape={utilities}."
+        ) from None
+
+
+def base_distribution(fn: Any) -> Any:
+    """Return the distribution under those that expand, mask or reinterpret it."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return fn
+
+
+@jax.jit
+def _known_log_prob(choice: ChoiceDistribution, value: Array) -> Array:
+    return jnp.where(choice._is_known(value), choice._log_prob(value), jnp.nan)

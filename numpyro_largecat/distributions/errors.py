@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Distributions of the errors in the utility view: Gumbel, Normal, logistic, or a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpyro.distributions as dist
+from jax import Array
+
+from numpyro_largecat.ops.log_cdf import gumbel_log_cdf, logistic_log_cdf, normal_log_cdf
+
+
+@dataclass(frozen=True)
+class ErrorFamily:
+    r"""Distribution of the errors of a utility model, with a log CDF that is right in both tails.
+
+    A class is chosen if its utility plus error is highest,
+
+    .. math:: y = \arg\max_k (\psi_k + \varepsilon_k), \qquad \varepsilon_k \sim \phi,
+
+    so a model needs the log density of phi, draws from it, and the logarithm of its CDF Phi.
+    ``noise="gumbel"``, ``"normal"`` and ``"logistic"`` name the three families that come with the
+    package; pass an instance of your own as ``noise=`` in the same way.
+
+    Attributes:
+        name: Name, for messages.
+        distribution: Function of no arguments that returns the standard distribution, a NumPyro
+            distribution over the reals with ``log_prob`` and ``sample``. Its log density must be
+            concave.
+        log_cdf: Element-wise log Phi, differentiable, concave, finite for finite arguments as far
+            as floating point allows, and 0 with derivative 0 at +inf.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro.distributions as dist
+        >>> import numpyro_largecat as lc
+        >>> def laplace_log_cdf(error):
+        ...     above = jnp.log1p(-0.5 * jnp.exp(-jnp.maximum(error, 0)))
+        ...     return jnp.where(error > 0, above, jnp.minimum(error, 0) - jnp.log(2.0))
+        >>> family = lc.ErrorFamily("laplace", lambda: dist.Laplace(0, 1), laplace_log_cdf)
+        >>> d = lc.UtilityCategorical(jnp.array([0.0, 1.0]), noise=family)
+        >>> bool(jnp.exp(d.log_prob(jnp.arange(2))).sum().round(4) == 1)
+        True
+
+    References:
+        Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Eq. 4.
+    """
+
+    name: str
+    distribution: Callable[[], dist.Distribution]
+    log_cdf: Callable[[Array], Array]
+
+    def log_prob(self, error: Array) -> Array:
+        """Log density phi."""
+        return self.distribution().log_prob(error)
+
+    def sample(self, rng_key: Array, shape: tuple[int, ...]) -> Array:
+        """Draw independent errors."""
+        return self.distribution().sample(rng_key, shape)
+
+    def __str__(self) -> str:
+        """Give the name."""
+        return self.name
+
+
+GUMBEL = ErrorFamily("gumbel", dist.Gumbel, gumbel_log_cdf)
+NORMAL = ErrorFamily("normal", dist.Normal, normal_log_cdf)
+LOGISTIC = ErrorFamily("logistic", dist.Logistic, logistic_log_cdf)
+FAMILIES = {family.name: family for family in (GUMBEL, NORMAL, LOGISTIC)}
+
+
+def error_family(noise: str | ErrorFamily) -> ErrorFamily:
+    """Return the family that ``noise`` names, or ``noise`` itself if it is one."""
+    if isinstance(noise, ErrorFamily):
+        return noise
+    if noise not in FAMILIES:
+        raise ValueError(
+            f"`noise` must be one of {tuple(FAMILIES)} or an lc.ErrorFamily; got {noise!r}."
+        )
+    return FAMILIES[noise]
