@@ -4,89 +4,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from jax import Array
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_largecat._checks import (
-    check_count,
-    check_in_range,
-    check_integers,
-    is_concrete,
-    widen,
+from numpyro_largecat._checks import check_count, is_concrete, widen
+from numpyro_largecat.ops.subsampling import sorted_distinct
+from numpyro_largecat.proposals import (
+    ClassProposal,
+    DrawnClasses,
+    draw_others,
+    draw_per_observation,
 )
-from numpyro_largecat.ops.subsampling import draw_without_replacement, skip_labels
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("indices", "weights", "labels"),
-    meta_fields=("num_categories", "kind"),
+from numpyro_largecat.subsets import (
+    ClassSubset,
+    RowSubset,
+    check_labels,
+    check_num_sampled,
+    check_row_ids,
+    chunk_subset,
+    full_subset,
+    per_observation_subset,
+    shared_subset,
 )
-@dataclass(frozen=True)
-class ClassSubset:
-    """The classes that exist this step, as ``with lc.class_plate(...) as classes`` gives them.
-
-    Attributes:
-        indices: Class of each row of the plate, shape (M,), integers in [0, K). Use it to gather
-            features of the classes.
-        weights: Weight of each row, shape (M,): for any f, the sum of
-            ``weights[m] * f(indices[m])`` estimates the sum of f over all K classes without bias.
-            A padded row has weight 0.
-        labels: The distinct labels, sorted, then padding equal to K, shape (B,); row m < B of the
-            plate is class ``labels[m]``. None unless ``kind`` is "sample".
-        num_categories: Number of classes K.
-        kind: "full" for all K classes in order, "sample" for a weighted subset, "chunk" for
-            consecutive classes chosen by ``lc.class_chunk``.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> import numpyro_largecat as lc
-        >>> classes = lc.class_plate("classes", 5).classes
-        >>> classes.kind, classes.indices.tolist()
-        ('full', [0, 1, 2, 3, 4])
-    """
-
-    indices: Array
-    weights: Array
-    labels: Array | None
-    num_categories: int
-    kind: Literal["full", "sample", "chunk"]
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("indices",),
-    meta_fields=("name", "size", "dim"),
-)
-@dataclass(frozen=True)
-class RowSubset:
-    """The rows of the data that exist this step, as ``with lc.data_plate(...) as rows`` gives them.
-
-    Attributes:
-        indices: Row ids of the minibatch, shape (B,), integers in [0, N).
-        name: Name of the plate.
-        size: Number of rows N of the whole data.
-        dim: Batch dimension of the plate, a negative int.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> import numpyro_largecat as lc
-        >>> lc.data_plate("data", 100, rows=jnp.array([7, 3])).rows.indices.tolist()
-        [7, 3]
-    """
-
-    indices: Array
-    name: str
-    size: int
-    dim: int
 
 
 class _answer_plate(Messenger):
@@ -107,7 +52,7 @@ class _answer_plate(Messenger):
 class _RowsSite(NamedTuple):
     """What the handlers made of a plate's helper site ``name + "_rows"``."""
 
-    value: Array  # rows of the plate, or the part of them that is random
+    value: Any  # rows of the plate, or DrawnClasses, the part of them that is random
     shared: bool  # whether a handler gave the value, so that model and guide have the same
     is_chunk: bool  # whether `class_chunk` chose the rows
 
@@ -116,7 +61,7 @@ def _rows_site(
     name: str,
     size: int,
     value: Array | None,
-    draw: Callable[[Array | None], Array] | None = None,
+    draw: Callable[[Array | None], DrawnClasses] | None = None,
     *,
     all_rows: bool = False,
 ) -> _RowsSite:
@@ -126,9 +71,9 @@ def _rows_site(
     site too, whereas a plain plate that a guide made for itself does not: that is how rows which
     the guide drew on its own are told from rows that model and guide share.
     """
-    own: list[Array] = [] if value is None else [value]
+    own: list[Any] = [] if value is None else [value]
 
-    def fn(*args: Any, rng_key: Array | None, **kwargs: Any) -> Array:
+    def fn(*args: Any, rng_key: Array | None, **kwargs: Any) -> Any:
         del args, kwargs
         assert draw is not None
         own.append(draw(rng_key))
@@ -139,14 +84,19 @@ def _rows_site(
         "fn": fn,
         "name": f"{name}_rows",
         "args": (size, None if value is None else value.shape[0]),
-        "kwargs": {"rng_key": None, "is_helper": True, "all_rows": all_rows},
+        "kwargs": {
+            "rng_key": None,
+            "is_helper": True,
+            "all_rows": all_rows,
+            "draws_classes": draw is not None,
+        },
         "value": value,
         "scale": 1.0,
         "cond_indep_stack": [],
     }
-    value = apply_stack(msg)["value"]
-    shared = not own or value is not own[0]
-    return _RowsSite(value, shared, bool(msg["kwargs"].get("is_chunk")))
+    result = apply_stack(msg)["value"]
+    shared = not own or result is not own[0]
+    return _RowsSite(result, shared, bool(msg["kwargs"].get("is_chunk")))
 
 
 class _indexed_plate(numpyro.plate):
@@ -212,24 +162,44 @@ class class_plate(_indexed_plate):
     Without ``labels`` the S classes are drawn from all K. Without ``num_sampled`` the plate is
     full: all K classes in order, weight 1, and likelihoods over it are exact.
 
-    Shapes: the plate has M = B + S rows, B the number of labels. Repeated labels leave padded rows,
-    which have weight 0 and repeat a valid class; nothing is written to them.
+    **Other draws.** A ``proposal`` replaces the uniform draw: ``FrequencyProposal`` draws by
+    frequency, ``HeadProposal`` always takes the most frequent classes, and an object of your own
+    does as ``ClassProposal`` says. Labels have weight 1 all the same, and the sums stay unbiased.
 
-    Cost: O(S log S + B log B) time and O(S + B) memory, whatever ``num_categories``.
+    **Classes of each observation.** By default observations share their classes, so that the labels
+    of others are exact negatives for an observation, and utilities are one matrix product. With
+    ``per_observation=True`` each observation n has, as in the paper, its label and S classes of its
+    own, drawn from the K - 1 others, with weights 1 and (K - 1) / S in its likelihood; prior and KL
+    terms take the mean over observations of these estimates. It costs more and has a higher
+    variance; see ``python -m benchmarks.proposals``. The model then forms utilities by
+    ``jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))``.
+
+    Shapes: the plate has M = B + S rows, B the number of labels. Repeated labels leave padded rows,
+    which have weight 0 and repeat a valid class; nothing is written to them. With a ``proposal``
+    S is the number of classes that it returns, H more for a head of H. With ``per_observation`` the
+    plate has M = B (1 + S) rows, in which a class may be several times.
+
+    Cost: O(S log S + B log B) time and O(S + B) memory, whatever ``num_categories``; a proposal
+    says its own. With ``per_observation`` O(B S log S) time and O(B S) memory.
 
     Args:
         name: Name of the plate.
         num_categories: Number of classes K, a Python int of at least 2.
-        labels: Classes that must be present, integers in [0, K), any shape: the labels of the
-            minibatch. Under ``jit`` their values cannot be checked; a bad label then makes the log
-            probability NaN.
+        labels: Classes that must be present, integers in [0, K), any shape, (B,) with
+            ``per_observation``: the labels of the minibatch. Under ``jit`` their values cannot be
+            checked; a bad label then makes the log probability NaN.
         num_sampled: Number of other classes S, a Python int in [1, K - 1] (K without labels).
+        proposal: How to draw the other classes, an object with the method of ``ClassProposal``.
+            None draws uniformly. Not used where ``num_sampled`` is left out.
+        per_observation: Whether each observation draws classes of its own.
         dim: Batch dimension of the plate, negative; the rightmost free one by default.
 
     Raises:
-        TypeError: If ``labels`` are not integers or a count is not a Python int.
-        ValueError: If a count or a label is out of range, or if the guide opened a plate of the
-            same name that holds other rows.
+        TypeError: If ``labels`` are not integers, a count is not a Python int, or ``proposal`` has
+            no method ``draw``.
+        ValueError: If a count or a label is out of range, if the guide opened a plate of the same
+            name that holds other rows, or if ``per_observation`` comes with a ``proposal``, without
+            labels or with labels of several axes.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro
@@ -242,7 +212,8 @@ class class_plate(_indexed_plate):
         ([2, 4], [1.0, 1.0, 0.0, 499999.0, 499999.0])
 
     References:
-        Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, section 2.1 ("reduce").
+        Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, section 2.1 ("reduce"),
+        and Algorithm 1 (``per_observation``).
     """
 
     def __init__(
@@ -252,16 +223,20 @@ class class_plate(_indexed_plate):
         labels: ArrayLike | None = None,
         num_sampled: int | None = None,
         *,
+        proposal: ClassProposal | None = None,
+        per_observation: bool = False,
         dim: int | None = None,
     ) -> None:
         num_categories = check_count("num_categories", num_categories, 2)
+        _check_layout(name, labels, proposal, per_observation)
         if labels is not None:
-            check_integers("labels", labels)
-            check_in_range(f"`labels` of plate '{name}'", labels, num_categories, "classes")
+            check_labels(name, labels, num_categories)
             labels = jnp.ravel(jnp.asarray(labels))
         if num_sampled is not None:
-            num_sampled = _check_num_sampled(num_sampled, num_categories, labels)
-        self.classes, shared = _choose_classes(name, num_categories, labels, num_sampled)
+            num_sampled = check_num_sampled(num_sampled, num_categories, labels)
+        self.classes, shared = _choose_classes(
+            name, num_categories, labels, num_sampled, proposal, per_observation
+        )
         full = self.classes.kind == "full"
         super().__init__(
             name,
@@ -270,7 +245,8 @@ class class_plate(_indexed_plate):
             dim,
             shared=shared,
             full=full,
-            row_weights=None if full else self.classes.weights,
+            row_weights=None if full else self.classes.row_weights,
+            repeats=self.classes.per_observation,
             labels=labels,
         )
 
@@ -286,105 +262,76 @@ class class_plate(_indexed_plate):
         if msg["type"] not in ("param", "sample") or self._full:
             return
         if any(frame.name == self.name for frame in msg["cond_indep_stack"]):
-            weights = self.classes.weights.reshape((-1,) + (1,) * (-1 - self.dim))
+            weights = self.classes.row_weights.reshape((-1,) + (1,) * (-1 - self.dim))
             msg["scale"] = weights if scale is None else scale * weights
 
 
-def _check_num_sampled(num_sampled: int, num_categories: int, labels: Array | None) -> int:
-    num_sampled = check_count("num_sampled", num_sampled, 1)
-    most = num_categories if labels is None else num_categories - 1
-    if num_sampled > most:
-        raise ValueError(
-            f"`num_sampled` must be at most {most} with num_categories={num_categories}"
-            f"{'' if labels is None else ', since the labels are there already'}; "
-            f"got {num_sampled}. Leave it out to have all classes, exactly."
+def _check_layout(
+    name: str, labels: ArrayLike | None, proposal: ClassProposal | None, per_observation: bool
+) -> None:
+    if proposal is not None and not hasattr(proposal, "draw"):
+        raise TypeError(
+            f"`proposal` of plate '{name}' must have a method `draw`, as lc.FrequencyProposal; "
+            f"got {proposal!r}."
         )
-    return num_sampled
+    if per_observation and proposal is not None:
+        raise ValueError(
+            f"plate '{name}': with per_observation=True classes are drawn uniformly; leave out "
+            f"`proposal`, or share the classes; got {proposal!r}."
+        )
+    if per_observation and labels is not None and np.ndim(labels) != 1:
+        raise ValueError(
+            f"`labels` of plate '{name}' must have shape (B,) with per_observation=True; "
+            f"got shape {np.shape(labels)}."
+        )
 
 
 def _choose_classes(
-    name: str, num_categories: int, labels: Array | None, num_sampled: int | None
+    name: str,
+    num_categories: int,
+    labels: Array | None,
+    num_sampled: int | None,
+    proposal: ClassProposal | None,
+    per_observation: bool,
 ) -> tuple[ClassSubset, bool]:
     """Make the subset, and say whether a handler gave the random part of it."""
     if num_sampled is None:
-        subset = _full_subset(num_categories)
+        subset = full_subset(num_categories)
         site = _rows_site(name, num_categories, subset.indices)
     else:
-        given = jnp.zeros(0, jnp.int32) if labels is None else labels
-        present, num_others = _sorted_distinct(given, num_categories)
+        given = jnp.zeros(0, jnp.int32) if labels is None else widen(labels)
+        present = given if per_observation else sorted_distinct(given, num_categories)
 
-        def draw(rng_key: Array | None) -> Array:
+        def draw(rng_key: Array | None) -> DrawnClasses:
             if rng_key is None:
-                raise ValueError(
-                    f"plate '{name}' draws classes and needs a random key: run the model under "
-                    "`numpyro.handlers.seed`, or leave `num_sampled` out (HMC and NUTS cannot "
-                    "subsample)."
-                )
-            return _draw_others(rng_key, present, num_others, num_categories, num_sampled)
+                raise _no_key(name)
+            if not per_observation:
+                return draw_others(proposal, rng_key, present, num_categories, num_sampled)
+            if labels is None:
+                raise _no_labels(name)
+            return draw_per_observation(rng_key, present, num_categories, num_sampled)
 
         site = _rows_site(name, num_categories, None, draw)
         if not site.is_chunk:
-            subset = _weighted_subset(present, num_others, site.value, num_categories)
+            join = per_observation_subset if per_observation else shared_subset
+            subset = join(present, DrawnClasses(*site.value), num_categories)
     if site.is_chunk:
-        return _chunk_subset(site.value, num_categories), True
+        return chunk_subset(site.value, num_categories), True
     return subset, site.shared
 
 
-@partial(jax.jit, static_argnums=(3, 4))
-def _draw_others(
-    rng_key: Array, present: Array, num_others: Array, num_categories: int, num_sampled: int
-) -> Array:
-    """Draw classes that are not among the labels."""
-    ranks = draw_without_replacement(
-        rng_key,
-        num_others,
-        num_sampled,
-        min_population=num_categories - min(present.shape[0], num_categories),
-        max_population=num_categories,
-    )
-    return skip_labels(ranks, present, num_categories)
-
-
-@partial(jax.jit, static_argnums=3)
-def _weighted_subset(
-    present: Array, num_others: Array, others: Array, num_categories: int
-) -> ClassSubset:
-    """Join labels, of weight 1, and drawn classes, which stand for all classes without label."""
-    dtype = jnp.result_type(float)
-    num_drawn = jnp.minimum(others.shape[0], num_others)
-    is_drawn = jnp.arange(others.shape[0]) < num_drawn
-    weight = num_others.astype(dtype) / jnp.maximum(num_drawn, 1)
-    weights = [(present < num_categories).astype(dtype), jnp.where(is_drawn, weight, 0)]
-    indices = jnp.concatenate([present, jnp.where(is_drawn, others, 0)])
-    return ClassSubset(
-        jnp.minimum(indices, num_categories - 1),
-        jnp.concatenate(weights),
-        present,
-        num_categories,
-        "sample",
+def _no_key(name: str) -> ValueError:
+    return ValueError(
+        f"plate '{name}' draws classes and needs a random key: run the model under "
+        "`numpyro.handlers.seed`, or leave `num_sampled` out (HMC and NUTS cannot subsample)."
     )
 
 
-def _chunk_subset(classes: Array, num_categories: int) -> ClassSubset:
-    weights = (classes < num_categories).astype(jnp.result_type(float))
-    indices = jnp.minimum(classes, num_categories - 1)
-    return ClassSubset(indices, weights, None, num_categories, "chunk")
-
-
-def _full_subset(num_categories: int) -> ClassSubset:
-    weights = jnp.ones(num_categories)
-    indices = jnp.arange(num_categories, dtype=jnp.int32)
-    return ClassSubset(indices, weights, None, num_categories, "full")
-
-
-@partial(jax.jit, static_argnums=1)
-def _sorted_distinct(labels: Array, num_categories: int) -> tuple[Array, Array]:
-    """Sort the distinct labels in [0, K), padded with K, and count the other classes."""
-    labels = widen(labels)
-    valid = (labels >= 0) & (labels < num_categories)
-    labels = jnp.where(valid, labels, num_categories).astype(jnp.int32)
-    distinct = jnp.unique(labels, size=labels.shape[0], fill_value=num_categories)
-    return distinct, num_categories - (distinct < num_categories).sum(dtype=jnp.int32)
+def _no_labels(name: str) -> ValueError:
+    return ValueError(
+        f"`labels` of plate '{name}' are needed with per_observation=True, one for each "
+        "observation; got None."
+    )
 
 
 class class_chunk(Messenger):
@@ -470,14 +417,7 @@ class data_plate(_indexed_plate):
         if rows is None:
             indices = jnp.arange(size, dtype=jnp.int32)
         else:
-            check_integers("rows", rows)
-            if jnp.ndim(rows) != 1:
-                raise ValueError(
-                    f"`rows` of plate '{name}' must have shape (B,), one id for each row of the "
-                    f"minibatch; got shape {jnp.shape(rows)}."
-                )
-            check_in_range(f"`rows` of plate '{name}'", rows, size, "row ids")
-            indices = jnp.asarray(rows, jnp.int32)
+            indices = check_row_ids(name, rows, size)
         site = _rows_site(name, size, indices, all_rows=rows is None)
         super().__init__(
             name,

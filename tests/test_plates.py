@@ -20,6 +20,7 @@ from numpyro.infer.util import log_density
 from scipy.stats import chisquare, norm
 
 import numpyro_largecat as lc
+from numpyro_largecat.proposals import DrawnClasses
 from tests import reference
 from tests.memory import temp_bytes
 
@@ -168,12 +169,15 @@ def test_weighted_sums_are_unbiased_exactly(num_categories, labels, num_sampled)
     given = np.array(labels, np.int32) if labels else None
     subsets = itertools.combinations(reference.others_of(labels, num_categories), num_sampled)
 
+    weight = (num_categories - len(set(labels))) / num_sampled
+
     @jax.vmap
     def weigh(others):
         def make():
             return lc.class_plate("classes", num_categories, given, num_sampled).classes
 
-        return handlers.substitute(make, data={"classes_rows": others})()
+        drawn = DrawnClasses(others, jnp.full(num_sampled, weight))
+        return handlers.substitute(make, data={"classes_rows": drawn})()
 
     classes = jax.jit(weigh)(jnp.array(list(subsets), jnp.int32))
     estimates = (classes.weights * f[np.asarray(classes.indices)]).sum(axis=1)
