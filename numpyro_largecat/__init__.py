@@ -2,21 +2,51 @@
 """NumPyro models with huge categoricals, at a cost per step that does not depend on their size."""
 
 from numpyro_largecat.arviz import to_arviz
-from numpyro_largecat.distributions import UtilityCategorical
+from numpyro_largecat.distributions import (
+    AugmentedCategorical,
+    Bouchard,
+    ErrorFamily,
+    GaussianErrorBound,
+    GaussianUtilityBound,
+    NoiseContrastive,
+    OneVsEach,
+    UtilityCategorical,
+    error_distribution,
+)
+from numpyro_largecat.gaussian_weights import GaussianWeights, gaussian_weights
+from numpyro_largecat.guides import AmortizedErrors, AutoError, ErrorGuideList, LocalErrors
 from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
-from numpyro_largecat.infer.update_rules import NaturalGradient
-from numpyro_largecat.plates import ClassSubset, RowSubset, class_chunk, class_plate, data_plate
+from numpyro_largecat.infer.update_rules import GaussianNaturalGradient, NaturalGradient
+from numpyro_largecat.plates import class_chunk, class_plate, data_plate
 from numpyro_largecat.plots import plot_elbo, plot_intervals, plot_reliability
 from numpyro_largecat.predict import Prediction, predict_choice
 from numpyro_largecat.primitives import sample_choice
+from numpyro_largecat.proposals import ClassProposal, FrequencyProposal, HeadProposal
+from numpyro_largecat.subsets import ClassSubset, RowSubset
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AmortizedErrors",
     "ArrayBatches",
+    "AugmentedCategorical",
+    "AutoError",
+    "Bouchard",
+    "ClassProposal",
     "ClassSubset",
+    "ErrorFamily",
+    "ErrorGuideList",
+    "FrequencyProposal",
+    "GaussianErrorBound",
+    "GaussianNaturalGradient",
+    "GaussianUtilityBound",
+    "GaussianWeights",
+    "HeadProposal",
+    "LocalErrors",
     "NaturalGradient",
+    "NoiseContrastive",
+    "OneVsEach",
     "Prediction",
     "RowSubset",
     "SubsampledSVI",
@@ -24,6 +54,8 @@ __all__ = [
     "class_chunk",
     "class_plate",
     "data_plate",
+    "error_distribution",
+    "gaussian_weights",
     "plot_elbo",
     "plot_intervals",
     "plot_reliability",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,12 +15,12 @@ from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import check_count, check_in_range, check_integers
-from numpyro_largecat.distributions.utility_categorical import (
-    UtilityCategorical,
-    base_distribution,
-)
+from numpyro_largecat.distributions.choice import ChoiceDistribution, base_distribution
+from numpyro_largecat.distributions.errors import GUMBEL, ErrorFamily
+from numpyro_largecat.guides.error_guides import without_errors
 from numpyro_largecat.infer.latent_values import at_centre, at_feasible_values
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
+from numpyro_largecat.ops.choice_quadrature import choice_log_prob
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.plates import class_chunk
 
@@ -64,21 +65,26 @@ def predict_choice(
 
     .. math:: \log p(k) = \psi_k - \log \sum_{j=1}^{K} \exp \psi_j ,
 
-    where the sum is accumulated over chunks of classes.
+    where the sum is accumulated over chunks of classes. For other errors than Gumbel's the most
+    probable classes are those of highest utility too, and each probability is an integral, see
+    ``UtilityCategorical``.
 
     Data plates without ``rows`` stand for new data, of any length. The function is pure, so it
     can be compiled: ``jax.jit(functools.partial(lc.predict_choice, model, guide, num_top=5))``.
 
     Shapes: ``...`` is the batch shape of the site.
 
-    Cost: O(K) time per row, and memory for ``chunk_size`` utilities per row beside the tables.
+    Cost: O(K) time per row, and memory for ``chunk_size`` utilities per row beside the tables. For
+    other errors than Gumbel's O(K) memory per row, and O(K) time for each of the ``num_top`` + 1
+    probabilities.
 
     Args:
         model: The model that was fitted.
         guide: Its guide.
         params: Parameters, as ``SubsampledSVI.get_params`` gives them.
         *args: Arguments of the model, without observed choices.
-        site: Name of the choice, a ``UtilityCategorical`` site over ``plate``.
+        site: Name of the choice, a site over ``plate`` with ``UtilityCategorical`` or one of its
+            bounds.
         plate: Name of its class plate.
         obs: Observed classes, to get their log probability; shape (...).
         num_top: Number of most probable classes, in [1, K].
@@ -86,7 +92,9 @@ def predict_choice(
         **kwargs: Keyword arguments of the model.
 
     Raises:
-        ValueError: If the model has no such site or plate, or ``obs`` is out of range.
+        ValueError: If the model has no such site or plate, a parameter is missing, or ``obs`` is
+            out of range.
+        TypeError: If ``params`` is not a dict.
         NotImplementedError: If a latent site has one value for each row of the training data, which
             new rows lack.
 
@@ -107,11 +115,17 @@ def predict_choice(
         >>> new.top_classes.tolist()
         [[7, 3], [7, 3]]
     """
+    if not isinstance(params, dict):
+        raise TypeError(
+            "`params` must be a dict of the fit's parameters, such as `result.params`; "
+            f"got {type(params).__name__}."
+        )
+    model, guide = without_errors(model, guide)
     num_top = check_count("num_top", num_top, 1)
     chunk_size = check_count("chunk_size", chunk_size, 1)
 
-    def utilities(start: ArrayLike, size: int) -> tuple[Array, int]:
-        """Utilities of classes [start, start + size), and K."""
+    def utilities(start: ArrayLike, size: int) -> tuple[Array, int, ErrorFamily]:
+        """Utilities of classes [start, start + size), K, and the distribution of errors."""
         touched = TouchedRows()
 
         def on_chunk(fn: Any) -> Any:
@@ -121,9 +135,16 @@ def predict_choice(
         trace(at_feasible_values(on_chunk(model))).get_trace(*args, **kwargs)
         guide_trace = trace(at_centre(on_chunk(guide))).get_trace(*args, **kwargs)
         sites = trace(replay(on_chunk(model), guide_trace)).get_trace(*args, **kwargs)
-        return _utilities_at(sites, site, plate), touched.plates[plate].size
+        _check_params(params, guide_trace | sites)
+        choice = _choice_at(sites, site, plate)
+        if plate not in touched.plates:
+            raise ValueError(
+                f"`plate` must name a class plate of the model; got '{plate}', and the model's "
+                f"plates are {sorted(touched.plates)}."
+            )
+        return choice.utilities, touched.plates[plate].size, getattr(choice, "noise", GUMBEL)
 
-    num_categories = _static_result(lambda: utilities(0, 2)[1])
+    num_categories, family = _static_result(lambda: utilities(0, 2)[1:])
     if num_top > num_categories:
         raise ValueError(
             f"`num_top` must be at most the number of classes, {num_categories}; got {num_top}."
@@ -132,9 +153,14 @@ def predict_choice(
         check_integers("obs", obs)
         check_in_range("`obs`", obs, num_categories, "classes")
     size = min(chunk_size, num_categories)
+    if family is not GUMBEL:
+        chunks = jnp.arange(-(-num_categories // size))
+        by_chunk = lax.map(lambda chunk: utilities(chunk * size, size)[0], chunks)
+        psi = jnp.moveaxis(by_chunk, 0, -2).reshape((*by_chunk.shape[1:-1], -1))
+        return _by_quadrature(psi[..., :num_categories], family, obs, num_top)
 
     def visit(chunk: Array, best: _Running) -> _Running:
-        psi, _ = utilities(chunk * size, size)
+        psi = utilities(chunk * size, size)[0]
         classes = chunk * size + jnp.arange(size)
         psi = jnp.where(classes < num_categories, psi, -jnp.inf)
         return best.include(psi, classes, obs)
@@ -144,6 +170,17 @@ def predict_choice(
     found = lax.fori_loop(0, -(-num_categories // size), visit, nothing)
     log_prob = None if obs is None else found.observed - found.log_sum
     return Prediction(found.classes, found.utilities - found.log_sum[..., None], log_prob)
+
+
+def _by_quadrature(
+    psi: Array, family: ErrorFamily, obs: ArrayLike | None, num_top: int
+) -> Prediction:
+    """Predict from the utilities of all classes, shape (..., K)."""
+    _, top = lax.top_k(psi, num_top)
+    log_prob = partial(choice_log_prob, log_density=family.log_prob, log_cdf=family.log_cdf)
+    by_rank = lax.map(lambda labels: log_prob(psi, labels), jnp.moveaxis(top, -1, 0))
+    observed = None if obs is None else log_prob(psi, jnp.asarray(obs))
+    return Prediction(top.astype(jnp.int32), jnp.moveaxis(by_rank, 0, -1), observed)
 
 
 class _Running(NamedTuple):
@@ -185,8 +222,13 @@ class _without_training_rows(Messenger):
         if msg["type"] == "plate" and msg["kwargs"].get("all_rows"):
             self.plates.add(msg["name"].removesuffix("_rows"))
             msg["value"] = jnp.zeros(1, jnp.int32)  # one row, which any number of rows broadcasts
+        elif msg["type"] == "plate" and msg["kwargs"].get("draws_classes"):
+            if not msg["kwargs"].get("is_chunk"):
+                # Another class plate: two of its classes will do, for they are not used.
+                msg["value"] = jnp.arange(2, dtype=jnp.int32)
+                msg["kwargs"]["is_chunk"] = True
         elif msg["type"] == "sample" and isinstance(
-            base_distribution(msg["fn"]), UtilityCategorical
+            base_distribution(msg["fn"]), ChoiceDistribution
         ):
             msg["value"] = jnp.zeros(msg["fn"].batch_shape, jnp.int32)
         elif msg["type"] in ("sample", "param") and not msg.get("is_observed"):
@@ -199,15 +241,26 @@ class _without_training_rows(Messenger):
                 )
 
 
-def _utilities_at(sites: Any, site: str, plate: str) -> Array:
+def _check_params(params: dict[str, Any], sites: dict[str, Any]) -> None:
+    missing = sorted(
+        name for name, site in sites.items() if site["type"] == "param" and name not in params
+    )
+    if missing:
+        raise ValueError(
+            f"`params` lacks the parameters {missing} of model and guide; it has {sorted(params)}. "
+            "Pass those of the fit, `result.params`."
+        )
+
+
+def _choice_at(sites: Any, site: str, plate: str) -> ChoiceDistribution:
     fn = base_distribution(sites[site]["fn"]) if site in sites else None
-    if not isinstance(fn, UtilityCategorical) or fn.classes is None:
+    if not isinstance(fn, ChoiceDistribution) or fn.classes is None:
         raise ValueError(
             f"`site` must name a UtilityCategorical site over class plate '{plate}', with "
             f"`classes=` from that plate; got '{site}', and the model's sites are "
             f"{[n for n, s in sites.items() if s['type'] == 'sample']}."
         )
-    return fn.utilities
+    return fn
 
 
 def _static_result(fn: Callable[[], Any]) -> Any:

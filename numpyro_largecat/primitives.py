@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,12 +12,12 @@ from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import check_integers
+from numpyro_largecat.distributions.choice import ChoiceDistribution
+from numpyro_largecat.distributions.errors import GUMBEL, ErrorFamily, error_family
 from numpyro_largecat.distributions.utility_categorical import UtilityCategorical
-from numpyro_largecat.infer.update_rules import NaturalGradient, UpdateRule
-from numpyro_largecat.ops.softmax_bound import best_u_slope
-from numpyro_largecat.plates import ClassSubset, RowSubset
-
-_DEFAULT_RULE = NaturalGradient()
+from numpyro_largecat.infer.update_rules import Followed, UpdateRule
+from numpyro_largecat.local_state import local_state, on_all_classes
+from numpyro_largecat.subsets import ClassSubset, RowSubset
 
 
 def sample_choice(
@@ -27,21 +26,25 @@ def sample_choice(
     *,
     classes: ClassSubset | None = None,
     rows: RowSubset | None = None,
-    noise: str = "gumbel",
-    update_rule: UpdateRule = _DEFAULT_RULE,
+    noise: str | ErrorFamily = "gumbel",
+    variances: ArrayLike | None = None,
+    update_rule: UpdateRule | None = None,
     obs: ArrayLike | None = None,
 ) -> Array:
     r"""Observe (or draw) a choice among K classes, and keep a local variable for each row.
 
-    With a subsampled class plate the likelihood is the Augment & Reduce bound
+    With a subsampled class plate the likelihood is the Augment & Reduce bound. For the softmax
+    (``noise="gumbel"``) it is
 
     .. math:: 1 - u_n - e^{-u_n} \hat\eta_n
 
     of ``UtilityCategorical``. This statement declares u as the parameter ``name + "_u"`` inside
-    the data plate, one entry for each of the N rows. ``SubsampledSVI`` moves the entries of the
+    the data plate, one entry for each of the N rows. For other errors it is that of
+    ``GaussianErrorBound``, and the parameter ``name + "_error"`` holds the location and the log
+    precision of the Gaussian of each row, shape (N, 2). ``SubsampledSVI`` moves the entries of the
     minibatch by ``update_rule``, before it takes the gradient of everything else; other inference
-    treats u as any parameter. With all classes the likelihood is exact and nothing is kept, so the
-    same model serves for training, exact or subsampled, and for prediction.
+    treats them as any parameter. With all classes the likelihood is exact and nothing is kept, so
+    the same model serves for training, exact or subsampled, and for prediction.
 
     **Under a posterior over the weights** no single u is best for all their draws, and a fixed one
     makes posterior standard deviations too small. ``SubsampledSVI`` therefore lets u follow the
@@ -50,10 +53,19 @@ def sample_choice(
     .. math:: u_n + (e^{-u_n} - 1) \, (\psi_{n y_n} - \bar\psi_{n y_n}),
 
     with the utility at the centre of the guide as reference: this is a bound too, since any u
-    gives one, and nearly as tight for each draw as if it had a u of its own. Gradients take the
-    value as a constant, as they take u, so those of a guide's spread lack a term that vanishes
-    where u is best for each draw. It takes one more evaluation of the utilities. Guides whose
-    distributions have no mean keep u as it is.
+    gives one, and nearly as tight for each draw as if it had a u of its own. The location of a
+    Gaussian error follows in the same way. Gradients take the value as a constant, as they take u,
+    so those of a guide's spread lack a term that vanishes where u is best for each draw. It takes
+    one more evaluation of the utilities, for the observed classes only where they are a matrix
+    product. Guides whose distributions have no mean keep u as it is.
+
+    **With** ``variances`` the utilities are Gaussian under a posterior that is not drawn from, see
+    ``gaussian_weights``, and the likelihood is the expectation of the bound over them, that of
+    ``GaussianUtilityBound`` with the slope ``expm1(-u)``: u follows the utility of the observed
+    class in closed form. Latent values that are drawn are followed as above, through the means.
+    With all classes that bound is taken at its best u, and nothing is kept; it is not exact, since
+    the expected log softmax has no closed form. Draws of the choice are exact. In
+    ``lc.predict_choice`` the utilities are at their means.
 
     **Bias.** The step that moves u uses the classes of the same step, as in the paper. On its
     first visit an observation takes the best u for them, as in the stateless form, whose ELBO is
@@ -62,7 +74,8 @@ def sample_choice(
 
     Shapes: the choice has the shape of ``obs``, or ``utilities.shape[:-1]``.
 
-    Cost: O(M) per observation and step; one float and the rule's state kept for each of N rows.
+    Cost: O(M) per observation and step, a few times the softmax's for other errors; one float (two
+    for other errors) and the rule's state kept for each of N rows.
 
     Args:
         name: Name of the site.
@@ -71,7 +84,10 @@ def sample_choice(
         rows: What ``with lc.data_plate(...) as rows`` gives; the statement must be inside that
             plate. Needed with a subset of classes.
         noise: Distribution of the errors, see ``UtilityCategorical``.
-        update_rule: How u moves, by default ``NaturalGradient()``.
+        variances: Variances of the utilities under their Gaussian posterior, at least 0, of the
+            shape of ``utilities``; for the softmax only. None for utilities that are as they are.
+        update_rule: How the local variable moves, by default ``NaturalGradient()`` for u and
+            ``GaussianNaturalGradient()`` for a Gaussian error.
         obs: Observed classes, integers in [0, K). None to draw them, which needs all classes.
 
     Returns:
@@ -79,7 +95,8 @@ def sample_choice(
 
     Raises:
         ValueError: If a subset of classes is used without ``rows``, outside their plate, or with
-            shapes that do not match.
+            shapes that do not match; if ``variances`` are given with another ``noise`` than
+            "gumbel".
         TypeError: If ``obs`` are not integers.
 
     Example:
@@ -94,9 +111,16 @@ def sample_choice(
     References:
         Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 1.
     """
-    choice = UtilityCategorical(utilities, classes, noise)
-    if choice.classes is None or choice.classes.kind == "chunk":
+    family = error_family(noise)
+    if variances is not None and family is not GUMBEL:
+        raise ValueError(
+            f"site '{name}': `variances` need the softmax, noise=\"gumbel\", whose bound has a "
+            f"closed form under Gaussian utilities; got noise={family}. Draw the weights instead."
+        )
+    if classes is None or classes.kind != "sample":
+        choice = _with_all_classes(name, utilities, variances, classes, family, obs)
         return numpyro.sample(name, choice, obs=obs)
+    choice = ChoiceDistribution(utilities, classes)
     if obs is None:
         raise ValueError(
             f"site '{name}' needs `obs=` while the class plate holds a subset of the classes. To "
@@ -119,22 +143,40 @@ def sample_choice(
             f"axis {rows.dim}; got choices of shape {shape}."
         )
     whole[rows.dim] = rows.size
+    local = local_state(choice.utilities, classes, family, obs, variances)
     with _open_plates() as plates:
-        u = numpyro.param(
-            f"{name}_u",
-            jnp.full(whole, math.log(choice.num_categories), choice.utilities.dtype),
-            event_dim=0,
-            update_rule=update_rule,
-            statistic=lax.stop_gradient(choice.optimal_u(obs)),
-            follow=(choice.label_utility(obs), best_u_slope),
+        value = numpyro.param(
+            f"{name}_{local.suffix}",
+            jnp.broadcast_to(local.start, (*whole, *local.start.shape)),
+            event_dim=local.start.ndim,
+            update_rule=local.update_rule if update_rule is None else update_rule,
+            statistic=local.statistic,
+            follow=Followed(*choice.label_entries(obs), local.shift),
         )
-    if rows.name not in plates or jnp.shape(u) != shape:
+    if rows.name not in plates or jnp.shape(value) != (*shape, *local.start.shape):
         raise ValueError(
             f"site '{name}' must be inside its data plate: `with lc.data_plate('{rows.name}', ...) "
             f"as rows:`; it is inside plates {sorted(plates)}, and its local variable has shape "
-            f"{jnp.shape(u)}."
+            f"{jnp.shape(value)}."
         )
-    return numpyro.sample(name, UtilityCategorical(utilities, classes, noise, u=u), obs=obs)
+    return numpyro.sample(name, local.bound(value), obs=obs)
+
+
+def _with_all_classes(
+    name: str,
+    utilities: ArrayLike,
+    variances: ArrayLike | None,
+    classes: ClassSubset | None,
+    family: ErrorFamily,
+    obs: ArrayLike | None,
+) -> ChoiceDistribution:
+    """The likelihood of all classes, or utilities of a chunk of them, where nothing is kept."""
+    if variances is None or (classes is not None and classes.kind == "chunk"):
+        return UtilityCategorical(utilities, classes, family)
+    if obs is not None:
+        check_integers("obs", obs)
+        _choice_shape(name, ChoiceDistribution(utilities, classes), obs)
+    return on_all_classes(utilities, variances, classes, obs)
 
 
 class _open_plates(Messenger):
@@ -150,11 +192,16 @@ class _open_plates(Messenger):
         self.plates |= {frame.name for frame in msg["cond_indep_stack"]}
 
 
-def _choice_shape(name: str, choice: UtilityCategorical, obs: ArrayLike) -> tuple[int, ...]:
+def _choice_shape(name: str, choice: ChoiceDistribution, obs: ArrayLike) -> tuple[int, ...]:
+    shapes = (jnp.shape(obs), choice.batch_shape)
     try:
-        return lax.broadcast_shapes(jnp.shape(obs), choice.batch_shape)
+        shape = lax.broadcast_shapes(*shapes)
     except ValueError:
+        shape = None
+    if shape is None or shape not in shapes:  # a column of labels would broadcast with the rows
         raise ValueError(
             f"site '{name}' must have one row of utilities for each observation; got "
-            f"obs.shape={jnp.shape(obs)} and utilities.shape={choice.utilities.shape}."
-        ) from None
+            f"obs.shape={jnp.shape(obs)} and utilities.shape={choice.utilities.shape}. If the "
+            "labels are a column, pass `y.squeeze(-1)`."
+        )
+    return shape

@@ -112,7 +112,7 @@ def test_bad_arguments_are_described(fitted):
     predict = partial(lc.predict_choice, model, guide, params, x)
     with pytest.raises(ValueError, match=r"`site` must name a UtilityCategorical.*'nope'"):
         predict(site="nope")
-    with pytest.raises(ValueError, match="with the name of that plate"):
+    with pytest.raises(ValueError, match=r"`plate` must name a class plate.*got 'nope'.*'classes'"):
         predict(plate="nope")
     with pytest.raises(ValueError, match="`num_top` must be at most the number of classes, 12"):
         predict(num_top=13)

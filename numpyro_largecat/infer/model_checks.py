@@ -17,10 +17,7 @@ from jax import Array, lax
 from numpyro.handlers import seed, trace
 
 from numpyro_largecat._checks import check_finite, check_in_range, check_known
-from numpyro_largecat.distributions.utility_categorical import (
-    UtilityCategorical,
-    base_distribution,
-)
+from numpyro_largecat.distributions.choice import ChoiceDistribution, base_distribution
 from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.latent_values import at_feasible_values
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
@@ -80,11 +77,26 @@ def observed_labels(model_trace: Any) -> dict[str, Labels]:
             )
         elif site["type"] == "sample" and site["is_observed"]:
             fn = base_distribution(site["fn"])
-            if isinstance(fn, UtilityCategorical):
+            if isinstance(fn, ChoiceDistribution):
+                _refuse_forgotten_classes(name, fn, model_trace)
                 known = None if fn.classes is None else fn.classes.labels
                 value = jnp.asarray(site["value"])
                 found[f"`obs` of site '{name}'"] = Labels(value, fn.num_categories, known=known)
     return found
+
+
+def _refuse_forgotten_classes(name: str, fn: ChoiceDistribution, model_trace: Any) -> None:
+    """Refuse utilities of a subset of classes that are taken for those of all."""
+    for plate, site in model_trace.items():
+        if fn.classes is not None or site["type"] != "plate":
+            continue
+        weights = site["kwargs"].get("row_weights")
+        if weights is not None and weights.shape[0] == fn.num_categories != site["args"][0]:
+            raise ValueError(
+                f"site '{name}' has utilities of {fn.num_categories} classes, as many as plate "
+                f"'{plate}' holds of its {site['args'][0]}, but no `classes`. Pass `classes=` "
+                f"from `with lc.class_plate('{plate}', ...) as classes`."
+            )
 
 
 def check_labels(labels: dict[str, Labels]) -> None:

@@ -15,6 +15,8 @@ from numpyro.handlers import replay, seed, substitute, trace
 from numpyro_largecat.infer.latent_values import at_centre, at_feasible_values
 from numpyro_largecat.infer.row_optimizer import Rows, gather_state
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
+from numpyro_largecat.infer.update_rules import Followed
+from numpyro_largecat.ops.entries import take_entries
 from numpyro_largecat.ops.table_rows import gather_rows, scatter_rows
 
 if TYPE_CHECKING:
@@ -161,22 +163,24 @@ class RowStep:
         assert site.rule is not None
         value, state = jax.tree.map(lambda x: self._spread(name, x), self.local_rows[name])
         statistic = msg["kwargs"].get("statistic")
-        if jnp.shape(statistic) != value.shape:
-            raise ValueError(
-                f"param '{name}' has an update rule and must give it a `statistic=` of shape "
-                f"{value.shape}, one entry for each row of the batch; got "
-                f"{'none' if statistic is None else f'shape {jnp.shape(statistic)}'}."
+        if not callable(statistic):
+            raise TypeError(
+                f"param '{name}' has an update rule and must give it a `statistic=`, a function of "
+                f"the parameter and of its shift in this step; got {statistic!r}."
             )
-        followed: Array | float = 0.0
+        shift = jnp.zeros_like(value)
         if name in self.at_centre:
-            quantity, slope = msg["kwargs"]["follow"]
+            follow: Followed = msg["kwargs"]["follow"]
             # Constant for the gradient: the centre moves with the draw, so that only the distance
             # counts, and a parameter that lags must not push the latent values through it.
-            followed = lax.stop_gradient(slope(value) * (quantity - self.at_centre[name]))
-        reference = lax.stop_gradient(statistic) - followed
-        new = LocalState(*lax.stop_gradient(site.rule.update(value, state, reference)))
+            drawn = jnp.take_along_axis(
+                lax.stop_gradient(follow.values), follow.entry[..., None], axis=-1
+            )
+            shift = follow.shift(value, drawn[..., 0] - self.at_centre[name])
+        new = LocalState(*site.rule.update(value, state, lambda value: statistic(value, shift)))
+        new = lax.stop_gradient(new)
         moved[name] = jax.tree.map(lambda x: site.merge(x, self.touched), new)
-        return new.value + followed
+        return new.value + shift
 
     def _followed_at_centre(self) -> dict[str, Array]:
         """What local parameters follow, at the centre of the guide; nothing if it has none."""
@@ -195,12 +199,13 @@ class RowStep:
         except NotImplementedError:
             return {}
         model = replay(run(self.svi.model), guide_trace)
-        sites = trace(model).get_trace(*self.args, **self.kwargs)
-        return {
-            name: sites[name]["kwargs"]["follow"][0]
-            for name in self.local_rows
-            if name in sites and "follow" in sites[name]["kwargs"]
-        }
+
+        def followed() -> dict[str, tuple[Array, Array]]:
+            sites = trace(model).get_trace(*self.args, **self.kwargs)
+            found = {name: sites[name]["kwargs"].get("follow") for name in self.local_rows}
+            return {name: (f.values, f.entry) for name, f in found.items() if f is not None}
+
+        return take_entries(followed)
 
     def _spread(self, name: str, stored: Array) -> Array:
         return self.svi._sites[name].spread(stored, self.touched)

@@ -186,8 +186,8 @@ def _plate_rows(msg: dict[str, Any]) -> PlateRows:
     weights = known.get("row_weights")
     if known.get("full") or known.get("distinct"):
         return PlateRows(indices, size, bool(known.get("full")), None, indices, None)
-    if weights is not None:  # a class plate repeats a row only as padding, of weight 0
+    if weights is not None and not known.get("repeats"):  # padding aside, which has weight 0
         return PlateRows(indices, size, False, weights, jnp.where(weights > 0, indices, size), None)
-    valid = (indices >= 0) & (indices < size)
+    valid = (indices >= 0) & (indices < size) if weights is None else weights > 0
     stored, position = merge_repeats(jnp.where(valid, indices, size), size)
-    return PlateRows(indices, size, False, None, stored, position)
+    return PlateRows(indices, size, False, weights, stored, position)

@@ -3,10 +3,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
+
+NUM_FIRST_STEPS = 5  # Newton steps on the first visit of a row
+LEAST_PRECISION = 1e-4  # of q(error)
+LONGEST_STEP = 5.0  # of the location of q(error)
+
+Statistic = Callable[[Array, Array], Any]  # of the parameter, and of its shift in this step
+Shift = Callable[[Array, Array], Array]  # of the parameter, and of a distance
+
+
+class Followed(NamedTuple):
+    """A quantity of the draw of the latent values that a parameter follows.
+
+    The parameter is shifted by ``shift(parameter, distance)``, with the distance of
+    ``values[..., entry]`` from what it is at the centre of the guide.
+    """
+
+    values: Array  # (..., M)
+    entry: Array  # (...), integers in [0, M)
+    shift: Shift
+
+
+def best_u_shift(u: Array, distance: Array) -> Array:
+    """First-order shift of the best u, log eta*, where the observed utility is ``distance`` higher.
+
+    Its derivative in that utility is p_y - 1, with the probability of the observed class at the
+    best u, ``p_y = exp(-u)``.
+    """
+    return jnp.expm1(-u) * distance
 
 
 @runtime_checkable
@@ -14,17 +43,18 @@ class UpdateRule(Protocol):
     """What ``SubsampledSVI`` asks of the ``update_rule=`` of a ``numpyro.param`` site.
 
     Before each gradient step, the rule moves the rows of the minibatch; the loss and the gradient
-    of everything else are then taken at the moved values. The site gives ``statistic=``, one entry
-    for each row. It may give ``follow=(quantity, slope)``, a quantity of the draw of the latent
-    values and a function of the parameter: the value then moves with the quantity's distance from
-    what it is at the centre of the guide, times the slope.
+    of everything else are then taken at the moved values. The site gives ``statistic=``, a function
+    of the parameter and of its shift in this step. It may give ``follow=``, a ``Followed``, which
+    shifts the parameter for this step alone.
     """
 
     def init(self, value: Array) -> Any:
-        """Make the rule's state for all rows, a pytree of arrays shaped like ``value``."""
+        """Make the rule's state for all rows, arrays with the leading axes of ``value``."""
 
-    def update(self, value: Array, state: Any, statistic: Array) -> tuple[Array, Any]:
-        """Move ``value``, given the ``statistic=`` of the site; all three hold the batch's rows."""
+    def update(
+        self, value: Array, state: Any, statistic: Callable[[Array], Any]
+    ) -> tuple[Array, Any]:
+        """Move ``value``, given the statistic of the site as a function of it, for some rows."""
 
 
 class NaturalGradient:
@@ -57,7 +87,7 @@ class NaturalGradient:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
         >>> rule = lc.NaturalGradient()
-        >>> u, visits = rule.update(jnp.zeros(1), jnp.array([0]), jnp.array([3.0]))
+        >>> u, visits = rule.update(jnp.zeros(1), jnp.array([0]), lambda u: jnp.array([3.0]))
         >>> u.tolist(), visits.tolist()
         ([3.0], [1])
 
@@ -66,24 +96,117 @@ class NaturalGradient:
     """
 
     def __init__(self, exponent: float = 0.9) -> None:
-        if not 0.5 < exponent <= 1:
-            raise ValueError(
-                "`exponent` must be in (0.5, 1], for the step sizes to satisfy the Robbins-Monro "
-                f"conditions; got {exponent}."
-            )
-        self.exponent = exponent
+        self.exponent = _check_exponent(exponent)
 
     def init(self, value: Array) -> Array:
         """No observation has been visited."""
         return jnp.zeros(value.shape, jnp.int32)
 
-    def update(self, value: Array, state: Array, statistic: Array) -> tuple[Array, Array]:
-        """Move u = ``value`` towards ``statistic`` = log eta_hat; ``state`` counts visits."""
-        alpha = (1.0 + state.astype(value.dtype)) ** -self.exponent
-        log_kept = jnp.where(state > 0, jnp.log1p(-jnp.where(state > 0, alpha, 0.0)), -jnp.inf)
-        moved = jnp.logaddexp(log_kept + value, jnp.log(alpha) + statistic)
+    def update(
+        self, value: Array, state: Array, statistic: Callable[[Array], Array]
+    ) -> tuple[Array, Array]:
+        """Move u = ``value`` towards log eta_hat, the statistic; ``state`` counts visits."""
+        log_kept, log_new = _log_step_sizes(state, self.exponent, value.dtype)
+        moved = jnp.logaddexp(log_kept + value, log_new + statistic(value))
         return moved.astype(value.dtype), state + 1
 
     def __repr__(self) -> str:
         """Show the exponent."""
         return f"NaturalGradient(exponent={self.exponent})"
+
+
+class GaussianNaturalGradient:
+    r"""Natural-gradient step on the Gaussian q(error) = Normal(loc, 1 / precision) of a row.
+
+    .. math:: \mathrm{precision} &\leftarrow (1 - \alpha)\,\mathrm{precision}
+              - \alpha\, E_q[f''(\varepsilon)], \\
+              \mathrm{loc} &\leftarrow \mathrm{loc}
+              + \alpha\, E_q[f'(\varepsilon)] / \mathrm{precision}, \qquad
+              \alpha = (1 + \mathrm{visits})^{-\mathrm{exponent}},
+
+    with the log joint f of the choice and its error, estimated without bias from the classes of
+    this step; its two expected derivatives are the ``statistic``. f is concave, so the precision
+    stays positive. ``visits`` counts the earlier visits of this observation. On the first, a few
+    steps with alpha = 1, which are Newton's, find the best q for the classes of that step.
+
+    The parameter holds ``loc`` and the logarithm of the precision on its last axis.
+
+    Cost: one evaluation of the statistic; ``NUM_FIRST_STEPS`` more if a row is new.
+
+    Args:
+        exponent: Decay of the step size, in (0.5, 1].
+
+    Raises:
+        ValueError: If ``exponent`` is outside (0.5, 1].
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_largecat as lc
+        >>> rule = lc.GaussianNaturalGradient()
+        >>> def derivatives(value):  # of f(error) = -2 (error - 3)^2
+        ...     return -4 * (value[..., 0] - 3), jnp.full(1, -4.0)
+        >>> value, visits = rule.update(jnp.zeros((1, 2)), jnp.array([0]), derivatives)
+        >>> value[0, 0].item(), round(jnp.exp(value[0, 1]).item(), 3), visits.tolist()
+        (3.0, 4.0, [1])
+
+    References:
+        Khan and Rue, The Bayesian Learning Rule, JMLR 2023, section 1.3 (the step); Ruiz, Titsias,
+        Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 2 (whose place it takes).
+    """
+
+    def __init__(self, exponent: float = 0.9) -> None:
+        self.exponent = _check_exponent(exponent)
+
+    def init(self, value: Array) -> Array:
+        """No observation has been visited."""
+        return jnp.zeros(value.shape[:-1], jnp.int32)
+
+    def update(
+        self, value: Array, state: Array, statistic: Callable[[Array], tuple[Array, Array]]
+    ) -> tuple[Array, Array]:
+        """Move location and log precision along the statistic; ``state`` counts visits."""
+        is_new = state == 0
+
+        def find(value: Array) -> Array:
+            def newton(_: int, value: Array) -> Array:
+                moved = _gaussian_step(value, -jnp.inf, 0.0, statistic(value))
+                return jnp.where(is_new[..., None], moved, value)
+
+            return lax.fori_loop(0, NUM_FIRST_STEPS, newton, value)
+
+        value = lax.cond(is_new.any(), find, lambda value: value, value)
+        log_kept, log_new = _log_step_sizes(state, self.exponent, value.dtype)
+        return _gaussian_step(value, log_kept, log_new, statistic(value)), state + 1
+
+    def __repr__(self) -> str:
+        """Show the exponent."""
+        return f"GaussianNaturalGradient(exponent={self.exponent})"
+
+
+def _gaussian_step(
+    value: Array, log_kept: Array | float, log_new: Array | float, derivatives: tuple[Array, Array]
+) -> Array:
+    slope, curvature = derivatives
+    log_curvature = jnp.log(jnp.maximum(-curvature, LEAST_PRECISION))
+    log_precision = jnp.logaddexp(log_kept + value[..., 1], log_new + log_curvature)
+    step = jnp.exp(log_new) * slope * jnp.exp(-log_precision)
+    # Where the log joint is nearly straight a Newton step is far too long, except upwards.
+    moved = value[..., 0] + jnp.clip(step, -LONGEST_STEP, LONGEST_STEP)
+    return jnp.stack([moved, log_precision], axis=-1).astype(value.dtype)
+
+
+def _log_step_sizes(visits: Array, exponent: float, dtype: Any) -> tuple[Array, Array]:
+    """log(1 - alpha) and log(alpha) for alpha = (1 + visits)^-exponent."""
+    alpha = (1.0 + visits.astype(dtype)) ** -exponent
+    is_later = visits > 0
+    log_kept = jnp.where(is_later, jnp.log1p(-jnp.where(is_later, alpha, 0.0)), -jnp.inf)
+    return log_kept, jnp.log(alpha)
+
+
+def _check_exponent(exponent: float) -> float:
+    if not 0.5 < exponent <= 1:
+        raise ValueError(
+            "`exponent` must be in (0.5, 1], for the step sizes to satisfy the Robbins-Monro "
+            f"conditions; got {exponent}."
+        )
+    return exponent

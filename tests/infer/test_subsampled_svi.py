@@ -15,6 +15,7 @@ from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 
 import numpyro_largecat as lc
+from numpyro_largecat.proposals import DrawnClasses
 from tests.infer.models import NUM_CATEGORIES, explicit_u, hierarchical, make_data
 
 LOSSES = {"trace": Trace_ELBO(), "mean_field": TraceMeanField_ELBO()}
@@ -102,7 +103,8 @@ def test_steps_on_touched_rows_equal_dense_steps_on_the_same_subset(labels, loss
     y, rows = jnp.array(batch[labels]), jnp.array([4, 30, 2, 11, 39, 0])
     x = x[rows]
     others = jnp.array([k for k in range(NUM_CATEGORIES) if k not in batch[labels]][:4])
-    fixed = {"classes_rows": others}
+    weight = (NUM_CATEGORIES - len(set(batch[labels]))) / 4
+    fixed = {"classes_rows": DrawnClasses(others, jnp.full(4, weight))}
     model = explicit_u(num_sampled=4)
 
     def plates(x, y, rows):

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probit and logistic models through ``sample_choice`` and ``SubsampledSVI``."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
+
+import numpyro_largecat as lc
+from tests import reference
+
+COUNTS = np.array([400, 250, 150, 100, 60, 40])
+K, N = len(COUNTS), COUNTS.sum()
+Y = jnp.array(np.repeat(np.arange(K), COUNTS))
+
+
+def intercepts(noise, num_sampled):
+    """Utilities without covariates: with enough data the probabilities are the frequencies."""
+
+    def model(y=None, rows=None):
+        with lc.class_plate("classes", K, y, num_sampled) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 10))
+        with lc.data_plate("data", N, rows) as rows:
+            psi = jnp.broadcast_to(b, (N if y is None else len(y), *b.shape))
+            lc.sample_choice("y", psi, classes=classes, rows=rows, noise=noise, obs=y)
+
+    return model
+
+
+def fit(model, guide, num_steps, rng_seed=0):
+    rate = optax.exponential_decay(0.1, num_steps, 0.02)
+    svi = lc.SubsampledSVI(model, guide, optax.adam(rate), TraceMeanField_ELBO())
+    batches = lc.ArrayBatches(Y, batch_size=100)
+    return svi.run(jax.random.key(rng_seed), num_steps, batches=batches, progress_bar=False)
+
+
+@pytest.mark.parametrize("noise", ["normal", "logistic"])
+def test_a_fit_to_counts_gives_their_frequencies(noise):
+    """The Gaussian error costs 0.02 in probability at most, the fit's own noise less."""
+    model = intercepts(noise, 2)
+    result = fit(model, AutoDelta(model), 1500)
+    b = np.asarray(result.params["b_auto_loc"])
+    probabilities = [np.exp(reference.choice_log_prob(b, k, noise)) for k in range(K)]
+    np.testing.assert_allclose(probabilities, COUNTS / N, atol=0.035)
+    assert result.params["y_error"].shape == (N, 2)
+
+
+@pytest.mark.parametrize("noise", ["normal", "logistic"])
+def test_the_error_of_a_row_moves_when_it_is_visited_and_stays_otherwise(noise):
+    model = intercepts(noise, 2)
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO())
+    rows = jnp.array([3, 999, 500])
+    state = svi.init(jax.random.key(0), Y[rows], rows)
+    before = np.asarray(svi.get_params(state)["y_error"])
+    state, loss = svi.update(state, Y[rows], rows)
+    after = np.asarray(svi.get_params(state)["y_error"])
+    moved = (before != after).any(axis=1)
+    assert np.flatnonzero(moved).tolist() == sorted(rows.tolist())
+    assert np.isfinite(loss)
+    assert np.isfinite(after).all()
+
+
+def test_two_choices_with_different_errors_in_a_model_with_a_hierarchy():
+    """Shared weights, a learned scale, and K of 40 and 6."""
+    num_rows, num_features = 60, 3
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (num_rows, num_features))
+    labels = [
+        jax.random.randint(key, (num_rows,), 0, k) for key, k in zip(keys[1:], (40, 6), strict=True)
+    ]
+
+    def model(x, first=None, second=None, rows=None):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        with lc.class_plate("many", 40, first, 5) as many:
+            v = numpyro.sample("v", dist.Normal(0, scale).expand([num_features]).to_event(1))
+        with lc.class_plate("few", 6, second, 2) as few:
+            w = numpyro.sample("w", dist.Normal(0, scale).expand([num_features]).to_event(1))
+        with lc.data_plate("data", num_rows, rows) as rows:
+            kwargs = {"rows": rows}
+            lc.sample_choice("first", x @ v.T, classes=many, noise="normal", obs=first, **kwargs)
+            lc.sample_choice("second", x @ w.T, classes=few, noise="gumbel", obs=second, **kwargs)
+
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adagrad(0.1), TraceMeanField_ELBO())
+    batches = lc.ArrayBatches(x, *labels, batch_size=20)
+    result = svi.run(jax.random.key(1), 300, batches=batches, progress_bar=False)
+    assert np.isfinite(result.losses).all()
+    assert np.mean(result.losses[-50:]) < np.mean(result.losses[:50])
+    assert result.params["first_error"].shape == (num_rows, 2)
+    assert result.params["second_u"].shape == (num_rows,)
