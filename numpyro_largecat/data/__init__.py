@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of data sets with many classes. NumPy and SciPy only; nothing is downloaded."""
+"""Readers of data sets of choices and classes. NumPy and SciPy only; nothing is downloaded."""
 
+from numpyro_largecat.data.choice import ChoiceData, read_modecanada, read_swissmetro
 from numpyro_largecat.data.classification import ClassificationData
 from numpyro_largecat.data.context import context_features, next_token_classification
 from numpyro_largecat.data.load import load
@@ -8,6 +9,7 @@ from numpyro_largecat.data.names import NameFiles, load_names, read_names
 from numpyro_largecat.data.readers import read_idx, read_tokens, read_xml_classification
 
 __all__ = [
+    "ChoiceData",
     "ClassificationData",
     "NameFiles",
     "context_features",
@@ -15,7 +17,9 @@ __all__ = [
     "load_names",
     "next_token_classification",
     "read_idx",
+    "read_modecanada",
     "read_names",
+    "read_swissmetro",
     "read_tokens",
     "read_xml_classification",
 ]

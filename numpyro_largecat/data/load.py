@@ -13,12 +13,15 @@ from scipy.sparse import csr_array
 
 from numpyro_largecat.data.classification import ClassificationData
 from numpyro_largecat.data.context import next_token_classification
+from numpyro_largecat.data.files import find_file
+from numpyro_largecat.data.images import load_mnist, load_mnist100, load_omniglot
 from numpyro_largecat.data.names import load_names
-from numpyro_largecat.data.readers import read_idx, read_tokens, read_xml_classification
+from numpyro_largecat.data.readers import read_tokens, read_xml_classification
 
 _logger = logging.getLogger(__name__)
 
-_NAMES = ("names", "bibtex", "delicious", "mnist", "ptb")
+_IMAGES = {"mnist": load_mnist, "mnist100": load_mnist100, "omniglot": load_omniglot}
+_NAMES = ("names", "bibtex", "delicious", *_IMAGES, "ptb")
 
 
 def load(name: str, directory: str | PathLike[str] | None = None) -> ClassificationData:
@@ -33,14 +36,22 @@ def load(name: str, directory: str | PathLike[str] | None = None) -> Classificat
       Bibtex; 10 and 4 in Delicious), and so are test points whose first label is not a class
       (none in Bibtex, 21 in Delicious).
     - ``"mnist"``: the four files such as ``train-images-idx3-ubyte``; pixels are divided by 255.
+    - ``"mnist100"``: the same files, with 100 classes. Training and test rows are divided at random
+      into ten groups, and each group has its own random permutation of the pixels; class
+      ``10 * group + digit`` is a digit of one group.
+    - ``"omniglot"``: file ``omniglot_28x28.npz``, with arrays ``images``, unsigned bytes of shape
+      (K, 20, 28, 28), ``character_alphabet``, shape (K,), and ``alphabet_names``. Of the 20
+      drawings of each of 1,623 characters, 16 are in the training and 4 in the test part, chosen
+      at random; pixels are divided by 255, and ink is 1.
     - ``"ptb"``: files ``ptb.train.txt`` and ``ptb.test.txt``. Predict the next of 10,000 words
       from the three before it, across line ends, which are the word ``<eos>``; the features
       are those of ``"names"``. A test word that is not in the training part is dropped.
 
-    Each file may also be compressed with gzip and end in ``.gz``. The numbers dropped are
-    logged at level INFO.
+    Each file but an npz file may also be compressed with gzip and end in ``.gz``. What is random is
+    the same in each call and on each machine. The numbers dropped are logged at level INFO.
 
-    Cost: the features are dense, O(N * D) memory: 0.5 GB for ``"ptb"``, 0.8 GB for ``"names"``.
+    Cost: the features are dense, O(N * D) memory: 0.1 GB for ``"omniglot"``, 0.5 GB for ``"ptb"``,
+    0.8 GB for ``"names"``.
 
     Args:
         name: One of the names above.
@@ -62,6 +73,12 @@ def load(name: str, directory: str | PathLike[str] | None = None) -> Classificat
         >>> data = load("bibtex", directory)
         >>> data.class_names, data.y_train.tolist(), data.y_test.tolist()
         (('3', '7'), [1, 0], [1])
+
+    References:
+        Ruiz, Titsias and Blei, Scalable Large-Scale Classification with Latent Variable
+        Augmentation, workshop paper, section 3 (``"mnist100"``).
+        Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Table 1 (Bibtex, MNIST, and
+        the sizes of ``"omniglot"``).
     """
     if name not in _NAMES:
         raise ValueError(f"`name` must be one of {', '.join(_NAMES)}; got {name!r}.")
@@ -73,61 +90,22 @@ def load(name: str, directory: str | PathLike[str] | None = None) -> Classificat
             "Only load('names') needs no files."
         )
     directory = Path(directory)
-    if name == "mnist":
-        return _load_mnist(directory)
+    if name in _IMAGES:
+        return _IMAGES[name](directory)
     if name == "ptb":
         return next_token_classification(
-            [read_tokens(_find(directory, "ptb.train.txt"))],
-            [read_tokens(_find(directory, "ptb.test.txt"))],
+            [read_tokens(find_file(directory, "ptb.train.txt"))],
+            [read_tokens(find_file(directory, "ptb.test.txt"))],
             min_count=1,
             num_features=128,
         )
     return _load_first_label(name, directory)
 
 
-def _find(directory: Path, file_name: str) -> Path:
-    """The path of a file or of its compressed form, in a directory or a folder inside it."""
-    for name in (file_name, f"{file_name}.gz"):
-        for path in (directory / name, *sorted(directory.glob(f"*/{name}"))):
-            if path.is_file():
-                return path
-    raise FileNotFoundError(
-        f"Found neither {directory / file_name} nor the same with .gz at the end, nor either in a "
-        "folder of that directory. Pass the folder that holds the file as `directory`, as in "
-        "load(name, directory)."
-    )
-
-
-def _load_mnist(directory: Path) -> ClassificationData:
-    x_train, y_train = _read_mnist_part(directory, "train")
-    x_test, y_test = _read_mnist_part(directory, "t10k")
-    return ClassificationData(
-        x_train,
-        y_train,
-        x_test,
-        y_test,
-        class_names=tuple(str(digit) for digit in range(10)),
-        feature_names=tuple(f"pixel{row}_{column}" for row in range(28) for column in range(28)),
-    )
-
-
-def _read_mnist_part(directory: Path, part: str) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    image_path = _find(directory, f"{part}-images-idx3-ubyte")
-    label_path = _find(directory, f"{part}-labels-idx1-ubyte")
-    images, labels = read_idx(image_path), read_idx(label_path)
-    if images.shape != (len(labels), 28, 28) or labels.ndim != 1 or np.any(labels > 9):
-        raise ValueError(
-            f"{image_path} and {label_path} must hold N images of 28 x 28 pixels and N labels from "
-            f"0 to 9; got shapes {images.shape} and {labels.shape}, and labels up to "
-            f"{labels.max(initial=0)}."
-        )
-    pixels = images.reshape(-1, 28 * 28).astype(np.float32)
-    pixels /= 255
-    return pixels, labels.astype(np.int32)
-
-
 def _load_first_label(name: str, directory: Path) -> ClassificationData:
-    train_path, test_path = (_find(directory, f"{name}_{part}.txt") for part in ("train", "test"))
+    train_path, test_path = (
+        find_file(directory, f"{name}_{part}.txt") for part in ("train", "test")
+    )
     features_train, labels_train = read_xml_classification(train_path)
     features_test, labels_test = read_xml_classification(test_path)
     if features_train.shape[1] != features_test.shape[1]:

@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from os import PathLike
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-_GZIP_MAGIC = b"\x1f\x8b"
+from numpyro_largecat.data.files import malformed, open_binary
+
 _IDX_UNSIGNED_BYTE = 0x08
 
 
@@ -57,13 +53,13 @@ def read_xml_classification(path: str | PathLike[str]) -> tuple[csr_array, csr_a
     """
     ids, values, ends = array("q"), array("f"), array("q", [0])
     label_ids, label_ends = array("q"), array("q", [0])
-    with _open_binary(path) as file:
+    with open_binary(path) as file:
         num_points, num_features, num_labels = _xml_header(path, file.readline())
         line_number = 1
         for line_number, line in enumerate(file, start=2):
             if line_number - 1 > num_points:
                 if line.strip():
-                    raise _malformed(
+                    raise malformed(
                         path, line_number, f"no line after the {num_points} points of the header"
                     )
                 continue
@@ -76,7 +72,7 @@ def read_xml_classification(path: str | PathLike[str]) -> tuple[csr_array, csr_a
                 point_ids = [int(index) for index, _ in pairs]
                 values.extend(float(value) for _, value in pairs)
             except ValueError as error:
-                raise _malformed(
+                raise malformed(
                     path,
                     line_number,
                     "`l1,l2 idx:value idx:value ...`, or a space first for a point without labels",
@@ -89,7 +85,7 @@ def read_xml_classification(path: str | PathLike[str]) -> tuple[csr_array, csr_a
             ids.extend(point_ids)
             ends.append(len(ids))
     if len(ends) - 1 < num_points:
-        raise _malformed(
+        raise malformed(
             path,
             line_number,
             f"{num_points} points, as the header says, but it ends after {len(ends) - 1}",
@@ -126,7 +122,7 @@ def read_idx(path: str | PathLike[str]) -> NDArray[np.uint8]:
         >>> read_idx(path).tolist()
         [7, 2, 1]
     """
-    with _open_binary(path) as file:
+    with open_binary(path) as file:
         content = file.read()
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _IDX_UNSIGNED_BYTE:
         raise ValueError(
@@ -172,14 +168,14 @@ def read_tokens(path: str | PathLike[str]) -> list[str]:
         ['no', 'it', 'was', "n't", '<eos>', 'but', 'N', '<eos>']
     """
     tokens: list[str] = []
-    with _open_binary(path) as file:
+    with open_binary(path) as file:
         for line_number, line in enumerate(file, start=1):
             try:
                 words = line.decode().split()
             except UnicodeDecodeError as error:
-                raise _malformed(path, line_number, "UTF-8 text", line) from error
+                raise malformed(path, line_number, "UTF-8 text", line) from error
             if "<eos>" in words:
-                raise _malformed(
+                raise malformed(
                     path, line_number, "no `<eos>`, since one is added after each line", line
                 )
             tokens += words
@@ -187,38 +183,14 @@ def read_tokens(path: str | PathLike[str]) -> list[str]:
     return tokens
 
 
-@contextmanager
-def _open_binary(path: str | PathLike[str]) -> Iterator[io.BufferedIOBase]:
-    with open(path, "rb") as raw:
-        compressed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-        raw.seek(0)
-        if not compressed:
-            yield raw
-            return
-        try:
-            with gzip.open(raw) as file:
-                yield file
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(
-                f"{path} must be a complete gzip file; got {error}. The file may be cut short."
-            ) from error
-
-
-def _malformed(
-    path: str | PathLike[str], line_number: int, need: str, line: bytes | None = None
-) -> ValueError:
-    got = "" if line is None else f"; got {line[:60]!r}"
-    return ValueError(f"{path}, line {line_number}: need {need}{got}.")
-
-
 def _xml_header(path: str | PathLike[str], line: bytes) -> tuple[int, int, int]:
     need = "the header `points features labels`, three whole numbers"
     try:
         num_points, num_features, num_labels = (int(word) for word in line.split())
     except ValueError as error:
-        raise _malformed(path, 1, need, line) from error
+        raise malformed(path, 1, need, line) from error
     if min(num_points, num_features, num_labels) < 0:
-        raise _malformed(path, 1, need, line)
+        raise malformed(path, 1, need, line)
     return num_points, num_features, num_labels
 
 
@@ -227,7 +199,7 @@ def _check_ids(
 ) -> None:
     if ids and not 0 <= min(ids) <= max(ids) < size:
         need = f"{what} in [0, {size}), as the header says; got {min(ids)} to {max(ids)}"
-        raise _malformed(path, line_number, need)
+        raise malformed(path, line_number, need)
     if len(set(ids)) < len(ids):
         repeated = next(i for i in ids if ids.count(i) > 1)
-        raise _malformed(path, line_number, f"different {what}; got {repeated} more than once")
+        raise malformed(path, line_number, f"different {what}; got {repeated} more than once")

@@ -108,11 +108,13 @@ def test_names_reads_the_directory_given(tmp_path):
 
 
 def test_unknown_name_is_an_error_that_lists_the_names():
-    with pytest.raises(ValueError, match=r"names, bibtex, delicious, mnist, ptb; got 'cifar'"):
+    with pytest.raises(
+        ValueError, match=r"names, bibtex, delicious, mnist, mnist100, omniglot, ptb; got 'cifar'"
+    ):
         load("cifar")
 
 
-@pytest.mark.parametrize("name", ["bibtex", "delicious", "mnist", "ptb"])
+@pytest.mark.parametrize("name", ["bibtex", "delicious", "mnist", "mnist100", "omniglot", "ptb"])
 def test_no_directory_is_an_error(name):
     with pytest.raises(ValueError, match=f"`directory` must be the folder.*'{name}'; got None"):
         load(name)
@@ -124,6 +126,8 @@ def test_no_directory_is_an_error(name):
         ("bibtex", "bibtex_train.txt"),
         ("delicious", "delicious_train.txt"),
         ("mnist", "train-images-idx3-ubyte"),
+        ("mnist100", "train-images-idx3-ubyte"),
+        ("omniglot", "omniglot_28x28.npz"),
         ("ptb", "ptb.train.txt"),
     ],
 )
@@ -140,6 +144,8 @@ def test_a_missing_file_is_an_error_that_names_it(tmp_path, name, file, director
         ("bibtex", "xml", 148, 4880, 2515),
         ("delicious", "xml", 352, 12_910, 3_160),
         ("mnist", "mnist", 10, 60_000, 10_000),
+        ("mnist100", "mnist", 100, 60_000, 10_000),
+        ("omniglot", "images", 1623, 25_968, 6_492),
     ],
 )
 def test_real_sizes(name, folder, num_categories, num_train, num_test):

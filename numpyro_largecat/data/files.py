@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding and opening data files, plain or compressed, and saying what is wrong with them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def find_file(directory: Path, file_name: str) -> Path:
+    """The path of a file or of its compressed form, in a directory or a folder inside it."""
+    for name in (file_name, f"{file_name}.gz"):
+        for path in (directory / name, *sorted(directory.glob(f"*/{name}"))):
+            if path.is_file():
+                return path
+    raise FileNotFoundError(
+        f"Found neither {directory / file_name} nor the same with .gz at the end, nor either in a "
+        "folder of that directory. Pass the folder that holds the file as `directory`, as in "
+        "load(name, directory)."
+    )
+
+
+@contextmanager
+def open_binary(path: str | PathLike[str]) -> Iterator[io.BufferedIOBase]:
+    """Open a file for reading, plain or compressed with gzip."""
+    with open(path, "rb") as raw:
+        compressed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        raw.seek(0)
+        if not compressed:
+            yield raw
+            return
+        try:
+            with gzip.open(raw) as file:
+                yield file
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(
+                f"{path} must be a complete gzip file; got {error}. The file may be cut short."
+            ) from error
+
+
+def malformed(
+    path: str | PathLike[str], line_number: int, need: str, line: bytes | str | None = None
+) -> ValueError:
+    """The error for a line that does not follow the format: file, line, need and what came."""
+    got = "" if line is None else f"; got {line[:60]!r}"
+    return ValueError(f"{path}, line {line_number}: need {need}{got}.")
