@@ -126,7 +126,7 @@ def test_an_unknown_argument_is_refused() -> None:
     assert "--quik" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["step_cost", "time_to_quality"])
+@pytest.mark.parametrize("name", ["step_cost", "time_to_quality", "proposals"])
 def test_help_says_what_is_measured(name: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -146,3 +146,30 @@ def test_posterior(tmp_path: Path) -> None:
         ("stateless", "numpyro"),
     }
     assert "subsampled against nuts" in printed
+
+
+def test_proposals(tmp_path: Path) -> None:
+    """Each way to draw has its times, and its variances at both weights."""
+    printed, records = run_quick("proposals", tmp_path / "out.json")
+    cells = {(r["method"], r["setting"].get("weights"), r["metric"]): r["value"] for r in records}
+    ways = ("uniform", "frequency ** 0.75")
+    times = ("ms_per_draw", "ms_per_step")
+    variances = (
+        "gradient_variance",
+        "gradient_variance_error",
+        "posterior_gradient_variance",
+        "bound_variance",
+    )
+    assert cells.keys() == {(way, None, metric) for way in ways for metric in times} | {
+        (way, place, metric)
+        for way in ways
+        for place in ("start", "fitted")
+        for metric in variances
+    }
+    assert len(records) == len(cells)
+    for (way, place, metric), value in cells.items():
+        if way == "uniform" and place == "start" and metric == "bound_variance":
+            assert value < 1e-9  # the utilities of all classes are equal
+        else:
+            assert value > 0
+    assert "Variance over draws of classes" in printed
