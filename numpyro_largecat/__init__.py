@@ -13,7 +13,6 @@ from numpyro_largecat.distributions import (
     UtilityCategorical,
     error_distribution,
 )
-from numpyro_largecat.gaussian_weights import GaussianWeights, gaussian_weights
 from numpyro_largecat.guides import AmortizedErrors, AutoError, ErrorGuideList, LocalErrors
 from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
@@ -24,6 +23,7 @@ from numpyro_largecat.predict import Prediction, predict_choice
 from numpyro_largecat.primitives import sample_choice
 from numpyro_largecat.proposals import ClassProposal, FrequencyProposal, HeadProposal
 from numpyro_largecat.subsets import ClassSubset, RowSubset
+from numpyro_largecat.weights import GaussianWeights, gaussian_weights
 
 __version__ = "0.1.0"
 

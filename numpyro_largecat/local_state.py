@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``sample_choice`` keeps for each observation: u of the softmax, or a Gaussian error."""
+"""What ``sample_choice`` keeps for each observation: u, or a Gaussian for its error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_largecat.distributions.choice import ChoiceDistribution
-from numpyro_largecat.distributions.errors import GUMBEL, ErrorFamily
+from numpyro_largecat.distributions.errors import GUMBEL, LOGISTIC, ErrorFamily
 from numpyro_largecat.distributions.gaussian_error_bound import GaussianErrorBound
 from numpyro_largecat.distributions.gaussian_utility_bound import GaussianUtilityBound
 from numpyro_largecat.distributions.utility_categorical import UtilityCategorical
@@ -25,7 +25,10 @@ from numpyro_largecat.infer.update_rules import (
     UpdateRule,
     best_u_shift,
 )
+from numpyro_largecat.ops.logistic_bound import log_eta_hat_logistic
 from numpyro_largecat.subsets import ClassSubset
+
+NUM_FIRST_STEPS = 8  # Newton steps of u on the first visit, for logistic errors
 
 
 class LocalState(NamedTuple):
@@ -52,8 +55,8 @@ def local_state(
     """
     if variances is not None:
         return _gaussian_utilities(utilities, jnp.asarray(variances), classes, obs)
-    form = _softmax if family is GUMBEL else _gaussian
-    return form(utilities, classes, family, obs)
+    forms = {GUMBEL: _softmax, LOGISTIC: _logistic}
+    return forms.get(family, _gaussian)(utilities, classes, family, obs)
 
 
 def _softmax(
@@ -68,6 +71,23 @@ def _softmax(
         statistic=lambda u, shift: constant.optimal_u(obs) - shift,
         shift=best_u_shift,
         bound=lambda u: UtilityCategorical(utilities, classes, u=u),
+    )
+
+
+def _logistic(
+    utilities: Array, classes: ClassSubset, family: ErrorFamily, obs: ArrayLike
+) -> LocalState:
+    def statistic(u: Array, shift: Array) -> Array:
+        constant = ChoiceDistribution(lax.stop_gradient(utilities), classes)
+        return log_eta_hat_logistic(*constant.competitors(obs), u + shift) - shift
+
+    return LocalState(
+        suffix="u",
+        start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
+        update_rule=NaturalGradient(newton_steps=NUM_FIRST_STEPS),
+        statistic=statistic,
+        shift=best_u_shift,
+        bound=lambda u: UtilityCategorical(utilities, classes, family, u=u),
     )
 
 

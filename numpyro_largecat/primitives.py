@@ -39,12 +39,12 @@ def sample_choice(
     .. math:: 1 - u_n - e^{-u_n} \hat\eta_n
 
     of ``UtilityCategorical``. This statement declares u as the parameter ``name + "_u"`` inside
-    the data plate, one entry for each of the N rows. For other errors it is that of
-    ``GaussianErrorBound``, and the parameter ``name + "_error"`` holds the location and the log
-    precision of the Gaussian of each row, shape (N, 2). ``SubsampledSVI`` moves the entries of the
-    minibatch by ``update_rule``, before it takes the gradient of everything else; other inference
-    treats them as any parameter. With all classes the likelihood is exact and nothing is kept, so
-    the same model serves for training, exact or subsampled, and for prediction.
+    the data plate, one entry for each of the N rows, and for logistic errors too. For other errors
+    it is that of ``GaussianErrorBound``, and the parameter ``name + "_error"`` holds the location
+    and the log precision of the Gaussian of each row, shape (N, 2). ``SubsampledSVI`` moves the
+    entries of the minibatch by ``update_rule``, before it takes the gradient of everything else;
+    other inference treats them as any parameter. With all classes the likelihood is exact and
+    nothing is kept, so the same model serves for training, exact or subsampled, and for prediction.
 
     **Under a posterior over the weights** no single u is best for all their draws, and a fixed one
     makes posterior standard deviations too small. ``SubsampledSVI`` therefore lets u follow the
@@ -75,7 +75,7 @@ def sample_choice(
     Shapes: the choice has the shape of ``obs``, or ``utilities.shape[:-1]``.
 
     Cost: O(M) per observation and step, a few times the softmax's for other errors; one float (two
-    for other errors) and the rule's state kept for each of N rows.
+    for a Gaussian error) and the rule's state kept for each of N rows.
 
     Args:
         name: Name of the site.
@@ -86,8 +86,9 @@ def sample_choice(
         noise: Distribution of the errors, see ``UtilityCategorical``.
         variances: Variances of the utilities under their Gaussian posterior, at least 0, of the
             shape of ``utilities``; for the softmax only. None for utilities that are as they are.
-        update_rule: How the local variable moves, by default ``NaturalGradient()`` for u and
-            ``GaussianNaturalGradient()`` for a Gaussian error.
+        update_rule: How the local variable moves. By default ``NaturalGradient()`` for u, with 8
+            ``newton_steps`` for logistic errors, and ``GaussianNaturalGradient()`` for a Gaussian
+            error.
         obs: Observed classes, integers in [0, K). None to draw them, which needs all classes.
 
     Returns:

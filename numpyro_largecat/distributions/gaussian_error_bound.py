@@ -47,7 +47,7 @@ class GaussianErrorBound(ChoiceDistribution):
         noise: Distribution of the errors, as in ``UtilityCategorical``.
         loc: Location of q, shape (...).
         scale: Standard deviation of q, positive, shape (...).
-        num_nodes: Number of Gauss-Hermite nodes.
+        num_nodes: Number of Gauss-Hermite nodes, at least 2.
         validate_args: Also check values, outside ``jit``. Shapes are always checked.
 
     Raises:
@@ -84,7 +84,7 @@ class GaussianErrorBound(ChoiceDistribution):
         validate_args: bool | None = None,
     ) -> None:
         self.noise = error_family(noise)
-        self.num_nodes = check_count("num_nodes", num_nodes, 1)
+        self.num_nodes = check_count("num_nodes", num_nodes, 2)
         super().__init__(
             utilities, classes, local={"loc": loc, "scale": scale}, validate_args=validate_args
         )

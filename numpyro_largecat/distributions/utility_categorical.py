@@ -9,8 +9,9 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_largecat.distributions.choice import ChoiceDistribution
-from numpyro_largecat.distributions.errors import GUMBEL, ErrorFamily, error_family
+from numpyro_largecat.distributions.errors import GUMBEL, LOGISTIC, ErrorFamily, error_family
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob
+from numpyro_largecat.ops.logistic_bound import best_u_logistic, logistic_bound
 from numpyro_largecat.ops.noisy_max import draw_gumbel, noisy_max
 from numpyro_largecat.ops.softmax_bound import log_eta_hat, softmax_bound
 from numpyro_largecat.subsets import ClassSubset
@@ -44,10 +45,23 @@ class UtilityCategorical(ChoiceDistribution):
 
     Given u the bound never exceeds the exact value, and equals it at u = log eta*.
 
-    **Stateless form.** With ``u=None`` on a subset, u is log eta_hat of this very subset, and
-    ``log_prob`` is ``-log(eta_hat)``. That is *biased upwards, and no bound* (Jensen's
-    inequality): its expectation lies above the exact log probability, the more so the fewer
-    classes are drawn. Prefer ``sample_choice``, which keeps u for each observation.
+    This takes the largest of eta errors as q(error), the error of the chosen class: with the CDF
+    Phi^eta, for Gumbel errors Gumbel(log eta, 1). For logistic errors the same q gives
+
+    .. math:: 1 - u - e^{-u} + \sum_{m: m \ne y} w_m \,
+              E\big[\log\Phi(\varepsilon + \psi_y - \psi_m)\big], \qquad
+              \varepsilon = -\log\big(e^{E / \eta} - 1\big), \quad E \sim \mathrm{Exp}(1).
+
+    It equals the exact value for equal utilities and where the choice is certain. In between the
+    gap at the best u is below 0.02 nats from 100 classes on, for utilities with a standard
+    deviation of up to 3. It is largest, a sixth of the log probability, where one class is so
+    far above the observed one that only these two matter.
+
+    **Stateless form.** With ``u=None`` on a subset, u is the best for this very subset; for the
+    softmax ``log_prob`` is then ``-log(eta_hat)``. That is *biased upwards, and no bound*
+    (Jensen's inequality): its expectation lies above that of the bound at the best u for all
+    classes, the more so the fewer classes are drawn. For the softmax it is importance sampling, the
+    usual sampled softmax. Prefer ``sample_choice``, which keeps u for each observation.
 
     Shapes: ``batch_shape`` is the broadcast of ``utilities.shape[:-1]`` and ``u``'s shape;
     ``event_shape`` is ().
@@ -60,9 +74,9 @@ class UtilityCategorical(ChoiceDistribution):
         utilities: Mean utilities psi in nats, shape (..., K), or (..., M) for ``classes``.
         classes: What ``with class_plate(...) as classes`` gives. None for all classes.
         noise: Distribution of the errors: "gumbel" (softmax), "normal" (probit), "logistic", or an
-            ``ErrorFamily``. Other than "gumbel" needs all classes: on a subset see
+            ``ErrorFamily``. Other than "gumbel" and "logistic" need all classes: on a subset see
             ``sample_choice``.
-        u: Local variable log eta, shape (...), only for the softmax on a subset of classes.
+        u: Local variable log eta, shape (...), only on a subset of classes.
         validate_args: Also check values, outside ``jit``. Shapes are always checked.
 
     Raises:
@@ -73,7 +87,7 @@ class UtilityCategorical(ChoiceDistribution):
             given to the class plate is NaN; ``SubsampledSVI`` refuses such data.
         TypeError: On ``log_prob``, if the values are not integers.
         NotImplementedError: On ``sample`` with a subset or a chunk of the classes; at construction,
-            with a subset and errors other than Gumbel's.
+            with a subset and other errors than Gumbel's and logistic ones.
 
     Example:
         >>> import jax.numpy as jnp
@@ -104,14 +118,13 @@ class UtilityCategorical(ChoiceDistribution):
         validate_args: bool | None = None,
     ) -> None:
         self.noise = error_family(noise)
-        if self.noise is not GUMBEL and classes is not None and classes.kind == "sample":
+        has_u = self.noise in (GUMBEL, LOGISTIC)
+        if not has_u and classes is not None and classes.kind == "sample":
             raise NotImplementedError(
                 f"UtilityCategorical with noise='{self.noise}' needs all classes. On a subset use "
                 "`lc.sample_choice(..., noise=...)`, which keeps a Gaussian for the error of each "
                 "observation, or `lc.AugmentedCategorical`, which takes the error as a latent site."
             )
-        if u is not None and self.noise is not GUMBEL:
-            raise ValueError(f"`u` belongs to the softmax, noise='gumbel'; got '{self.noise}'.")
         if u is not None and (classes is None or classes.kind != "sample"):
             raise ValueError(
                 "`u` belongs to the bound on a subset of classes; with all classes the log "
@@ -120,18 +133,30 @@ class UtilityCategorical(ChoiceDistribution):
         super().__init__(utilities, classes, local={"u": u}, validate_args=validate_args)
 
     def _log_prob(self, value: Array) -> Array:
-        if self.noise is not GUMBEL:
+        if self.noise is GUMBEL:
+            log_eta = _optimal_u(self, value)
+            return -log_eta if self.u is None else softmax_bound(log_eta, self.u)
+        if self.classes is None:
             return choice_log_prob(self.utilities, value, self.noise.log_prob, self.noise.log_cdf)
-        log_eta = _optimal_u(self, value)
-        return -log_eta if self.u is None else softmax_bound(log_eta, self.u)
+        distances, weights = self.competitors(value)
+        u = best_u_logistic(distances, weights) if self.u is None else self.u
+        shape = jnp.broadcast_shapes(value.shape, self.batch_shape)
+        return logistic_bound(distances, weights, jnp.broadcast_to(u, shape))
 
     def optimal_u(self, value: ArrayLike) -> Array:
-        r"""Return log eta_hat of ``value``, the u that is best for this subset of classes.
+        r"""Return the u that is best for these classes: log eta_hat for the softmax.
 
         Shapes: the broadcast of ``value``'s shape and ``batch_shape``.
 
-        Cost: O(M) per observation.
+        Cost: O(M) per observation, a few times that for logistic errors.
+
+        Raises:
+            NotImplementedError: If ``noise`` is neither "gumbel" nor "logistic".
         """
+        if self.noise not in (GUMBEL, LOGISTIC):
+            raise NotImplementedError(
+                f"optimal_u belongs to noise='gumbel' and 'logistic'; got '{self.noise}'."
+            )
         return _optimal_u(self, value)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
@@ -170,6 +195,8 @@ class UtilityCategorical(ChoiceDistribution):
 
 @jax.jit
 def _optimal_u(choice: UtilityCategorical, value: Array) -> Array:
+    if choice.noise is LOGISTIC:
+        return best_u_logistic(*choice.competitors(value))
     utilities, rows = choice.label_entries(value)
     if choice.classes is None:
         return log_eta_hat(utilities, rows, jnp.ones(utilities.shape[-1], utilities.dtype))

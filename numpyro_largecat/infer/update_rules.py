@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_largecat._checks import check_count
+from numpyro_largecat.ops.fixed_point import LONGEST_STEP, newton_step
+
 NUM_FIRST_STEPS = 5  # Newton steps on the first visit of a row
 LEAST_PRECISION = 1e-4  # of q(error)
-LONGEST_STEP = 5.0  # of the location of q(error)
 
 Statistic = Callable[[Array, Array], Any]  # of the parameter, and of its shift in this step
 Shift = Callable[[Array, Array], Array]  # of the parameter, and of a distance
@@ -68,20 +71,25 @@ class NaturalGradient:
     ``u + log1p(alpha * g)``, g the derivative of the observation's own bound; it is computed as a
     log-sum, which does not overflow however far u is off. ``visits`` counts the earlier visits of
     *this observation*: the first visit takes eta_hat as it is, and later ones average, at the same
-    pace for an observation of a small data set and of a huge one.
+    pace for an observation of a small data set and of a huge one. The eta_hat of the softmax is the
+    same at any u. That of logistic errors is not, and Newton steps on the first visit find the u
+    that it leaves where it is.
 
     The steps satisfy the Robbins-Monro conditions, the sum of alpha infinite and that of its
     squares finite, for exponents in (0.5, 1]. Small exponents follow weights that still move, large
     ones average more. After the step exp(-u) eta_hat is at most 1 / alpha, so gradients of the
     utilities stay bounded.
 
-    Cost: O(1) per observation and visit; one float and one int kept per observation.
+    Cost: O(1) per observation and visit and one evaluation of the statistic; ``newton_steps`` more,
+    with their derivatives, if a row is new. One float and one int kept per observation.
 
     Args:
         exponent: Decay of the step size, in (0.5, 1].
+        newton_steps: Number of Newton steps on the first visit of an observation, for a statistic
+            that depends on u; 0 for one that does not.
 
     Raises:
-        ValueError: If ``exponent`` is outside (0.5, 1].
+        ValueError: If ``exponent`` is outside (0.5, 1], or ``newton_steps`` is negative.
 
     Example:
         >>> import jax.numpy as jnp
@@ -95,8 +103,9 @@ class NaturalGradient:
         Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 1 (local step).
     """
 
-    def __init__(self, exponent: float = 0.9) -> None:
+    def __init__(self, exponent: float = 0.9, newton_steps: int = 0) -> None:
         self.exponent = _check_exponent(exponent)
+        self.newton_steps = check_count("newton_steps", newton_steps, 0)
 
     def init(self, value: Array) -> Array:
         """No observation has been visited."""
@@ -106,13 +115,29 @@ class NaturalGradient:
         self, value: Array, state: Array, statistic: Callable[[Array], Array]
     ) -> tuple[Array, Array]:
         """Move u = ``value`` towards log eta_hat, the statistic; ``state`` counts visits."""
+        if self.newton_steps:
+            step = partial(newton_step, statistic)
+            value = _on_new_rows(state == 0, value, self.newton_steps, step)
         log_kept, log_new = _log_step_sizes(state, self.exponent, value.dtype)
         moved = jnp.logaddexp(log_kept + value, log_new + statistic(value))
         return moved.astype(value.dtype), state + 1
 
     def __repr__(self) -> str:
         """Show the exponent."""
-        return f"NaturalGradient(exponent={self.exponent})"
+        return f"NaturalGradient(exponent={self.exponent}, newton_steps={self.newton_steps})"
+
+
+def _on_new_rows(
+    is_new: Array, value: Array, num_steps: int, step: Callable[[Array], Array]
+) -> Array:
+    """Repeat a step on new rows, at no cost where there are none."""
+
+    def repeat(value: Array) -> Array:
+        return lax.fori_loop(
+            0, num_steps, lambda _, value: jnp.where(is_new, step(value), value), value
+        )
+
+    return lax.cond(is_new.any(), repeat, lambda value: value, value)
 
 
 class GaussianNaturalGradient:
@@ -165,16 +190,11 @@ class GaussianNaturalGradient:
         self, value: Array, state: Array, statistic: Callable[[Array], tuple[Array, Array]]
     ) -> tuple[Array, Array]:
         """Move location and log precision along the statistic; ``state`` counts visits."""
-        is_new = state == 0
 
-        def find(value: Array) -> Array:
-            def newton(_: int, value: Array) -> Array:
-                moved = _gaussian_step(value, -jnp.inf, 0.0, statistic(value))
-                return jnp.where(is_new[..., None], moved, value)
+        def newton(value: Array) -> Array:
+            return _gaussian_step(value, -jnp.inf, 0.0, statistic(value))
 
-            return lax.fori_loop(0, NUM_FIRST_STEPS, newton, value)
-
-        value = lax.cond(is_new.any(), find, lambda value: value, value)
+        value = _on_new_rows((state == 0)[..., None], value, NUM_FIRST_STEPS, newton)
         log_kept, log_new = _log_step_sizes(state, self.exponent, value.dtype)
         return _gaussian_step(value, log_kept, log_new, statistic(value)), state + 1
 

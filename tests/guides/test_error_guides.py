@@ -17,8 +17,8 @@ from numpyro.infer.autoguide import AutoGuideList, AutoNormal
 
 import numpyro_largecat as lc
 from numpyro_largecat.distributions.errors import FAMILIES
-from numpyro_largecat.guides.error_guides import FAMILIES as POSTERIORS
 from numpyro_largecat.guides.error_guides import without_errors
+from numpyro_largecat.guides.error_posteriors import FAMILIES as POSTERIORS
 from tests import reference
 from tests.infer.models import NUM_CATEGORIES, NUM_FEATURES, NUM_ROWS, make_data
 

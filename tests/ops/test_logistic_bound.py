@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import quad
+
+from numpyro_largecat.ops.logistic_bound import (
+    best_u_logistic,
+    log_eta_hat_logistic,
+    logistic_bound,
+)
+from tests import reference
+
+
+def competitors(utilities, value):
+    """Distances and weights with all classes, as ``ChoiceDistribution.competitors`` gives them."""
+    utilities = jnp.asarray(utilities)
+    weights = jnp.ones(len(utilities)).at[value].set(0)
+    return utilities[value] - utilities, weights
+
+
+def integral(utilities, value, u):
+    """The bound of any q by its definition, E_q[log joint - log q], by adaptive quadrature."""
+    a = np.exp(u)
+
+    def log_cdf(error):
+        return -np.logaddexp(0, -error)
+
+    def log_density(error):
+        return -error - 2 * np.logaddexp(0, -error)
+
+    others = np.delete(utilities, value)
+
+    def integrand(error):
+        log_q = u + log_density(error) + (a - 1) * log_cdf(error)
+        joint = log_density(error) + log_cdf(error + utilities[value] - others).sum()
+        return np.exp(log_q) * (joint - log_q)
+
+    return quad(integrand, -30, u + 40, points=[0, u], limit=500)[0]
+
+
+@pytest.mark.parametrize("u", [0.0, 0.4, 1.5, 4.0, 9.0])
+def test_it_is_the_expectation_that_defines_a_bound(x64, u):
+    """Up to the error of three nodes, which for a large u is 0.2 at most for a far competitor."""
+    utilities = np.array([0.3, -1.0, 1.2, 0.0, 0.7])
+    bound = logistic_bound(*competitors(utilities, 1), jnp.array(u))
+    assert float(bound) == pytest.approx(integral(utilities, 1, u), rel=0.03)
+
+
+@pytest.mark.parametrize("num_categories", [2, 10, 10**5])
+def test_it_is_exact_for_equal_utilities(num_categories):
+    distances, weights = competitors(jnp.zeros(num_categories), 1)
+    u = best_u_logistic(distances, weights)
+    np.testing.assert_allclose(u, np.log(num_categories), rtol=1e-5)
+    np.testing.assert_allclose(logistic_bound(distances, weights, u), -u, rtol=1e-5)
+
+
+def test_it_is_exact_where_the_choice_is_certain():
+    distances, weights = competitors(jnp.array([30.0, 0.0, -5.0]), 0)
+    u = best_u_logistic(distances, weights)
+    np.testing.assert_allclose(logistic_bound(distances, weights, u), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "most"), [(2, 0.2), (6, 0.15), (20, 0.1), (100, 0.02)])
+def test_the_gap_at_the_best_u_is_a_small_part_of_the_log_probability(x64, size, most):
+    """It is largest where one class is so far above the observed one that only these two matter."""
+    rng = np.random.default_rng(0)
+    for spread in (0.3, 1.0, 3.0, 10.0) * 4:
+        utilities = rng.normal(0, spread, size)
+        distances, weights = competitors(utilities, 1)
+        bound = logistic_bound(distances, weights, best_u_logistic(distances, weights))
+        exact = reference.choice_log_prob(utilities, 1, "logistic")
+        assert exact * (1 + most) <= float(bound) <= exact + 1e-4
+
+
+@pytest.mark.parametrize("u", [0.0, 0.5, 3.0, 12.0])
+def test_the_natural_gradient_is_the_derivative_in_u(x64, u):
+    distances, weights = competitors(np.array([0.3, -1.0, 1.2, 9.0, -0.7]), 1)
+    u = jnp.array(u)
+    slope = jax.grad(logistic_bound, argnums=2)(distances, weights, u)
+    growth = jnp.exp(log_eta_hat_logistic(distances, weights, u) - u) - 1
+    np.testing.assert_allclose(slope, growth, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("own", [-1e4, -200.0, -30.0, 0.0, 30.0, 1e4])
+def test_the_search_for_the_best_u_ends_there(own):
+    """With one class or 10**5 - 1 at 0 against the class in question; in float32."""
+    for count in (1.0, 1e5 - 1):
+        distances, weights = jnp.array([own, 0.0]), jnp.array([count, 0.0])
+        u = best_u_logistic(distances, weights)
+        slope = jax.grad(logistic_bound, argnums=2)(distances, weights, u)
+        assert jnp.isfinite(u)
+        assert abs(float(slope)) < 1e-5 * max(1, abs(own))  # one part in 10**5 of u
