@@ -3,12 +3,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
-import jax
-import pytest
-from hypothesis import settings
-
+# Nearly all of the tests' time is compilation, much of it of the same programs: in every worker, in
+# scripts that tests run, and the next time.
+CACHE = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
 os.environ.setdefault("MPLBACKEND", "Agg")  # tests open no windows
+
+import jax  # noqa: E402  reads these variables when it is imported
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 # A first call compiles, so its time says nothing; the same examples every time.
 settings.register_profile("numpyro_largecat", deadline=None, derandomize=True)
