@@ -232,10 +232,8 @@ def make_model(method: str, problem: Problem, setting: Setting, start: Params) -
     def open_class_plate(y: Array) -> lc.class_plate:
         if method == "exact":
             return lc.class_plate("classes", num_categories)
-        # The distinct labels of a batch are K at most: a plate of B rows would be mostly padding.
-        labels = jnp.unique(y, size=min(y.shape[0], num_categories), fill_value=y[0])
         num_sampled = min(setting.num_sampled, num_categories - 1)
-        return lc.class_plate("classes", num_categories, labels, num_sampled)
+        return lc.class_plate("classes", num_categories, y, num_sampled)
 
     def model(x: Array, y: Array, rows: Array) -> None:
         with open_class_plate(y) as classes:

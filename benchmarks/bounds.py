@@ -130,6 +130,13 @@ def all_cases(psi: Array, y: Array, counts: Array) -> dict[str, Case]:
         "one-vs-each, labels and head together": Case("gumbel", hierarchy),
         "Bouchard, alpha kept": softmax(lc.Bouchard, alpha=alpha),
     }
+    u_logistic = jax.jit(lc.UtilityCategorical(psi, noise="logistic").optimal_u)(y)
+
+    def largest(psi: Array, classes: ClassSubset | None, y: Array, rng_key: Array) -> Array:
+        del rng_key
+        return lc.UtilityCategorical(psi, classes, "logistic", u=u_logistic).log_prob(y)
+
+    cases["A&R logistic, u kept"] = Case("logistic", largest)
     for noise in ("normal", "logistic"):
         cases[f"A&R {noise}, Gaussian kept"] = Case(noise, *_gaussian_cases(psi, y, noise)[:1])
         cases[f"A&R {noise}, error drawn"] = Case(noise, *_gaussian_cases(psi, y, noise)[1:])

@@ -16,6 +16,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import check_count, check_in_range, check_integers
 from numpyro_largecat.infer.latent_values import at_feasible_values
+from numpyro_largecat.infer.param_sites import check_params
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
 
 SMALL_PLATE = 1000  # plates of at most this many rows are shown whole
@@ -65,7 +66,8 @@ def to_arviz(
         ``to_netcdf``.
 
     Raises:
-        ValueError: If ``rows`` names an unknown plate or holds ids out of range.
+        ValueError: If ``rows`` names an unknown plate or holds ids out of range, ``params`` lacks a
+            parameter of the guide, or no site is left to show.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
@@ -104,6 +106,12 @@ def to_arviz(
         site_dims.update({name: _dims_of(name, site, dims or {}) for name, site in sites.items()})
         return {name: site["value"] for name, site in sites.items()}
 
+    if not jax.eval_shape(draw, rng_key):
+        raise ValueError(
+            f"the guide has no latent site to show: those in plates of over {SMALL_PLATE} rows "
+            "are left out, unless `rows` names some of their rows, as in "
+            f"`rows={{'classes': [0, 1]}}`; the model's plates have {sizes} rows."
+        )
     draws = jax.jit(lambda keys: lax.map(draw, keys))(jax.random.split(rng_key, num_draws))
     groups: dict[str, Any] = {"posterior": {n: np.asarray(v)[None] for n, v in draws.items()}}
     if losses is not None:
@@ -149,6 +157,7 @@ def _guide_sites(
     """Draw the sites of the guide whose plates are all shown."""
     show = _show_rows(share_rows(substitute(seed(guide, rng_key), data=params), TouchedRows()), ids)
     sites = trace(show).get_trace(*args, **kwargs)
+    check_params(params, sites)
     return {
         name: site
         for name, site in sites.items()

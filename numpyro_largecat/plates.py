@@ -174,10 +174,10 @@ class class_plate(_indexed_plate):
     variance; see ``python -m benchmarks.proposals``. The model then forms utilities by
     ``jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))``.
 
-    Shapes: the plate has M = B + S rows, B the number of labels. Repeated labels leave padded rows,
-    which have weight 0 and repeat a valid class; nothing is written to them. With a ``proposal``
-    S is the number of classes that it returns, H more for a head of H. With ``per_observation`` the
-    plate has M = B (1 + S) rows, in which a class may be several times.
+    Shapes: the plate has M = min(B, K) + S rows, B the number of labels. Repeated labels leave
+    padded rows, which have weight 0 and repeat a valid class; nothing is written to them. With a
+    ``proposal`` S is the number of classes that it returns, H more for a head of H. With
+    ``per_observation`` the plate has M = B (1 + S) rows, in which a class may be several times.
 
     Cost: O(S log S + B log B) time and O(S + B) memory, whatever ``num_categories``; a proposal
     says its own. With ``per_observation`` O(B S log S) time and O(B S) memory.
@@ -300,7 +300,8 @@ def _choose_classes(
         site = _rows_site(name, num_categories, subset.indices)
     else:
         given = jnp.zeros(0, jnp.int32) if labels is None else widen(labels)
-        present = given if per_observation else sorted_distinct(given, num_categories)
+        distinct = sorted_distinct(given, num_categories)[:num_categories]  # K at most
+        present = given if per_observation else distinct
 
         def draw(rng_key: Array | None) -> DrawnClasses:
             if rng_key is None:

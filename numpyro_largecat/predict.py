@@ -19,6 +19,7 @@ from numpyro_largecat.distributions.choice import ChoiceDistribution, base_distr
 from numpyro_largecat.distributions.errors import GUMBEL, ErrorFamily
 from numpyro_largecat.guides.error_guides import without_errors
 from numpyro_largecat.infer.latent_values import at_centre, at_feasible_values
+from numpyro_largecat.infer.param_sites import check_params
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob
 from numpyro_largecat.ops.softmax_bound import take_row
@@ -135,7 +136,7 @@ def predict_choice(
         trace(at_feasible_values(on_chunk(model))).get_trace(*args, **kwargs)
         guide_trace = trace(at_centre(on_chunk(guide))).get_trace(*args, **kwargs)
         sites = trace(replay(on_chunk(model), guide_trace)).get_trace(*args, **kwargs)
-        _check_params(params, guide_trace | sites)
+        check_params(params, guide_trace | sites)
         choice = _choice_at(sites, site, plate)
         if plate not in touched.plates:
             raise ValueError(
@@ -239,17 +240,6 @@ class _without_training_rows(Messenger):
                     "which rows that the model was not fitted to lack. Give the plate the ids of "
                     "training rows, `data_plate(..., rows=ids)`, to predict for these."
                 )
-
-
-def _check_params(params: dict[str, Any], sites: dict[str, Any]) -> None:
-    missing = sorted(
-        name for name, site in sites.items() if site["type"] == "param" and name not in params
-    )
-    if missing:
-        raise ValueError(
-            f"`params` lacks the parameters {missing} of model and guide; it has {sorted(params)}. "
-            "Pass those of the fit, `result.params`."
-        )
 
 
 def _choice_at(sites: Any, site: str, plate: str) -> ChoiceDistribution:

@@ -66,7 +66,7 @@ class ClassProposal(Protocol):
 
         Args:
             rng_key: A JAX random key.
-            labels: Sorted distinct labels, then padding equal to K, shape (B,).
+            labels: Sorted distinct labels, then padding equal to K, shape (min(B, K),).
             num_categories: Number of classes K, a Python int.
             num_sampled: The plate's argument, a Python int.
 

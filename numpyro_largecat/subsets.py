@@ -33,8 +33,8 @@ class ClassSubset:
             ``utilities``: shape (M,), or (1 + S,) with ``per_observation``. For any f, the sum of
             ``weights[m] * f(classes of an observation[m])`` estimates the sum of f over all K
             classes without bias. A padded row has weight 0.
-        labels: The distinct labels, sorted, then padding equal to K, shape (B,); row m < B of the
-            plate is class ``labels[m]``. With ``per_observation`` the labels as they were given.
+        labels: The distinct labels, sorted, then padding equal to K, shape (min(B, K),), which are
+            the first rows of the plate. With ``per_observation`` the labels as they were given.
             None unless ``kind`` is "sample".
         num_categories: Number of classes K.
         kind: "full" for all K classes in order, "sample" for a weighted subset, "chunk" for

@@ -98,3 +98,21 @@ def test_bad_rows_and_dims_are_described(fitted):
         convert(fitted, rows={"classes": [1, 5000]})
     with pytest.raises(ValueError, match="`dims` of site 'w' must name its 1 event dimensions"):
         convert(fitted, rows={"classes": [1]}, dims={"w": ["a", "b"]})
+
+
+def test_parameters_of_another_fit_are_refused(fitted):
+    model, guide, _, x, y = fitted
+    with pytest.raises(ValueError, match=r"`params` lacks the parameters.*w_auto_loc"):
+        lc.to_arviz(jax.random.key(1), model, guide, {"scale_auto_loc": jnp.zeros(())}, x, y)
+
+
+def test_an_empty_posterior_is_refused():
+    def model(y):
+        with lc.class_plate("classes", NUM_CATEGORIES, y, num_sampled=4):
+            numpyro.sample("w", dist.Normal(0, 1))
+
+    guide = AutoNormal(model)
+    svi = lc.SubsampledSVI(model, guide, optax.sgd(0.1), TraceMeanField_ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), jnp.array([1, 2])))
+    with pytest.raises(ValueError, match=r"no latent site to show.*'classes': 5000"):
+        lc.to_arviz(jax.random.key(1), model, guide, params, jnp.array([1, 2]))

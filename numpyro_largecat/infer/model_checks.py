@@ -111,6 +111,18 @@ def check_labels(labels: dict[str, Labels]) -> None:
             check_known(name, found.values, found.known)
 
 
+def _check_size(name: str, rows: Labels, batches: ArrayBatches) -> None:
+    """Refuse a data plate with the rows of ``batches`` as its ids and another number of rows."""
+    if rows.meaning != "row ids" or rows.size <= batches.size or rows.values.ndim != 1:
+        return
+    if (rows.values == jnp.arange(batches.size)).all():
+        raise ValueError(
+            f"{name} are those of `batches`, so the size of the plate must be {batches.size}, "
+            f"their number of rows; got {rows.size}, which would scale the likelihood by "
+            f"{rows.size} / {batches.batch_size}."
+        )
+
+
 def check_batches(model: Callable[..., Any], batches: ArrayBatches, args: Any, kwargs: Any) -> None:
     """Refuse arrays that are not finite, and bad labels, anywhere in the data.
 
@@ -134,4 +146,5 @@ def check_batches(model: Callable[..., Any], batches: ArrayBatches, args: Any, k
         values = found.values
         if values.shape[1:2] == (batches.batch_size,):  # one for each row of the data
             values = values.reshape(-1, *values.shape[2:])[: batches.size]
+            _check_size(name, replace(found, values=values), batches)
         check_labels({name: replace(found, values=values)})

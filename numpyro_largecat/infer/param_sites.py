@@ -102,3 +102,15 @@ def describe_param(site: dict[str, Any], touched: TouchedRows) -> ParamSite:
             f"must be real, got {constraint}."
         )
     return ParamSite(transform, dict(sorted(plates.items())), rule)
+
+
+def check_params(params: dict[str, Any], sites: dict[str, Any]) -> None:
+    """Refuse ``params`` that lack a parameter among the sites of a model or guide."""
+    missing = sorted(
+        name for name, site in sites.items() if site["type"] == "param" and name not in params
+    )
+    if missing:
+        raise ValueError(
+            f"`params` lacks the parameters {missing} of model and guide; it has {sorted(params)}. "
+            "Pass those of the fit, `result.params`."
+        )

@@ -83,3 +83,16 @@ def test_parameters_that_are_missing_are_named():
         lc.predict_choice(two_choices, svi.guide, {}, X, site="y", plate="many")
     with pytest.raises(TypeError, match=r"`params` must be a dict.*result.params"):
         lc.predict_choice(two_choices, svi.guide, (), X, site="y", plate="many")
+
+
+def test_a_data_plate_larger_than_the_batches_is_refused():
+    def model(x, y, rows):
+        with lc.class_plate("classes", K, y, 5) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        with lc.data_plate("data", 10 * N, rows) as rows:
+            lc.sample_choice("y", x[:, None] * w, classes=classes, rows=rows, obs=y)
+
+    svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
+    batches = lc.ArrayBatches(X, Y, batch_size=4)
+    with pytest.raises(ValueError, match=r"`rows` of plate 'data'.*must be 12.*got 120.*120 / 4"):
+        svi.run(random.key(0), 3, batches=batches, progress_bar=False)
