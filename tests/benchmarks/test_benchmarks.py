@@ -76,8 +76,13 @@ def test_step_cost(tmp_path: Path) -> None:
     )
     assert cells.keys() == {
         (method, num_categories, metric)
-        for method in ("subsampled", "numpyro")
-        for num_categories in (10**3, 10**4)
+        for method, sizes in {
+            "subsampled": (10**3, 10**4),
+            "probit": (10**3,),
+            "logistic": (10**3,),
+            "numpyro": (10**3, 10**4),
+        }.items()
+        for num_categories in sizes
         for metric in metrics
     }
     assert len(records) == len(cells)

@@ -134,10 +134,20 @@ def test_exponents_that_satisfy_them_are_taken(exponent):
     assert NaturalGradient(exponent).exponent == exponent
 
 
+@pytest.mark.parametrize("start", [-2.0, 0.0, 6.0])
+def test_newton_steps_find_on_the_first_visit_what_the_statistic_leaves_where_it_is(start):
+    """log(2 + e^u / 2) is u at log 4; without Newton steps one visit goes half of the way."""
+    rule = NaturalGradient(newton_steps=8)
+    u, visits = jnp.array([start, start]), jnp.array([0, 3])
+    moved, _ = rule.update(u, visits, lambda u: jnp.log(2 + jnp.exp(u) / 2))
+    np.testing.assert_allclose(moved[0], np.log(4), rtol=1e-5)
+    assert abs(float(moved[1]) - np.log(4)) > 0.1  # a later visit takes one step
+
+
 def test_the_rule_is_an_update_rule_and_says_its_exponent():
     rule = lc.NaturalGradient(0.75)
     assert isinstance(rule, UpdateRule)
-    assert repr(rule) == "NaturalGradient(exponent=0.75)"
+    assert repr(rule) == "NaturalGradient(exponent=0.75, newton_steps=0)"
     assert not isinstance(object(), UpdateRule)
 
 
