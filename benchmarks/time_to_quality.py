@@ -122,26 +122,29 @@ def sample_weights(num_features: int) -> tuple[Array, Array]:
     return w, b
 
 
-def exact_model(num_rows: int, num_categories: int) -> Callable[..., None]:
+def exact_model(labels: NDArray[np.int32], num_categories: int) -> Callable[..., None]:
     """Make the plain NumPyro model, whose softmax is over all classes."""
 
     def model(x: Array, y: Array, rows: Array) -> None:
         del rows
         with numpyro.plate("classes", num_categories):
             w, b = sample_weights(x.shape[1])
-        with numpyro.plate("data", num_rows, subsample_size=len(x)):
+        with numpyro.plate("data", len(labels), subsample_size=len(x)):
             numpyro.sample("y", dist.Categorical(logits=x @ w.T + b), obs=y)
 
     return model
 
 
-def subsampled_model(num_rows: int, num_categories: int) -> Callable[..., None]:
-    """Make the same model on a weighted subset of classes."""
+def subsampled_model(labels: NDArray[np.int32], num_categories: int) -> Callable[..., None]:
+    """Make the same model on a weighted subset of classes, drawn by their frequency."""
+    counts = np.bincount(labels, minlength=num_categories) + 1
+    proposal = lc.FrequencyProposal(counts)
 
     def model(x: Array, y: Array, rows: Array) -> None:
-        with lc.class_plate("classes", num_categories, y, num_sampled=NUM_SAMPLED) as classes:
+        plate = lc.class_plate("classes", num_categories, y, NUM_SAMPLED, proposal=proposal)
+        with plate as classes:
             w, b = sample_weights(x.shape[1])
-        with lc.data_plate("data", num_rows, rows) as batch:
+        with lc.data_plate("data", len(labels), rows) as batch:
             lc.sample_choice("y", x @ w.T + b, classes=classes, rows=batch, obs=y)
 
     return model
@@ -150,7 +153,7 @@ def subsampled_model(num_rows: int, num_categories: int) -> Callable[..., None]:
 def make_svi(method: str, problem: Problem, learning_rate: float) -> SVI:
     """Make the SVI object of a method."""
     make_model = {"numpyro": exact_model, "subsampled": subsampled_model}[method]
-    model = make_model(len(problem.y), problem.num_categories)
+    model = make_model(problem.y, problem.num_categories)
     guide = AutoNormal(model, init_loc_fn=init_to_mean, init_scale=INIT_SCALE)
     svi_class = {"numpyro": SVI, "subsampled": lc.SubsampledSVI}[method]
     return svi_class(model, guide, optax.adagrad(learning_rate), TraceMeanField_ELBO())

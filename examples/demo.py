@@ -40,9 +40,11 @@ def make_model(data: ClassificationData, num_sampled: int | None, prior_scale: f
     num_rows, num_features = data.x_train.shape
     counts = np.bincount(data.y_train, minlength=data.num_categories)
     log_frequency = jnp.asarray(np.log((counts + 1) / (counts + 1).sum()), jnp.float32)
+    proposal = lc.FrequencyProposal(counts + 1)  # frequent classes compete with every name
 
     def model(x, y=None, rows=None):
-        with lc.class_plate("classes", data.num_categories, y, num_sampled) as classes:
+        plate = lc.class_plate("classes", data.num_categories, y, num_sampled, proposal=proposal)
+        with plate as classes:
             prior = dist.Normal(0, prior_scale).expand([num_features]).to_event(1)
             weight = numpyro.sample("weight", prior)
             intercept = numpyro.sample("intercept", dist.Normal(0, 1))
