@@ -8,7 +8,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from jax import lax
+import numpyro.distributions as dist
+from jax import Array, lax
 from matplotlib.axes import Axes
 
 import numpyro_largecat as lc
@@ -32,7 +33,7 @@ def draw_noisy_utilities(axes: Axes) -> None:
 
 
 def draw_posteriors(axes: Axes) -> None:
-    """Posterior of the chosen class's error, and the Gaussian that is kept for it."""
+    """Posterior of the chosen class's error, and the q that ``sample_choice`` keeps for it."""
     for noise, color in (("gumbel", "C0"), ("normal", "C1"), ("logistic", "C2")):
         distances = UTILITIES[CHOSEN] - UTILITIES
         weights = (jnp.arange(len(UTILITIES)) != CHOSEN).astype(float)
@@ -41,15 +42,21 @@ def draw_posteriors(axes: Axes) -> None:
         posterior = np.exp(joint - joint.max())
         posterior /= np.trapezoid(posterior, ERRORS)
         axes.plot(ERRORS, posterior, color=color, label=noise)
-        loc, scale = best_gaussian(noise)
-        gaussian = np.exp(-0.5 * ((ERRORS - loc) / scale) ** 2) / (scale * np.sqrt(2 * np.pi))
-        axes.plot(ERRORS, gaussian, color=color, linestyle="--", linewidth=1)
+        log_q = log_normal_q(noise) if noise == "normal" else log_largest_q(noise)
+        axes.plot(ERRORS, np.exp(log_q), color=color, linestyle="--", linewidth=1)
     axes.set(title="error of the chosen class 0, and q", xlabel=r"$\varepsilon$")
     axes.legend(frameon=False)
 
 
-def best_gaussian(noise: str) -> tuple[float, float]:
-    """Location and scale of the Gaussian with the highest bound."""
+def log_largest_q(noise: str) -> Array:
+    """Log density of the largest of exp(u) errors, at the best u."""
+    u = lc.UtilityCategorical(UTILITIES, noise=noise).optimal_u(jnp.array(CHOSEN))
+    family = FAMILIES[noise]
+    return u + family.log_prob(ERRORS) + jnp.expm1(u) * family.log_cdf(ERRORS)
+
+
+def log_normal_q(noise: str) -> Array:
+    """Log density of the Gaussian with the highest bound."""
     rule = lc.GaussianNaturalGradient()
 
     def derivatives(q):
@@ -59,7 +66,7 @@ def best_gaussian(noise: str) -> tuple[float, float]:
     q = lax.fori_loop(
         0, 10, lambda _, q: rule.update(q, jnp.array(0), derivatives)[0], jnp.zeros(2)
     )
-    return float(q[0]), float(jnp.exp(-0.5 * q[1]))
+    return dist.Normal(q[0], jnp.exp(-0.5 * q[1])).log_prob(ERRORS)
 
 
 def draw_bound(axes: Axes) -> None:
