@@ -28,7 +28,7 @@ from numpyro_largecat.infer.update_rules import (
 from numpyro_largecat.ops.logistic_bound import log_eta_hat_logistic
 from numpyro_largecat.subsets import ClassSubset
 
-NUM_FIRST_STEPS = 8  # Newton steps of u on the first visit, for logistic errors
+NUM_FIRST_STEPS = 15  # Newton steps of u on the first visit, at most; most rows take three
 
 
 class LocalState(NamedTuple):
@@ -51,7 +51,9 @@ def local_state(
 ) -> LocalState:
     """Choose the form of the local state that suits ``family``, or ``variances`` of utilities.
 
-    Statistics take the utilities as constants, since only the local state is moved by them.
+    Statistics take the utilities as constants, since only the local state is moved by them. The
+    bounds of softmax and logistic errors take a u below 0, to which one that follows a draw may
+    come, as 0, which is always better: eta is at least 1.
     """
     if variances is not None:
         return _gaussian_utilities(utilities, jnp.asarray(variances), classes, obs)
@@ -70,7 +72,7 @@ def _softmax(
         update_rule=NaturalGradient(),
         statistic=lambda u, shift: constant.optimal_u(obs) - shift,
         shift=best_u_shift,
-        bound=lambda u: UtilityCategorical(utilities, classes, u=u),
+        bound=lambda u: UtilityCategorical(utilities, classes, u=jnp.maximum(u, 0)),
     )
 
 
@@ -79,7 +81,8 @@ def _logistic(
 ) -> LocalState:
     def statistic(u: Array, shift: Array) -> Array:
         constant = ChoiceDistribution(lax.stop_gradient(utilities), classes)
-        return log_eta_hat_logistic(*constant.competitors(obs), u + shift) - shift
+        best = log_eta_hat_logistic(*constant.competitors(obs), jnp.maximum(u + shift, 0))
+        return best - shift
 
     return LocalState(
         suffix="u",
@@ -87,7 +90,7 @@ def _logistic(
         update_rule=NaturalGradient(newton_steps=NUM_FIRST_STEPS),
         statistic=statistic,
         shift=best_u_shift,
-        bound=lambda u: UtilityCategorical(utilities, classes, family, u=u),
+        bound=lambda u: UtilityCategorical(utilities, classes, family, u=jnp.maximum(u, 0)),
     )
 
 
@@ -105,7 +108,7 @@ def _gaussian_utilities(
     return LocalState(
         suffix="u",
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
-        update_rule=NaturalGradient(),
+        update_rule=NaturalGradient(newton_steps=NUM_FIRST_STEPS),
         statistic=statistic,
         shift=best_u_shift,
         bound=bound,

@@ -50,7 +50,7 @@ def sample_choice(
     makes posterior standard deviations too small. ``SubsampledSVI`` therefore lets u follow the
     draw to first order in the utility of the observed class,
 
-    .. math:: u_n + (e^{-u_n} - 1) \, (\psi_{n y_n} - \bar\psi_{n y_n}),
+    .. math:: \max\big(0, \; u_n + (e^{-u_n} - 1) \, (\psi_{n y_n} - \bar\psi_{n y_n})\big),
 
     with the utility at the centre of the guide as reference: this is a bound too, since any u
     gives one, and nearly as tight for each draw as if it had a u of its own. The location of a
@@ -86,9 +86,9 @@ def sample_choice(
         noise: Distribution of the errors, see ``UtilityCategorical``.
         variances: Variances of the utilities under their Gaussian posterior, at least 0, of the
             shape of ``utilities``; for the softmax only. None for utilities that are as they are.
-        update_rule: How the local variable moves. By default ``NaturalGradient()`` for u, with 8
-            ``newton_steps`` for logistic errors, and ``GaussianNaturalGradient()`` for a Gaussian
-            error.
+        update_rule: How the local variable moves. By default ``NaturalGradient()`` for u, with
+            ``newton_steps`` where eta_hat depends on u (logistic errors, ``variances``), and
+            ``GaussianNaturalGradient()`` for a Gaussian error.
         obs: Observed classes, integers in [0, K). None to draw them, which needs all classes.
 
     Returns:

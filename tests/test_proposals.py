@@ -511,3 +511,19 @@ def test_a_label_that_the_observation_does_not_have_is_nan():
     other = np.where(np.arange(6) == 2, (Y[BATCH] + 1) % K, Y[BATCH])
     log_probs = lc.UtilityCategorical(psi, classes, u=2.5).log_prob(other)
     assert np.isnan(log_probs).tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("bound", [lc.UtilityCategorical, lc.OneVsEach, "logistic"])
+def test_a_class_out_of_range_makes_log_probabilities_nan(bound):
+    class TooHigh:
+        def draw(self, rng_key, labels, num_categories, num_sampled):
+            return jnp.full(num_sampled, num_categories + 3), jnp.ones(num_sampled)
+
+    labels = jnp.array([2, 4])
+    with numpyro.handlers.seed(rng_seed=0):
+        classes = lc.class_plate("classes", 9, labels, 2, proposal=TooHigh()).classes
+    if bound == "logistic":
+        choice = lc.UtilityCategorical(jnp.zeros((2, 4)), classes, "logistic", u=1.0)
+    else:
+        choice = bound(jnp.zeros((2, 4)), classes)
+    assert jnp.isnan(choice.log_prob(labels)).all()

@@ -89,7 +89,7 @@ class AugmentedCategorical(ChoiceDistribution):
     def _log_prob(self, value: Array) -> Array:
         distances, weights = self.competitors(value)
         # At +inf log Phi is 0, as is its derivative.
-        ahead = jnp.where(weights > 0, self.error[..., None] + distances, jnp.inf)
+        ahead = jnp.where(weights != 0, self.error[..., None] + distances, jnp.inf)
         return (weights * self.noise.log_cdf(ahead)).sum(axis=-1)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:

@@ -105,16 +105,18 @@ class ChoiceDistribution(dist.Distribution):
     def competitors(self, value: ArrayLike) -> tuple[Array, Array]:
         """Return how far the class in ``value`` is above each other one, and the others' weights.
 
-        A class of weight 0, among them the class in ``value`` itself, has distance 0.
+        A class of weight 0, among them the class in ``value`` itself, has distance 0. Where the
+        class in ``value`` is not available the distances mean nothing, but are finite.
 
         Shapes: both (..., M), with the broadcast of ``value``'s shape and ``batch_shape`` in front.
         """
         utilities, rows = self.label_entries(value)
         own = take_row(utilities, rows)[..., None]
+        own = jnp.where(own > -jnp.inf, own, 0)
         weights = jnp.asarray(1.0) if self.classes is None else self.classes.weights
         is_other = jnp.arange(utilities.shape[-1]) != rows[..., None]
         weights = jnp.where(is_other, weights, 0).astype(utilities.dtype)
-        counts = (weights > 0) & (utilities > -jnp.inf)  # -inf is a class that is not available
+        counts = (weights != 0) & (utilities > -jnp.inf)  # -inf is a class that is not available
         distances = jnp.where(counts, own - jnp.where(counts, utilities, 0), 0)
         return distances, jnp.where(counts, weights, 0)
 
@@ -124,7 +126,12 @@ class ChoiceDistribution(dist.Distribution):
     def _is_known(self, value: ArrayLike) -> Array:
         value = widen(value)
         valid = (value >= 0) & (value < self.num_categories)
-        return valid if self.classes is None else valid & self.classes.holds(value)
+        if self.classes is None:
+            return valid
+        return valid & self.classes.holds(value) & ~jnp.isnan(self.classes.weights).any()
+
+    def _is_available(self, value: Array) -> Array:
+        return take_row(*self.label_entries(value)) > -jnp.inf
 
     def _refuse_chunk(self, what: str, fix: str) -> None:
         if self.classes is not None and self.classes.kind == "chunk":
@@ -174,4 +181,5 @@ def base_distribution(fn: Any) -> Any:
 
 @jax.jit
 def _known_log_prob(choice: ChoiceDistribution, value: Array) -> Array:
-    return jnp.where(choice._is_known(value), choice._log_prob(value), jnp.nan)
+    log_prob = jnp.where(choice._is_available(value), choice._log_prob(value), -jnp.inf)
+    return jnp.where(choice._is_known(value), log_prob, jnp.nan)

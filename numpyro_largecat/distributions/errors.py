@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpyro.distributions as dist
 from jax import Array
@@ -58,6 +59,12 @@ class ErrorFamily:
     def sample(self, rng_key: Array, shape: tuple[int, ...]) -> Array:
         """Draw independent errors."""
         return self.distribution().sample(rng_key, shape)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy the families of this package by name, so that they stay what they are."""
+        if FAMILIES.get(self.name) is self:
+            return error_family, (self.name,)
+        return ErrorFamily, (self.name, self.distribution, self.log_cdf)
 
     def __str__(self) -> str:
         """Give the name."""

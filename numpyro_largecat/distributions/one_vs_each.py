@@ -10,7 +10,6 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from numpyro_largecat.distributions.choice import ChoiceDistribution, utility_vector
-from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.subsets import ClassSubset
 
 
@@ -89,19 +88,14 @@ class OneVsEach(ChoiceDistribution):
 
     def _log_prob(self, value: Array) -> Array:
         utilities, rows = self.label_entries(value)
-        available = take_row(utilities, rows) > -jnp.inf
         distances, weights = self.competitors(value)
-        distances = jnp.where(available[..., None], distances, 0)
         terms = weights * jax.nn.log_sigmoid(distances)
         if self.together is None:
-            log_prob = terms.sum(axis=-1)
-        else:
-            together = self.together & (weights == 1)
-            is_own = jnp.arange(utilities.shape[-1]) == rows[..., None]
-            below = jnp.where(together | is_own, -distances, -jnp.inf)
-            log_prob = jnp.where(together, 0, terms).sum(axis=-1)
-            log_prob = log_prob - jax.nn.logsumexp(below, axis=-1)
-        return jnp.where(available, log_prob, -jnp.inf)
+            return terms.sum(axis=-1)
+        together = self.together & (weights == 1)
+        is_own = jnp.arange(utilities.shape[-1]) == rows[..., None]
+        below = jnp.where(together | is_own, -distances, -jnp.inf)
+        return jnp.where(together, 0, terms).sum(axis=-1) - jax.nn.logsumexp(below, axis=-1)
 
 
 def _marks(together: ArrayLike, shape: tuple[int, ...]) -> Array:

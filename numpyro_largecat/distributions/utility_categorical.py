@@ -29,7 +29,7 @@ class UtilityCategorical(ChoiceDistribution):
     .. math:: \log p(y \mid \psi) = \psi_y - \log \sum_{k=1}^{K} \exp \psi_k ,
 
     and for other errors, with a relative error of the probability below 1e-5 in float32 and 1e-8
-    in float64,
+    in float64 (1e-6 for logistic errors where utilities differ by more than 300),
 
     .. math:: \log p(y \mid \psi) = \log \int \phi(\varepsilon)
               \prod_{k \ne y} \Phi(\varepsilon + \psi_y - \psi_k) \, d\varepsilon .
@@ -52,10 +52,10 @@ class UtilityCategorical(ChoiceDistribution):
               E\big[\log\Phi(\varepsilon + \psi_y - \psi_m)\big], \qquad
               \varepsilon = -\log\big(e^{E / \eta} - 1\big), \quad E \sim \mathrm{Exp}(1).
 
-    It equals the exact value for equal utilities and where the choice is certain. In between the
-    gap at the best u is below 0.02 nats from 100 classes on, for utilities with a standard
-    deviation of up to 3. It is largest, a sixth of the log probability, where one class is so
-    far above the observed one that only these two matter.
+    It equals the exact value for equal utilities, and comes near it where the choice is certain.
+    For Gaussian utilities with a standard deviation of 3 the gap at the best u is at most 0.15 nats
+    with 100 classes and 0.04 with 1,000, with a deviation of 1 a tenth of that. Where one class is
+    far above the observed one, so that only these two matter, it is a tenth of the log probability.
 
     **Stateless form.** With ``u=None`` on a subset, u is the best for this very subset; for the
     softmax ``log_prob`` is then ``-log(eta_hat)``. That is *biased upwards, and no bound*

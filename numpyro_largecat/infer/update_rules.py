@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
@@ -13,7 +12,8 @@ from jax import Array, lax
 from numpyro_largecat._checks import check_count
 from numpyro_largecat.ops.fixed_point import LONGEST_STEP, newton_step
 
-NUM_FIRST_STEPS = 5  # Newton steps on the first visit of a row
+NUM_FIRST_STEPS = 5  # Newton steps on the first visit of a row, at most
+FIRST_TOLERANCE = 1e-3  # of the value after them
 LEAST_PRECISION = 1e-4  # of q(error)
 
 Statistic = Callable[[Array, Array], Any]  # of the parameter, and of its shift in this step
@@ -85,8 +85,8 @@ class NaturalGradient:
 
     Args:
         exponent: Decay of the step size, in (0.5, 1].
-        newton_steps: Number of Newton steps on the first visit of an observation, for a statistic
-            that depends on u; 0 for one that does not.
+        newton_steps: Most Newton steps on the first visit of an observation, for a statistic that
+            depends on u; 0 for one that does not.
 
     Raises:
         ValueError: If ``exponent`` is outside (0.5, 1], or ``newton_steps`` is negative.
@@ -116,8 +116,11 @@ class NaturalGradient:
     ) -> tuple[Array, Array]:
         """Move u = ``value`` towards log eta_hat, the statistic; ``state`` counts visits."""
         if self.newton_steps:
-            step = partial(newton_step, statistic)
-            value = _on_new_rows(state == 0, value, self.newton_steps, step)
+
+            def newton(value: Array, number: Array) -> Array:
+                return newton_step(statistic, value, LONGEST_STEP * 2.0**number)
+
+            value = _on_new_rows(state == 0, value, self.newton_steps, newton)
         log_kept, log_new = _log_step_sizes(state, self.exponent, value.dtype)
         moved = jnp.logaddexp(log_kept + value, log_new + statistic(value))
         return moved.astype(value.dtype), state + 1
@@ -128,16 +131,21 @@ class NaturalGradient:
 
 
 def _on_new_rows(
-    is_new: Array, value: Array, num_steps: int, step: Callable[[Array], Array]
+    is_new: Array, value: Array, most_steps: int, step: Callable[[Array, Array], Array]
 ) -> Array:
-    """Repeat a step on new rows, at no cost where there are none."""
+    """Repeat a step of (value, its number) on new rows until it moves none; nothing if none is."""
 
-    def repeat(value: Array) -> Array:
-        return lax.fori_loop(
-            0, num_steps, lambda _, value: jnp.where(is_new, step(value), value), value
-        )
+    def goes_on(carry: tuple[Array, Array, Array]) -> Array:
+        _, number, moves = carry
+        return moves & (number < most_steps)
 
-    return lax.cond(is_new.any(), repeat, lambda value: value, value)
+    def repeat(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        value, number, _ = carry
+        moved = jnp.where(is_new, step(value, number), value)
+        moves = (jnp.abs(moved - value) > FIRST_TOLERANCE * jnp.maximum(1, jnp.abs(value))).any()
+        return moved, number + 1, moves
+
+    return lax.while_loop(goes_on, repeat, (value, jnp.array(0), is_new.any()))[0]
 
 
 class GaussianNaturalGradient:
@@ -191,7 +199,8 @@ class GaussianNaturalGradient:
     ) -> tuple[Array, Array]:
         """Move location and log precision along the statistic; ``state`` counts visits."""
 
-        def newton(value: Array) -> Array:
+        def newton(value: Array, number: Array) -> Array:
+            del number
             return _gaussian_step(value, -jnp.inf, 0.0, statistic(value))
 
         value = _on_new_rows((state == 0)[..., None], value, NUM_FIRST_STEPS, newton)

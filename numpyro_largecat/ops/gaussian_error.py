@@ -28,17 +28,17 @@ def log_joint(
         Ruiz et al., Augment and Reduce, ICML 2018, Eq. 6.
     """
     # Phi(inf) = 1 leaves out what has no weight, in value and in gradient.
-    below = jnp.where(weights > 0, error[..., None] + distances, jnp.inf)
+    below = jnp.where(weights != 0, error[..., None] + distances, jnp.inf)
     return log_density(error) + (weights * log_cdf(below)).sum(axis=-1)
 
 
-def gaussian_nodes(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+def gaussian_nodes(num_nodes: int) -> tuple[list[float], list[float]]:
     """Nodes and weights with which sums are expectations under a standard Normal distribution.
 
     Exact for polynomials up to degree ``2 * num_nodes - 1`` (Gauss-Hermite).
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
-    return nodes, weights / weights.sum()
+    return nodes.tolist(), (weights / weights.sum()).tolist()
 
 
 def gaussian_error_bound(loc: Array, scale: Array, joint: ElementWise, num_nodes: int) -> Array:

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_largecat.ops.log_cdf import gumbel_log_cdf
+
 
 @jax.jit
 def log_eta_hat(utilities: Array, label_rows: Array, weights: Array) -> Array:
@@ -18,6 +20,8 @@ def log_eta_hat(utilities: Array, label_rows: Array, weights: Array) -> Array:
 
     The label's own term, with weight 1, is the 1 of eta*. The sum is an unbiased estimate of eta*;
     its logarithm is not one of log eta*.
+
+    Where psi_y = -inf the result means nothing, but is finite.
 
     Cost: O(B M).
 
@@ -36,7 +40,9 @@ def log_eta_hat(utilities: Array, label_rows: Array, weights: Array) -> Array:
     below = utilities - lax.stop_gradient(jnp.where(jnp.isfinite(highest), highest, 0))
     # A row of weight 0 may be far above the others: its exponential must not overflow.
     exponentials = jnp.exp(jnp.where(weights > 0, below, -jnp.inf))
-    return jnp.log(exponentials @ weights) - take_row(below, label_rows)
+    own = take_row(below, label_rows)
+    log_total = jnp.log(exponentials @ weights.astype(utilities.dtype))
+    return log_total - jnp.where(own > -jnp.inf, own, 0)
 
 
 @jax.jit
@@ -51,7 +57,8 @@ def softmax_bound(log_eta_hat: Array, u: Array) -> Array:
     References:
         Ruiz et al., Augment and Reduce, ICML 2018, Eq. 8, with u = log eta.
     """
-    return 1.0 - u - jnp.exp(log_eta_hat - u)
+    # -exp(log_eta_hat - u), which goes on as a straight line where it would overflow
+    return 1.0 - u + gumbel_log_cdf(u - log_eta_hat)
 
 
 @jax.custom_jvp

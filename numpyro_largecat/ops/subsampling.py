@@ -58,7 +58,7 @@ def _draw_by_rejection(
     def redraw(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         rng_key, _, _ = state
         rng_key, draw_key = jax.random.split(rng_key)
-        draws = jax.random.randint(draw_key, (length,), 0, population, jnp.int32)
+        draws = draw_integers(draw_key, length, jnp.asarray(population))
         is_new = ~_repeats_an_earlier_one(draws)
         num_distinct = jnp.cumsum(is_new)
         place = jnp.where(is_new, num_distinct - 1, num_draws)

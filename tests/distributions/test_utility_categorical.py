@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -466,3 +468,11 @@ def test_what_needs_all_classes_is_refused_without_them(classes):
 def test_a_chunk_has_no_log_prob():
     with pytest.raises(NotImplementedError, match=r"log_prob needs all classes.*holds a chunk"):
         lc.UtilityCategorical(UTILITIES, CHUNK).log_prob(np.array([0, 1, 2]))
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "normal", "logistic"])
+def test_copies_keep_their_errors(noise):
+    d = lc.UtilityCategorical(jnp.array([0.0, 1.0, -2.0]), noise=noise)
+    for copied in (copy.deepcopy(d), pickle.loads(pickle.dumps(d))):
+        assert copied.noise is d.noise
+        np.testing.assert_array_equal(copied.log_prob(jnp.arange(3)), d.log_prob(jnp.arange(3)))

@@ -99,3 +99,40 @@ def test_two_choices_with_different_errors_in_a_model_with_a_hierarchy():
     assert np.mean(result.losses[-50:]) < np.mean(result.losses[:50])
     assert result.params["first_error"].shape == (num_rows, 2)
     assert result.params["second_u"].shape == (num_rows,)
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "logistic", "normal"])
+def test_a_wide_guide_over_strong_features_keeps_every_step_finite(noise):
+    """Its draws put labels far above and below the centre of the guide, which u follows."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    x = 2.5 * jax.random.normal(keys[0], (200, 8))
+    y = jax.random.randint(keys[1], (200,), 0, 50)
+
+    def model(x, y, rows):
+        with lc.class_plate("classes", 50, y, 10) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([8]).to_event(1))
+        with lc.data_plate("data", 200, rows) as rows:
+            lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, noise=noise, obs=y)
+
+    guide = AutoNormal(model, init_scale=1.0)
+    svi = lc.SubsampledSVI(model, guide, optax.adagrad(0.1), TraceMeanField_ELBO())
+    batches = lc.ArrayBatches(x, y, batch_size=40)
+    result = svi.run(jax.random.key(1), 60, batches=batches, progress_bar=False)
+    assert np.isfinite(result.losses).all()
+    assert len(result.losses) == 60
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "logistic", "normal"])
+def test_single_precision_data_stay_so_where_double_is_enabled(x64, noise):
+    x, y = jnp.ones((12, 2), jnp.float32), jnp.arange(12) % 5
+
+    def model(x, y, rows):
+        with lc.class_plate("classes", 50, y, 10) as classes:
+            w = numpyro.param("w", jnp.zeros((50, 2), jnp.float32), event_dim=1)
+        with lc.data_plate("data", 12, rows) as rows:
+            lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, noise=noise, obs=y)
+
+    svi = lc.SubsampledSVI(model, lambda *args: None, optax.sgd(0.1), Trace_ELBO())
+    result = svi.run(jax.random.key(0), 3, x, y, jnp.arange(12), progress_bar=False)
+    assert np.isfinite(result.losses).all()
+    assert {v.dtype for v in result.params.values()} == {np.dtype("float32")}

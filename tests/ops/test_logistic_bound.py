@@ -94,3 +94,13 @@ def test_the_search_for_the_best_u_ends_there(own):
         slope = jax.grad(logistic_bound, argnums=2)(distances, weights, u)
         assert jnp.isfinite(u)
         assert abs(float(slope)) < 1e-5 * max(1, abs(own))  # one part in 10**5 of u
+
+
+@pytest.mark.parametrize("distance", [-300.0, -60.0, 60.0, 1e4])
+@pytest.mark.parametrize("u", [0.0, 3.0, 100.0, 1e4])
+def test_far_from_the_best_u_everything_is_finite(distance, u):
+    distances, weights = jnp.array([distance, 0.0, -1.0]), jnp.array([1e6, 0.0, 1.0])
+    value, slope = jax.value_and_grad(logistic_bound, argnums=2)(distances, weights, jnp.array(u))
+    assert jnp.isfinite(value)
+    assert jnp.isfinite(slope)
+    assert jnp.isfinite(log_eta_hat_logistic(distances, weights, jnp.array(u)))
