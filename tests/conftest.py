@@ -5,10 +5,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# Nearly all of the tests' time is compilation, much of it of the same programs: in every worker, in
-# scripts that tests run, and the next time.
-CACHE = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+# Nearly all of the tests' time is compilation, much of it of the same programs: in scripts that tests
+# run, and the next time. JAX reads what another process is still writing, so workers do not share.
+KEPT = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
+KEPT = Path(os.environ.setdefault("COMPILED_FOR_TESTS", str(KEPT)))
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(KEPT / os.environ.get("PYTEST_XDIST_WORKER", "main"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
