@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # Nearly all of the tests' time is compilation, much of it of the same programs: in scripts that
-# tests run, and the next time. JAX reads what another process still writes, so workers do not share.
+# tests run, and the next time. JAX reads what another process still writes: workers do not share.
 KEPT = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
 KEPT = Path(os.environ.setdefault("COMPILED_FOR_TESTS", str(KEPT)))
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(KEPT / os.environ.get("PYTEST_XDIST_WORKER", "main"))
