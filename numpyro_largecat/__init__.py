@@ -13,6 +13,8 @@ from numpyro_largecat.distributions import (
     UtilityCategorical,
     error_distribution,
 )
+from numpyro_largecat.double_sum import DoubleSumFit, fit_double_sum
+from numpyro_largecat.double_sum_rules import ImplicitSGD, UMax, Vanilla
 from numpyro_largecat.guides import AmortizedErrors, AutoError, ErrorGuideList, LocalErrors
 from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
@@ -22,6 +24,7 @@ from numpyro_largecat.plots import plot_elbo, plot_intervals, plot_reliability
 from numpyro_largecat.predict import Prediction, predict_choice
 from numpyro_largecat.primitives import sample_choice
 from numpyro_largecat.proposals import ClassProposal, FrequencyProposal, HeadProposal
+from numpyro_largecat.sparse_rows import SparseRows
 from numpyro_largecat.subsets import ClassSubset, RowSubset
 from numpyro_largecat.weights import GaussianWeights, gaussian_weights
 
@@ -35,6 +38,7 @@ __all__ = [
     "Bouchard",
     "ClassProposal",
     "ClassSubset",
+    "DoubleSumFit",
     "ErrorFamily",
     "ErrorGuideList",
     "FrequencyProposal",
@@ -43,18 +47,23 @@ __all__ = [
     "GaussianUtilityBound",
     "GaussianWeights",
     "HeadProposal",
+    "ImplicitSGD",
     "LocalErrors",
     "NaturalGradient",
     "NoiseContrastive",
     "OneVsEach",
     "Prediction",
     "RowSubset",
+    "SparseRows",
     "SubsampledSVI",
+    "UMax",
     "UtilityCategorical",
+    "Vanilla",
     "class_chunk",
     "class_plate",
     "data_plate",
     "error_distribution",
+    "fit_double_sum",
     "gaussian_weights",
     "plot_elbo",
     "plot_intervals",

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of the double sum for one observation and one other class: vanilla, U-max, implicit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from numpyro_largecat.ops.implicit_step import implicit_step
+
+Schedule = Callable[[int], float]  # of the epoch, such as an optax schedule
+DoubleSum = Literal["gaps", "utilities"]
+DECAY = 0.9  # of the step size, each epoch
+
+
+class Pair(NamedTuple):
+    """One observation with its label y and another class k, before a step; all scalars."""
+
+    u: Array  # local variable of the observation
+    utility_y: Array  # x @ w[y]
+    utility_k: Array  # x @ w[k]
+    squared_norm: Array  # of x
+    rate: Array  # step size times N
+    log_others: Array  # log(K - 1)
+    penalty_y: Array  # step size * ridge * beta[y]
+    penalty_k: Array  # step size * ridge * beta[k]
+
+
+class Move(NamedTuple):
+    """A step: rows become ``keep * w[j] + add * x``; all scalars."""
+
+    u: Array
+    keep_y: Array
+    add_y: Array
+    keep_k: Array
+    add_k: Array
+
+
+class Radii(NamedTuple):
+    """Where the optimum of a ridge-regularised double sum must lie."""
+
+    w: float  # at least the norm of all weights together
+    u_low: float
+    u_high: float
+
+
+class DoubleSumRule(Protocol):
+    """What ``fit_double_sum`` asks of a rule; hashable, since it is compiled in."""
+
+    step_size: float | Schedule
+
+    def move(self, pair: Pair) -> Move:
+        """Take one step."""
+
+
+@dataclass(frozen=True)
+class Vanilla:
+    r"""Plain SGD on the double sum.
+
+    With ``rate = step_size * N`` and ``force = rate * (K - 1) * exp(x @ (w[k] - w[y]) - u)``,
+
+    .. math:: u &\leftarrow u - \mathrm{rate}\,(1 - e^{-u}) + \mathrm{force}, \\
+              w_k &\leftarrow w_k - \mathrm{force}\,x, \qquad
+              w_y \leftarrow w_y + \mathrm{force}\,x
+
+    and the ridge. The force is exponential in the utilities: it overflows unless the step size is
+    tiny, and ``fit_double_sum`` then says in which epoch. Use it to compare with.
+
+    Args:
+        step_size: Step size eta of the first epoch, above 0, decayed by 0.9 in each; or a schedule
+            of the epoch, such as ``optax.cosine_decay_schedule(1e-3, 50)``.
+        double_sum: "gaps" for f of Eq. 6, or "utilities" for that of Raman et al., Eq. 8, whose
+            ``u`` estimates log sum_k exp(x @ w[k]).
+
+    Raises:
+        ValueError: If ``step_size`` is not above 0 and finite, or ``double_sum`` has another value.
+
+    Example:
+        >>> import numpyro_largecat as lc
+        >>> lc.Vanilla(1e-3)
+        Vanilla(step_size=0.001, double_sum='gaps')
+
+    References:
+        Unbiased scalable softmax optimization, Eq. 7; Raman et al., DS-MLR, arXiv:1604.04706.
+    """
+
+    step_size: float | Schedule
+    double_sum: DoubleSum = "gaps"
+
+    def __post_init__(self) -> None:
+        _check_step_size(self.step_size)
+        _check_double_sum(self.double_sum)
+
+    def move(self, pair: Pair) -> Move:
+        """Take one step."""
+        return _explicit_move(pair, self.double_sum)
+
+
+@dataclass(frozen=True)
+class UMax:
+    r"""U-max: plain SGD that first raises a u that is far too low, so that gradients are bounded.
+
+    .. math:: u \leftarrow \log(1 + e^{x^\top (w_k - w_y)})
+              \quad\text{if } u < \log(1 + e^{x^\top (w_k - w_y)}) - \delta,
+
+    then the step of ``Vanilla``, whose force is at most ``rate * (K - 1) * exp(delta)``; then u is
+    projected on the interval, and each row of w on the ball, that hold the optimum. The upper end
+    and the ball need a ridge: the norm of the best w is at most sqrt(2 N log(K) / ridge).
+
+    Args:
+        step_size: See ``Vanilla``.
+        delta: Threshold in nats, above 0.
+        double_sum: See ``Vanilla``. For "utilities", u is raised to the log of the two terms.
+
+    Raises:
+        ValueError: If ``step_size`` or ``delta`` is not above 0 and finite, or ``double_sum`` has
+            another value.
+
+    Example:
+        >>> import numpyro_largecat as lc
+        >>> lc.UMax(0.1)
+        UMax(step_size=0.1, delta=1.0, double_sum='gaps')
+
+    References:
+        Unbiased scalable softmax optimization, Algorithm 1 and Theorem 1.
+    """
+
+    step_size: float | Schedule
+    delta: float = 1.0
+    double_sum: DoubleSum = "gaps"
+
+    def __post_init__(self) -> None:
+        _check_step_size(self.step_size)
+        _check_double_sum(self.double_sum)
+        if not 0 < self.delta < math.inf:
+            raise ValueError(
+                f"`delta` must be above 0, a threshold in nats; got {self.delta}. The paper uses 1."
+            )
+
+    def move(self, pair: Pair) -> Move:
+        """Take one step."""
+        if self.double_sum == "gaps":
+            least = jnp.logaddexp(0, pair.utility_k - pair.utility_y)
+        else:
+            least = jnp.logaddexp(pair.utility_k, pair.utility_y)
+        raised = jnp.where(pair.u < least - self.delta, least, pair.u)
+        return _explicit_move(pair._replace(u=raised), self.double_sum)
+
+    def radii(self, num_rows: int, num_categories: int, ridge: float, longest: float) -> Radii:
+        """Where the optimum lies; ``longest`` is the largest norm of a row of x."""
+        if ridge == 0:
+            return Radii(math.inf, 0.0 if self.double_sum == "gaps" else -math.inf, math.inf)
+        radius = math.sqrt(2 * num_rows * math.log(num_categories) / ridge)
+        if self.double_sum == "utilities":
+            middle, reach = math.log(num_categories), longest * radius
+            return Radii(radius, middle - reach, middle + reach)
+        farthest = math.sqrt(2) * longest * radius  # two rows share the norm
+        return Radii(radius, 0.0, float(np.logaddexp(0, math.log(num_categories - 1) + farthest)))
+
+
+@dataclass(frozen=True)
+class ImplicitSGD:
+    r"""Implicit SGD: each step minimises its term of the double sum, plus a squared distance.
+
+    .. math:: \theta \leftarrow \operatorname*{argmin}_{\theta'}
+              \; \eta f_{ik}(\theta') + \tfrac12 \|\theta' - \theta\|^2
+
+    It is solved to rounding by ``ops.implicit_step``. Its length grows only linearly in the
+    utilities, so that it cannot overflow, and u stays at 0 or above.
+
+    Args:
+        step_size: See ``Vanilla``; sizes a hundred times too large do little harm.
+
+    Raises:
+        ValueError: If ``step_size`` is not above 0 and finite.
+
+    Example:
+        >>> import numpyro_largecat as lc
+        >>> lc.ImplicitSGD(0.1)
+        ImplicitSGD(step_size=0.1)
+
+    References:
+        Unbiased scalable softmax optimization, section 3.2 and Appendix F.
+    """
+
+    step_size: float | Schedule
+
+    def __post_init__(self) -> None:
+        _check_step_size(self.step_size)
+
+    def move(self, pair: Pair) -> Move:
+        """Take one step."""
+        keep_y, keep_k = 1 / (1 + pair.penalty_y), 1 / (1 + pair.penalty_k)
+        u, force = implicit_step(
+            pair.u,
+            keep_k * pair.utility_k - keep_y * pair.utility_y,
+            pair.squared_norm * (keep_k + keep_y),
+            pair.rate,
+            pair.log_others,
+        )
+        return Move(u, keep_y, force * keep_y, keep_k, -force * keep_k)
+
+
+def _explicit_move(pair: Pair, double_sum: DoubleSum) -> Move:
+    """Step of ``Vanilla`` from ``pair.u``."""
+    if double_sum == "gaps":
+        own = jnp.exp(-pair.u)
+        others = jnp.exp(pair.log_others + pair.utility_k - pair.utility_y - pair.u)
+        lift = others
+    else:
+        own = jnp.exp(pair.utility_y - pair.u)
+        others = jnp.exp(pair.log_others + pair.utility_k - pair.u)
+        lift = 1 - own
+    u = pair.u - pair.rate * (1 - own - others)
+    return Move(u, 1 - pair.penalty_y, pair.rate * lift, 1 - pair.penalty_k, -pair.rate * others)
+
+
+def step_sizes(step_size: float | Schedule, num_epochs: int) -> NDArray[np.float64]:
+    """Step size of each epoch.
+
+    Raises:
+        ValueError: If one that a schedule gives is negative or not finite.
+    """
+    if not callable(step_size):
+        return np.array([step_size * DECAY**epoch for epoch in range(num_epochs)])
+    sizes = np.array([float(step_size(epoch)) for epoch in range(num_epochs)])
+    bad = ~(sizes >= 0) | ~np.isfinite(sizes)
+    if bad.any():
+        epoch = int(np.argmax(bad))
+        raise ValueError(
+            "`step_size` must give finite step sizes of at least 0; "
+            f"got {sizes[epoch]} for epoch {epoch}."
+        )
+    return sizes
+
+
+def _check_step_size(step_size: float | Schedule) -> None:
+    if not callable(step_size) and not 0 < step_size < math.inf:
+        raise ValueError(
+            f"`step_size` must be above 0 and finite, or a schedule of the epoch; got {step_size}."
+        )
+
+
+def _check_double_sum(double_sum: str) -> None:
+    if double_sum not in ("gaps", "utilities"):
+        raise ValueError(
+            '`double_sum` must be "gaps" (Eq. 6) or "utilities" (Eq. 8, of Raman et al.); '
+            f"got {double_sum!r}."
+        )
