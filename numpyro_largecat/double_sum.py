@@ -15,7 +15,22 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_count, check_finite, check_in_range, check_integers
-from numpyro_largecat.double_sum_rules import DoubleSumRule, Move, Pair, Radii, UMax, step_sizes
+from numpyro_largecat.double_sum_rules import (
+    DoubleSumRule,
+    ImplicitSGD,
+    Move,
+    Pair,
+    Radii,
+    UMax,
+    step_sizes,
+)
+from numpyro_largecat.ops.fixed_batches import (
+    FixedBatches,
+    batch_touch_probability,
+    draw_other_classes,
+    fixed_batches,
+)
+from numpyro_largecat.ops.implicit_batch import implicit_batch_step
 from numpyro_largecat.sparse_rows import SparseRows
 
 LOSS_ENTRIES = 2**22  # utilities that are held at once where the loss is evaluated
@@ -46,6 +61,8 @@ def fit_double_sum(
     rule: DoubleSumRule,
     *,
     num_epochs: int = 50,
+    batch_size: int = 1,
+    num_sampled: int = 1,
     ridge: float = 0.0,
     record_losses: bool = False,
 ) -> DoubleSumFit:
@@ -65,11 +82,16 @@ def fit_double_sum(
     touches row j. So the optimum is the maximum of the likelihood, or with a ridge that of the
     posterior under ``Normal(0, ridge**-0.5)`` weights. It starts at w = 0, u = log K.
 
+    **Minibatches.** With ``ImplicitSGD``, a step may take ``batch_size`` observations, all their
+    labels, and ``num_sampled`` other classes with the weight (K - U) / num_sampled for U distinct
+    labels. The minibatches are drawn once and stay as they are, so that the probability of each row
+    is known.
+
     An epoch visits each observation once, in a random order. Utilities must be ``x @ w.T``; for an
     intercept add a column of ones to x, and for other utilities use ``SubsampledSVI``.
 
-    Cost: O(D) time per step (O(P) for sparse rows without a ridge) and no scratch memory that grows
-    with K; one loop is compiled for each form of rule, whatever its step size. A recorded loss
+    Cost: O(D) time per step (O(P) for sparse rows without a ridge; O(B (B + S) D) for a minibatch of
+    B with S sampled classes, and the solver's products) and no scratch memory that grows with K; one loop is compiled for each form of rule, whatever its step size. A recorded loss
     costs O(N K D).
 
     Args:
@@ -80,6 +102,8 @@ def fit_double_sum(
         rule: ``ImplicitSGD(step_size)``, ``UMax(step_size)`` or ``Vanilla(step_size)``. The natural
             scale of the step size is 1 / N: implicit steps move a gap by about 2 N step_size.
         num_epochs: Number of epochs, at least 1.
+        batch_size: Observations in a step, in [1, N]; above 1 for ``ImplicitSGD`` only.
+        num_sampled: Other classes in a step, in [1, K - batch_size]; above 1 likewise.
         ridge: Precision of the weights' prior, at least 0.
         record_losses: Evaluate -L / N on all classes after each epoch.
 
@@ -108,7 +132,17 @@ def fit_double_sum(
     num_epochs = check_count("num_epochs", num_epochs, 1)
     if not 0 <= ridge < math.inf:
         raise ValueError(f"`ridge` must be finite and at least 0, a precision; got {ridge}.")
+    is_pair = batch_size == num_sampled == 1
+    _check_batches(rule, len(y), num_categories, batch_size, num_sampled)
     data = _collect(features, y, num_categories, rule, ridge)
+    if not is_pair:
+        rng_key, batch_key = jax.random.split(rng_key)
+        batches = fixed_batches(batch_key, y, batch_size=batch_size, num_categories=num_categories)
+        betas = 1 / batch_touch_probability(
+            batches, num_sampled=num_sampled, num_categories=num_categories
+        )
+        if ridge:
+            data = data._replace(penalties=ridge * betas.astype(data.log_others.dtype))
     sizes = step_sizes(rule.step_size, num_epochs)
     kernel: Any = replace(rule, step_size=1.0)  # type: ignore[type-var]  # compiled for any size
     dtype = data.squared_norms.dtype
@@ -116,7 +150,11 @@ def fit_double_sum(
     u = jnp.full(y.shape, math.log(num_categories), dtype)
     losses = []
     for epoch, epoch_key in enumerate(jax.random.split(rng_key, num_epochs)):
-        w, u = _run_epoch(w, u, epoch_key, data, jnp.asarray(sizes[epoch], dtype), rule=kernel)
+        size = jnp.asarray(sizes[epoch], dtype)
+        if is_pair:
+            w, u = _run_epoch(w, u, epoch_key, data, size, rule=kernel)
+        else:
+            w, u = _run_batches(w, u, epoch_key, data, batches, size, num_sampled=num_sampled)
         _check_weights(w, u, epoch, rule)
         if record_losses:
             losses.append(_log_loss(features, y, w) + ridge / (2 * len(y)) * jnp.vdot(w, w))
@@ -141,6 +179,9 @@ class _Features(Protocol):
     def squared_norms(self) -> Array:
         """Of each row."""
 
+    def rows(self, ids: Array, num_features: int) -> Array:
+        """Rows ``ids``, dense; zeros for padding."""
+
 
 class _Dense(NamedTuple):
     x: Array  # (N, D), or (D,) for one row
@@ -161,6 +202,9 @@ class _Dense(NamedTuple):
 
     def squared_norms(self) -> Array:
         return jnp.square(self.x).sum(1)
+
+    def rows(self, ids: Array, num_features: int) -> Array:
+        return self.x.at[ids].get(mode="fill", fill_value=0)
 
 
 class _Sparse(NamedTuple):
@@ -183,6 +227,12 @@ class _Sparse(NamedTuple):
 
     def squared_norms(self) -> Array:
         return jnp.square(self.values).sum(1)
+
+    def rows(self, ids: Array, num_features: int) -> Array:
+        indices = self.indices.at[ids].get(mode="fill", fill_value=0)
+        values = self.values.at[ids].get(mode="fill", fill_value=0)
+        dense = jnp.zeros((len(ids), num_features), values.dtype)
+        return dense.at[jnp.arange(len(ids))[:, None], indices].add(values)
 
 
 def _row(table: Array, i: Array) -> Array:
@@ -292,6 +342,60 @@ def _project(move: Move, pair: Pair, w: Array, y: Array, k: Array, radius: float
     )
 
 
+@partial(jax.jit, static_argnames="num_sampled", donate_argnames=("w", "u"))
+def _run_batches(
+    w: Array,
+    u: Array,
+    rng_key: Array,
+    data: _Data,
+    batches: FixedBatches,
+    step_size: Array,
+    *,
+    num_sampled: int,
+) -> tuple[Array, Array]:
+    """Take an implicit step on every minibatch, in a random order."""
+    order_key, class_key = jax.random.split(rng_key)
+    others = draw_other_classes(
+        class_key, batches, num_sampled=num_sampled, num_categories=w.shape[0]
+    )
+    order = jax.random.permutation(order_key, len(others))
+
+    def step(tables: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], None]:
+        batch = jax.tree.map(lambda a: a[j], batches)
+        return _batch_step(tables, batch, others[j], data, step_size, len(others)), None
+
+    tables, _ = lax.scan(step, (w, u), order)
+    return tables
+
+
+def _batch_step(
+    tables: tuple[Array, Array],
+    batch: FixedBatches,
+    others: Array,
+    data: _Data,
+    step_size: Array,
+    num_batches: int,
+) -> tuple[Array, Array]:
+    """Move the rows of one of ``num_batches`` minibatches."""
+    w, u = tables
+    num_categories, num_rows = w.shape[0], u.shape[0]
+    x = data.features.rows(batch.rows, w.shape[1])
+    classes = jnp.concatenate([batch.labels, others])
+    weight = (num_categories - batch.num_labels) / len(others)
+    is_label = (batch.labels < num_categories).astype(w.dtype)
+    weights = jnp.concatenate([is_label, jnp.full(len(others), weight, w.dtype)])
+    keep = jnp.ones_like(weights)
+    if data.penalties is not None:
+        keep = 1 / (1 + step_size * data.penalties.at[classes].get(mode="clip"))
+    shrunk = keep[:, None] * w.at[classes].get(mode="clip")
+    rates = jnp.where(batch.rows < num_rows, step_size * num_batches, 0)
+    old_u = u.at[batch.rows].get(mode="clip")
+    step = implicit_batch_step(old_u, x @ shrunk.T, x @ x.T, batch.label_rows, weights, keep, rates)
+    moved = shrunk - keep[:, None] * (step.forces.T @ x)
+    w = w.at[classes].set(moved, mode="drop", unique_indices=True)
+    return w, u.at[batch.rows].set(step.u, mode="drop", unique_indices=True)
+
+
 @jax.jit
 def _log_loss(features: _Features, y: Array, w: Array) -> Array:
     """Mean over the observations of -log p(y | x), a few of them at a time."""
@@ -308,6 +412,24 @@ def _log_loss(features: _Features, y: Array, w: Array) -> Array:
     total = lax.map(one_chunk, chunks).sum()
     rest = jax.tree.map(lambda a: a[whole:], (features, y))
     return (total + one_chunk(rest).sum()) / len(y)
+
+
+def _check_batches(
+    rule: DoubleSumRule, num_rows: int, num_categories: int, batch_size: Any, num_sampled: Any
+) -> None:
+    check_count("batch_size", batch_size, 1)
+    check_count("num_sampled", num_sampled, 1)
+    if batch_size > num_rows or batch_size + num_sampled > num_categories:
+        raise ValueError(
+            f"`batch_size` must be at most the {num_rows} observations, and `batch_size` + "
+            f"`num_sampled` at most the {num_categories} classes; got {batch_size} and "
+            f"{num_sampled}. With so few classes, take a smaller batch."
+        )
+    if (batch_size, num_sampled) != (1, 1) and not isinstance(rule, ImplicitSGD):
+        raise ValueError(
+            f"minibatches need `ImplicitSGD`; got {rule} with batch_size={batch_size} and "
+            f"num_sampled={num_sampled}. Leave both at 1."
+        )
 
 
 def _check_weights(w: Array, u: Array, epoch: int, rule: DoubleSumRule) -> None:
