@@ -90,9 +90,10 @@ def fit_double_sum(
     An epoch visits each observation once, in a random order. Utilities must be ``x @ w.T``; for an
     intercept add a column of ones to x, and for other utilities use ``SubsampledSVI``.
 
-    Cost: O(D) time per step (O(P) for sparse rows without a ridge; O(B (B + S) D) for a minibatch of
-    B with S sampled classes, and the solver's products) and no scratch memory that grows with K; one loop is compiled for each form of rule, whatever its step size. A recorded loss
-    costs O(N K D).
+    Cost: O(D) time per step (O(P) for sparse rows without a ridge; O(B (B + S) D) for a minibatch
+    of B with S sampled classes, and the solver's products) and no scratch memory that grows with K;
+    one loop is compiled for each form of rule, whatever its step size. A recorded loss costs O(N K
+    D).
 
     Args:
         rng_key: A JAX random key.

@@ -82,6 +82,29 @@ def test_unbiased_rules_reach_the_optimum(ridge, rule):
     assert 0 <= loss / best - 1 < 1e-3
 
 
+@pytest.mark.parametrize(("batch_size", "num_sampled"), [(1, 2), (3, 2)])
+def test_minibatches_reach_the_optimum_too(batch_size, num_sampled):
+    """FALSE_ALARM = 1e-4, as above; batches of 3 leave no rest in 120, and have repeated labels."""
+    (x, y), ridge = small_data(), 0.5
+    best = log_loss(best_weights(x, y, ridge), x, y, ridge)
+    options = {"batch_size": batch_size, "num_sampled": num_sampled, "num_epochs": NUM_EPOCHS}
+    w = fit(lc.ImplicitSGD(fading(1e-3)), x, y, ridge=ridge, **options).w
+    loss = log_loss(np.asarray(w, np.float64), x, y, ridge)
+    assert 0 <= loss / best - 1 < 1e-3
+
+
+def test_minibatches_of_sparse_rows_are_those_of_dense_ones(x64):
+    """With a padded last batch."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, 10)) * (rng.random((N, 10)) < 0.3)
+    y, sparse = rng.integers(0, 50, N), lc.SparseRows.from_scipy(scipy.sparse.csr_array(x))
+    options = {"num_epochs": 2, "ridge": 0.1, "batch_size": 7, "num_sampled": 3}
+    arguments = (y, 50, lc.ImplicitSGD(0.1))
+    got = lc.fit_double_sum(jax.random.key(0), sparse, *arguments, **options)
+    expected = lc.fit_double_sum(jax.random.key(0), x, *arguments, **options)
+    np.testing.assert_allclose(got.w, expected.w, rtol=1e-9, atol=1e-12)
+
+
 def test_the_map_of_the_numpyro_model_is_the_optimum(x64):
     """The gradient of the log joint of Normal(0, ridge**-0.5) weights vanishes there."""
     (x, y), ridge = small_data(), 0.5
@@ -233,6 +256,8 @@ def test_rules_refuse_bad_settings(make, message):
         ({"x": lc.SparseRows(np.zeros((N, 1), int), np.ones((N, 2)), 5)}, ValueError, "same shape"),
         ({"num_categories": 1}, ValueError, "at least 2"),
         ({"num_epochs": 0}, ValueError, "at least 1"),
+        ({"batch_size": 3, "num_sampled": 4}, ValueError, "at most the 6 classes"),
+        ({"batch_size": 3, "rule": lc.UMax(1.0)}, ValueError, "minibatches need `ImplicitSGD`"),
         ({"ridge": -1.0}, ValueError, "`ridge` must be finite and at least 0"),
     ],
 )

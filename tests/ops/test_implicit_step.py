@@ -35,7 +35,8 @@ def extreme_states(dtype):
 def residuals(u, gap, curvature, rate, log_others, new_u, force):
     """Both optimality conditions in float64, relative to the largest of their terms.
 
-    That of the rows is ``log(force) = log(rate) + log_others + new gap - new u``, and is left out where the force is too small to be a float.
+    That of the rows is ``log(force) = log(rate) + log_others + new gap - new u``. It is left out
+    where the force is too small to be a float.
     """
     u, gap, curvature, rate, log_others, new_u, force = (
         np.asarray(a, np.float64) for a in (u, gap, curvature, rate, log_others, new_u, force)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import logsumexp
+
+from numpyro_largecat.ops.implicit_batch import implicit_batch_step
+from numpyro_largecat.ops.implicit_step import implicit_step
+
+B, M = 5, 7
+
+
+def problem(num_features, spread=1.0, rate=2.0, seed=0):
+    """Two observations share a label; one observation and one row are padding."""
+    rng = np.random.default_rng(seed)
+    x, w = rng.normal(size=(B, num_features)), spread * rng.normal(size=(M, num_features))
+    weights, keep = np.array([1, 1, 1, 0, 1, 30, 30.0]), rng.uniform(0.3, 1, M)
+    rates = np.array([rate] * (B - 1) + [0])
+    return rng.gamma(2, 2, B), x, w, np.array([0, 1, 1, 2, 4]), weights, keep, rates
+
+
+def solve(u, x, w, label_rows, weights, keep, rates, dtype="float64"):
+    floats = [jnp.asarray(a, dtype) for a in (u, x @ w.T, x @ x.T, weights, keep, rates)]
+    return implicit_batch_step(*floats[:3], jnp.asarray(label_rows), *floats[3:])
+
+
+@pytest.mark.parametrize("num_features", [2, 8])
+def test_it_agrees_with_minimisation_over_all_parameters(x64, num_features):
+    """Also with fewer features than observations, where the Gram matrix is singular."""
+    u, x, w, label_rows, weights, keep, rates = arguments = problem(num_features)
+
+    def objective(theta):
+        v, rows = theta[:B], theta[B:].reshape(M, num_features)
+        utilities = x @ rows.T
+        gaps = utilities - utilities[np.arange(B), label_rows][:, None]
+        value = rates @ (v + np.exp(logsumexp(gaps, b=weights, axis=1) - v))
+        value += np.square(v - u).sum() / 2
+        return value + (np.square(rows - w).sum(1) / (2 * keep)).sum()
+
+    start = np.concatenate([u + 5, w.ravel()])
+    best = minimize(objective, start, method="BFGS", options={"gtol": 1e-8}).x
+    step = solve(*arguments)
+    rows = w - keep[:, None] * (step.forces.T @ x)
+    assert float(step.residual) < 1e-10
+    np.testing.assert_allclose(step.u, best[:B], atol=2e-5)
+    np.testing.assert_allclose(rows, best[B:].reshape(M, num_features), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "spread", "rate", "most"),
+    [
+        ("float64", 1.0, 1e-3, 1e-10),
+        ("float64", 30.0, 1.0, 1e-10),
+        ("float64", 100.0, 1e3, 1e-10),
+        ("float32", 1.0, 1e-3, 1e-5),
+        ("float32", 3.0, 1.0, 1e-5),
+        ("float32", 100.0, 10.0, 1e-3),
+    ],
+)
+def test_the_residual_is_small(x64, dtype, spread, rate, most):
+    """float32 cannot resolve more where utilities are a thousand."""
+    for seed in range(3):
+        step = solve(*problem(8, spread, rate, seed), dtype=dtype)
+        assert float(step.residual) < most
+
+
+def test_one_observation_and_class_are_the_step_for_a_pair(x64):
+    u, gap, norm, rate, others = 2.0, 3.0, 1.7, 4.0, 50.0
+    arrays = [jnp.array(a) for a in ([u], [[0.0, gap]], [[norm]])]
+    more = [jnp.array(a) for a in ([1.0, others], [0.5, 0.25], [rate])]
+    step = implicit_batch_step(*arrays, jnp.array([0]), *more)
+    pair = (u, gap, norm * 0.75, rate, np.log(others))
+    new_u, force = implicit_step(*(jnp.array(a) for a in pair))
+    np.testing.assert_allclose(step.u[0], new_u, rtol=1e-10)
+    np.testing.assert_allclose(step.forces[0], [-force, force], rtol=1e-9)
+
+
+def test_padding_is_left_alone():
+    step = solve(*problem(4), dtype="float32")
+    assert not step.forces[-1].any()
+    assert not step.forces[:, 3].any()
