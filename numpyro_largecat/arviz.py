@@ -17,6 +17,7 @@ from numpyro.primitives import Messenger
 from numpyro_largecat._checks import check_count, check_in_range, check_integers
 from numpyro_largecat.infer.latent_values import at_feasible_values
 from numpyro_largecat.infer.param_sites import check_params
+from numpyro_largecat.infer.static_arguments import with_jax_arrays
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
 
 SMALL_PLATE = 1000  # plates of at most this many rows are shown whole
@@ -88,6 +89,7 @@ def to_arviz(
         (1, 500)
     """
     num_draws = check_count("num_draws", num_draws, 1)
+    args, kwargs = with_jax_arrays((args, kwargs))
     ids = {name: jnp.asarray(i) for name, i in (rows or {}).items()}
     for name, i in ids.items():
         check_integers(f"rows[{name!r}]", i)

@@ -269,10 +269,11 @@ class class_plate(_indexed_plate):
 def _check_layout(
     name: str, labels: ArrayLike | None, proposal: ClassProposal | None, per_observation: bool
 ) -> None:
-    if proposal is not None and not hasattr(proposal, "draw"):
+    if proposal is not None and (isinstance(proposal, type) or not hasattr(proposal, "draw")):
+        got = f"the class {proposal.__name__}" if isinstance(proposal, type) else type(proposal)
         raise TypeError(
-            f"`proposal` of plate '{name}' must have a method `draw`, as lc.FrequencyProposal; "
-            f"got {proposal!r}."
+            f"`proposal` of plate '{name}' must be an object with a method `draw`, such as "
+            f"lc.FrequencyProposal(counts); got {got}."
         )
     if per_observation and proposal is not None:
         raise ValueError(

@@ -20,6 +20,7 @@ from numpyro_largecat.distributions.errors import GUMBEL, ErrorFamily
 from numpyro_largecat.guides.error_guides import without_errors
 from numpyro_largecat.infer.latent_values import at_centre, at_feasible_values
 from numpyro_largecat.infer.param_sites import check_params
+from numpyro_largecat.infer.static_arguments import with_jax_arrays
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob
 from numpyro_largecat.ops.softmax_bound import take_row
@@ -122,6 +123,7 @@ def predict_choice(
             f"got {type(params).__name__}."
         )
     model, guide = without_errors(model, guide)
+    args, kwargs = with_jax_arrays((args, kwargs))
     num_top = check_count("num_top", num_top, 1)
     chunk_size = check_count("chunk_size", chunk_size, 1)
 

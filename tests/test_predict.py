@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from numpyro.infer import TraceMeanField_ELBO
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
@@ -118,3 +118,31 @@ def test_bad_arguments_are_described(fitted):
         predict(num_top=13)
     with pytest.raises(ValueError, match=r"`obs` must be classes.*got 12 at position 1"):
         predict(obs=jnp.array([0, 12]))
+
+
+def test_numpy_arrays_may_be_indexed_by_classes():
+    """A model that takes a table of NumPy's by ``classes.indices`` trains, so it must predict."""
+    table = np.arange(12.0).reshape(3, 4)
+
+    def model(table, y=None):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        with lc.class_plate("classes", 4, y, 2) as classes:
+            pass
+        with lc.data_plate("data", 3) as rows:
+            psi = slope * table[:, classes.indices]
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+    guide = AutoDelta(model)
+    svi = lc.SubsampledSVI(model, guide, optax.sgd(0.0), Trace_ELBO())
+    svi.init(jax.random.key(0), table, jnp.array([0, 1, 3]))
+    new = lc.predict_choice(model, guide, {"slope_auto_loc": jnp.array(1.0)}, table, num_top=1)
+    assert new.top_classes[:, 0].tolist() == [3, 3, 3]
+    data = lc.to_arviz(
+        jax.random.key(1),
+        model,
+        guide,
+        {"slope_auto_loc": jnp.array(1.0)},
+        table,
+        y=np.zeros(3, int),
+    )
+    assert (data["posterior"]["slope"] == 1).all()

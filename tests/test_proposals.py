@@ -221,7 +221,7 @@ ERRORS = {
     "not a proposal": (
         lambda: draw_classes(0, np.array([4]), 3, proposal="uniform"),
         TypeError,
-        "`proposal` of plate 'classes' must have a method `draw`.*got 'uniform'",
+        "`proposal` of plate 'classes' must be an object with a method `draw`.*got <class 'str'>",
     ),
     "a proposal for each observation": (
         lambda: draw_classes(0, np.array([4]), 3, proposal=WithRepeats(), per_observation=True),

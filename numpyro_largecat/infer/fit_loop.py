@@ -190,7 +190,7 @@ class _LossLog:
             losses = losses[: bad[0] + 1]
             self.stop(
                 "the loss or the new parameters were not finite. Lower the learning rate, or look "
-                "for a label out of range",
+                "for a label out of range, or an observed class that is not available (-inf)",
                 self.num_taken + int(bad[0]),
             )
         self.parts.append(losses)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -42,3 +43,8 @@ def split_arguments(arguments: Any) -> tuple[list[Any], StaticArguments]:
     arrays = [x if isinstance(x, (np.ndarray, jax.Array)) else None for x in leaves]
     static = [None if isinstance(x, (np.ndarray, jax.Array)) else x for x in leaves]
     return arrays, StaticArguments(tree, static)
+
+
+def with_jax_arrays(arguments: Any) -> Any:
+    """Turn NumPy arrays into JAX's, which may be indexed by classes that are traced."""
+    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, arguments)
