@@ -72,7 +72,8 @@ def test_rows_and_weights(num_categories, labels, num_sampled):
     given = None if labels is None else jnp.array(labels)
     indices, weights = draw_often(40, num_categories, given, num_sampled)
     present = sorted(set(labels or []))
-    num_labels, num_others = len(labels or []), num_categories - len(present)
+    num_labels = min(len(labels or []), num_categories)
+    num_others = num_categories - len(present)
     num_drawn = min(num_sampled, num_others)
     assert indices.shape == weights.shape == (40, num_labels + num_sampled)
     assert indices.dtype == np.int32
@@ -231,7 +232,7 @@ def test_scratch_memory_does_not_grow_with_the_classes():
     def memory(num_categories):
         return temp_bytes(lambda key: draw_classes(key, num_categories, labels, 100), key)
 
-    assert memory(10**4) == memory(10**7) < 20_000
+    assert memory(10**7) <= memory(10**4) < 20_000  # fewer draws repeat among more classes
 
 
 ERRORS = {
