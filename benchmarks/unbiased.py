@@ -9,9 +9,10 @@ the rows; a fit that diverges counts as infinite.
 The rates are those of the mean over the observations, ``step_size * N``: the paper's vanilla rate
 on MNIST, 0.01, would in the form of the sum (its Eq. 6) be a first step of 5,400 x, which overflows
 at once. They are tried over 10^-3 to 10^3 as in the paper, and further, decade by decade, while the
-best one is at an end of what was tried. If a tuned rate diverges on all rows, the next lower one is
-taken. One-vs-each counts K - 1 times its one pair, so that its step is an unbiased one on its own
-bound; importance sampling and noise contrastive estimation (with normaliser 1) have bounded steps.
+best one is at an end of what was tried. If a tuned rate ends above log K on all rows, where w = 0
+starts, the next lower one is taken. One-vs-each counts K - 1 times its one pair, so that its step
+is an unbiased one on its own bound; importance sampling and noise contrastive estimation (with
+normaliser 1) have bounded steps.
 
 Beside the paper's six methods: Implicit SGD on minibatches, and two fits by ``SubsampledSVI`` with
 Adam, Augment & Reduce and exact softmax (all classes in the plate), whose rates of Adam are tuned
@@ -60,10 +61,8 @@ from numpyro_largecat.double_sum_rules import Move, Pair, Schedule
 NAME = "unbiased"
 FOLDERS = {"bibtex": "xml", "delicious": "xml", "mnist": "mnist"}
 SPARSE = {"bibtex"}  # less than a tenth of the features present: sparse rows are faster
-TUNED_SHARE = 10  # one row in ten
 EXPONENTS = range(-3, 4)
 ADAM_EXPONENTS = range(-3, 1)
-MORE_DECADES = 3  # beyond an end of the grid
 DECAY = 0.9
 NUM_CURVE_POINTS = 10
 BATCH = (10, 5)  # observations and other classes of the implicit minibatch
@@ -110,18 +109,6 @@ class NoiseContrast:
         return _move(pair, pair.rate * lift, pair.rate * push)
 
 
-@dataclass(frozen=True)
-class RowsOnly:
-    """The two products and two writes that every rule needs, and next to nothing else."""
-
-    step_size: float | Schedule
-
-    def move(self, pair: Pair) -> Move:
-        """Take a linear step."""
-        force = 1e-6 * pair.rate * (pair.utility_k - pair.utility_y - 1)
-        return _move(pair, -force, -force)
-
-
 def _move(pair: Pair, lift: Array, push: Array) -> Move:
     return Move(pair.u, 1 - pair.penalty_y, lift, 1 - pair.penalty_k, -push)
 
@@ -157,9 +144,9 @@ class Problem(NamedTuple):
     y: NDArray[np.int32]  # (N,)
     num_categories: int
 
-    def tenth(self) -> Problem:
-        """Take a random tenth of the rows."""
-        rows = np.random.default_rng(0).permutation(len(self.y))[: len(self.y) // TUNED_SHARE]
+    def part(self, share: int) -> Problem:
+        """Take one in ``share`` of the rows, at random."""
+        rows = np.random.default_rng(0).permutation(len(self.y))[: len(self.y) // share]
         return self._replace(x=self.x[rows], y=self.y[rows])
 
     def features(self) -> Any:
@@ -177,11 +164,14 @@ class Sizes(NamedTuple):
     speed_rows: int
     speed_categories: tuple[int, ...]
     speed_rounds: int
+    exponents: range
     svi_exponents: range
+    more_decades: int  # beyond an end of the rates
+    tuned_share: int  # one row in so many
 
 
-FULL = Sizes(50, 5, 50_000, (1_000, 100_000), 5, ADAM_EXPONENTS)
-QUICK = Sizes(10, 1, 500, (1_000,), 1, range(-1, 0))
+FULL = Sizes(50, 5, 20_000, (1_000, 100_000), 5, EXPONENTS, ADAM_EXPONENTS, 3, 10)
+QUICK = Sizes(10, 1, 500, (1_000,), 1, range(-1, 1), range(-1, 0), 0, 1)
 
 
 class Result(NamedTuple):
@@ -254,8 +244,10 @@ def loss_at_rate(method: str, problem: Problem, features: Any, rate: float, epoc
     return math.inf if fit is None else finite(log_loss(fit.w, problem.x, problem.y))
 
 
-def tune(loss_of: Callable[[float], float], exponents: range, more: int = MORE_DECADES) -> int:
+def tune(loss_of: Callable[[float], float], exponents: range, more: int) -> int:
     """Exponent of the best rate; while it is at an end of what was tried, try one decade on."""
+    if len(exponents) == 1:
+        return exponents[0]
     losses = {e: loss_of(10.0**e) for e in exponents}
     lowest, highest = exponents[0] - more, exponents[-1] + more
     while True:
@@ -269,14 +261,14 @@ def tune(loss_of: Callable[[float], float], exponents: range, more: int = MORE_D
 
 
 def run_rule(method: str, problem: Problem, exponent: int, sizes: Sizes) -> Result:
-    """Fit all rows, at a lower rate if it diverges, and time a few epochs of it."""
+    """Fit all rows, at a lower rate if it ends above its start, and time a few epochs of it."""
     fit = None
     while fit is None:
         dense = jnp.asarray(problem.x)  # the losses of all epochs are quicker from dense rows
         rate = 10.0**exponent
         options = {"num_epochs": sizes.num_epochs, "record_losses": True}
         fit = fit_rule(method, problem, dense, rate, **options)
-        if fit is not None and not bool(jnp.isfinite(fit.losses[-1])):
+        if fit is not None and not fit.losses[-1] < math.log(problem.num_categories):
             fit = None
         exponent -= 1
     features = problem.features()
@@ -340,13 +332,15 @@ def run_svi(method: str, problem: Problem, rate: float, sizes: Sizes, last_only:
 
 def run_problem(problem: Problem, sizes: Sizes) -> dict[str, Result]:
     """Tune and run all methods on one data set."""
-    tenth = problem.tenth()
+    tenth = problem.part(sizes.tuned_share)
     features = tenth.features()
     results = {}
     for method in (*RULES, MINIBATCH):
         epochs = sizes.num_epochs
         at_rate = partial(loss_at_rate, method, tenth, features, epochs=epochs)
-        exponent = tune(lambda rate, at_rate=at_rate: at_rate(rate=rate), EXPONENTS)
+        exponent = tune(
+            lambda rate, at_rate=at_rate: at_rate(rate=rate), sizes.exponents, sizes.more_decades
+        )
         results[method] = run_rule(method, problem, exponent, sizes)
         _progress(problem.name, method, results[method])
     for method in SVI_METHODS:
@@ -354,8 +348,7 @@ def run_problem(problem: Problem, sizes: Sizes) -> dict[str, Result]:
         def svi_loss(rate: float, method: str = method) -> float:
             return run_svi(method, tenth, rate, sizes, last_only=True).losses[-1]
 
-        more = 0 if len(sizes.svi_exponents) == 1 else 1
-        exponent = tune(svi_loss, sizes.svi_exponents, more)
+        exponent = tune(svi_loss, sizes.svi_exponents, min(sizes.more_decades, 1))
         results[method] = run_svi(method, problem, 10.0**exponent, sizes, last_only=False)
         _progress(problem.name, method, results[method])
     return results
@@ -365,12 +358,11 @@ def _progress(name: str, method: str, result: Result) -> None:
     print(f"# {name}: {method}, rate {result.rate:g}, log-loss {result.losses[-1]:.5f}", flush=True)
 
 
-def sensitivity(problem: Problem, num_epochs: int) -> dict[str, list[float]]:
+def sensitivity(problem: Problem, sizes: Sizes) -> dict[str, list[float]]:
     """Log-loss of each of the six methods on all rows at each rate of the paper."""
-    features = problem.features()
-    rates = [10.0**e for e in EXPONENTS]
+    features, epochs = problem.features(), sizes.num_epochs
     return {
-        method: [loss_at_rate(method, problem, features, rate, num_epochs) for rate in rates]
+        method: [loss_at_rate(method, problem, features, 10.0**e, epochs) for e in sizes.exponents]
         for method in RULES
     }
 
@@ -386,7 +378,6 @@ def speeds(num_categories: int, sizes: Sizes) -> dict[str, tuple[float, float]]:
         "implicit": (lc.ImplicitSGD, 1),
         "U-max": (lc.UMax, 1),
         "vanilla": (lc.Vanilla, 1),
-        "products and writes alone": (RowsOnly, 1),
         MINIBATCH: (lc.ImplicitSGD, BATCH[0]),
     }
 
@@ -505,7 +496,7 @@ def plot_results(
         figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
         for method, values in losses.items():
             shown = [value if math.isfinite(value) else math.nan for value in values]
-            axis.plot([10.0**e for e in EXPONENTS], shown, marker="o", label=method)
+            axis.plot([10.0**e for e in sizes.exponents], shown, marker="o", label=method)
         axis.set(title=f"{name}; no point where a fit diverged", xscale="log", yscale="log")
         axis.set(xlabel="initial rate, of the mean form", ylabel="training log-loss (nats)")
         axis.legend(fontsize="small")
@@ -537,12 +528,14 @@ def fit_records(results: Results, sizes: Sizes) -> Iterator[Record]:
 
 
 def other_records(
-    rates: dict[str, dict[str, list[float]]], found: dict[int, dict[str, tuple[float, float]]]
+    rates: dict[str, dict[str, list[float]]],
+    found: dict[int, dict[str, tuple[float, float]]],
+    sizes: Sizes,
 ) -> Iterator[Record]:
     """Records of the sensitivity to the rate, and of speeds."""
     for name, methods in rates.items():
         for method, losses in methods.items():
-            for exponent, loss in zip(EXPONENTS, losses, strict=True):
+            for exponent, loss in zip(sizes.exponents, losses, strict=True):
                 setting = {"dataset": name, "rate": 10.0**exponent}
                 yield _record(setting, method, "loss_at_rate", loss, "nats")
     for num_categories, speeds_of in found.items():
@@ -573,7 +566,7 @@ def finish(
 ) -> None:
     """Write what there is so far."""
     records: list[Record | MachineRecord] = [*fit_records(results, sizes)]
-    records += other_records(rates, found)
+    records += other_records(rates, found, sizes)
     records.append(machine_record(NAME, jax.devices()[0].device_kind))
     write_json(args.json, records)
     if args.plot:
@@ -596,7 +589,7 @@ def main() -> None:
     print_results(results)
     if args.plot:
         for name in problems.keys() & {SENSITIVITY, "quick"}:
-            rates[name] = sensitivity(problems[name], sizes.num_epochs)
+            rates[name] = sensitivity(problems[name], sizes)
         finish(args, sizes, results, rates, found)
 
 
