@@ -489,7 +489,8 @@ def plot_results(
         axes[1, column].set(xlabel="seconds of steps", xscale="log", yscale="log")
     for row in axes:
         row[0].set_ylabel("training log-loss (nats)")
-    axes[0, 0].legend(fontsize="small")
+    handles = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=3, fontsize="small")
     figure.savefig(folder / "log_loss.png", dpi=110)
     plt.close(figure)
     for name, losses in rates.items():
@@ -551,6 +552,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data sets")
     parser.add_argument("--datasets", nargs="+", choices=list(FOLDERS), default=list(FOLDERS))
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write pictures there")
+    parser.add_argument(
+        "--tuned-share",
+        type=int,
+        default=FULL.tuned_share,
+        metavar="M",
+        help="tune on one in M of the rows; 1 shows what tuning on a tenth costs",
+    )
     args = parser.parse_args()
     if args.data is None and not args.quick:
         parser.error("--data is needed, the folder that holds xml and mnist; or give --quick")
@@ -576,7 +584,7 @@ def finish(
 def main() -> None:
     """Run all methods and print the tables."""
     args = parse_arguments()
-    sizes = QUICK if args.quick else FULL
+    sizes = QUICK if args.quick else FULL._replace(tuned_share=args.tuned_share)
     found = {k: speeds(k, sizes) for k in sizes.speed_categories}
     print_speeds(found)
     results: Results = {}
