@@ -24,8 +24,8 @@ class GaussianWeights(NamedTuple):
     """Means and variances of the weights of the classes that exist this step.
 
     Attributes:
-        loc: Posterior means, shape (M, *event_shape).
-        variance: Posterior variances, shape (M, *event_shape).
+        loc: Posterior means, shape (M,) + event_shape.
+        variance: Posterior variances, shape (M,) + event_shape.
 
     Example:
         >>> import numpyro_largecat as lc
@@ -84,7 +84,7 @@ def gaussian_weights(
     Deviations are too small where classes are few and likely, since u does not follow the utilities
     of the other classes; with drawn weights just as much.
 
-    Shapes: parameters (K, *event_shape), stored whole; results (M, *event_shape) for the M rows of
+    Shapes: parameters (K,) + event_shape, stored whole; results (M,) + event_shape for the M rows of
     the plate. Plates around the class plate add their axes in front, as everywhere.
 
     Cost: O(M) per step with ``SubsampledSVI``; the tables are made once, at its ``init``. The
@@ -96,7 +96,7 @@ def gaussian_weights(
         classes: What ``with lc.class_plate(...) as classes`` gives; the statement must be inside
             that plate.
         event_shape: Shape of the weights of one class.
-        prior_loc: Mean of the prior, broadcast with (M, *event_shape). It may be latent.
+        prior_loc: Mean of the prior, broadcast with (M,) + event_shape. It may be latent.
         prior_scale: Standard deviation of the prior, positive, broadcast in the same way. It may be
             the value of a latent site, as in a hierarchical model.
         init_scale: Posterior standard deviation to start from, positive. Means start at 0; give
