@@ -84,8 +84,8 @@ def gaussian_weights(
     Deviations are too small where classes are few and likely, since u does not follow the utilities
     of the other classes; with drawn weights just as much.
 
-    Shapes: parameters (K,) + event_shape, stored whole; results (M,) + event_shape for the M rows of
-    the plate. Plates around the class plate add their axes in front, as everywhere.
+    Shapes: parameters (K,) + event_shape, stored whole; results (M,) + event_shape for the M rows
+    of the plate. Plates around the class plate add their axes in front, as everywhere.
 
     Cost: O(M) per step with ``SubsampledSVI``; the tables are made once, at its ``init``. The
     utilities take two products of features and weights, where drawn weights take one: on two CPU
