@@ -56,7 +56,7 @@ from benchmarks.records import (
     write_json,
 )
 from numpyro_largecat.data import load
-from numpyro_largecat.double_sum_rules import Move, Pair, Schedule
+from numpyro_largecat.double_sum_rules import DoubleSumRule, Move, Pair
 
 NAME = "unbiased"
 FOLDERS = {"bibtex": "xml", "delicious": "xml", "mnist": "mnist"}
@@ -73,10 +73,8 @@ WITHIN = 1.05
 
 
 @dataclass(frozen=True)
-class OneVsEach:
+class OneVsEach(DoubleSumRule):
     """SGD on the sum of -log sigmoid(x @ (w[y] - w[k])) over k, from one k."""
-
-    step_size: float | Schedule
 
     def move(self, pair: Pair) -> Move:
         """Take one step; u is not used."""
@@ -85,10 +83,8 @@ class OneVsEach:
 
 
 @dataclass(frozen=True)
-class ImportanceSampling:
+class ImportanceSampling(DoubleSumRule):
     """SGD on the log-loss whose normaliser is estimated from the label and one k."""
-
-    step_size: float | Schedule
 
     def move(self, pair: Pair) -> Move:
         """Take one step; u is not used."""
@@ -97,10 +93,8 @@ class ImportanceSampling:
 
 
 @dataclass(frozen=True)
-class NoiseContrast:
+class NoiseContrast(DoubleSumRule):
     """SGD on telling the label from one k, with probabilities exp(x @ w), as Mnih and Teh do."""
-
-    step_size: float | Schedule
 
     def move(self, pair: Pair) -> Move:
         """Take one step; u is not used."""

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, check_finite, check_in_range, check_integers
+from numpyro_largecat._checks import check_count, check_in_range, check_integers
 from numpyro_largecat.double_sum_rules import (
     DoubleSumRule,
     ImplicitSGD,
@@ -24,6 +25,7 @@ from numpyro_largecat.double_sum_rules import (
     UMax,
     step_sizes,
 )
+from numpyro_largecat.feature_rows import FeatureRows, PaddedRows, dense_rows, padded_rows, take_one
 from numpyro_largecat.ops.fixed_batches import (
     FixedBatches,
     batch_touch_probability,
@@ -31,8 +33,10 @@ from numpyro_largecat.ops.fixed_batches import (
     fixed_batches,
 )
 from numpyro_largecat.ops.implicit_batch import implicit_batch_step
+from numpyro_largecat.ops.subsampling import draw_integers
 from numpyro_largecat.sparse_rows import SparseRows
 
+LARGEST_RESIDUAL = 1e-2  # of a minibatch, relative to its largest force, without a warning
 LOSS_ENTRIES = 2**22  # utilities that are held at once where the loss is evaluated
 
 
@@ -117,6 +121,10 @@ def fit_double_sum(
         TypeError: If labels are not integers.
         FloatingPointError: If the weights are no longer finite after an epoch.
 
+    Warns:
+        RuntimeWarning: If the solver of a minibatch stopped far from the solution, as it may in
+            float32 at utilities or rates of several hundred.
+
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_largecat as lc
@@ -145,7 +153,7 @@ def fit_double_sum(
         if ridge:
             data = data._replace(penalties=ridge * betas.astype(data.log_others.dtype))
     sizes = step_sizes(rule.step_size, num_epochs)
-    kernel: Any = replace(rule, step_size=1.0)  # type: ignore[type-var]  # compiled for any size
+    kernel = replace(rule, step_size=1.0)  # compiled for any size
     dtype = data.squared_norms.dtype
     w = jnp.zeros((num_categories, num_features), dtype)
     u = jnp.full(y.shape, math.log(num_categories), dtype)
@@ -155,95 +163,20 @@ def fit_double_sum(
         if is_pair:
             w, u = _run_epoch(w, u, epoch_key, data, size, rule=kernel)
         else:
-            w, u = _run_batches(w, u, epoch_key, data, batches, size, num_sampled=num_sampled)
+            w, u, residual = _run_batches(
+                w, u, epoch_key, data, batches, size, num_sampled=num_sampled
+            )
+            _warn_of_residual(float(residual), epoch)
         _check_weights(w, u, epoch, rule)
         if record_losses:
             losses.append(_log_loss(features, y, w) + ridge / (2 * len(y)) * jnp.vdot(w, w))
     return DoubleSumFit(w, u, jnp.stack(losses) if record_losses else None)
 
 
-class _Features(Protocol):
-    """Rows of x, in one of two forms."""
-
-    def take(self, i: Array) -> _Features:
-        """Row i."""
-
-    def product(self, w: Array, k: Array) -> Array:
-        """``x @ w[k]`` for one row x."""
-
-    def add(self, w: Array, k: Array, keep: Array | None, add: Array) -> Array:
-        """Table with ``keep * w[k] + add * x`` in row k, for one row x."""
-
-    def utilities(self, w: Array) -> Array:
-        """``x @ w.T``."""
-
-    def squared_norms(self) -> Array:
-        """Of each row."""
-
-    def rows(self, ids: Array, num_features: int) -> Array:
-        """Rows ``ids``, dense; zeros for padding."""
-
-
-class _Dense(NamedTuple):
-    x: Array  # (N, D), or (D,) for one row
-
-    def take(self, i: Array) -> _Dense:
-        return _Dense(_row(self.x, i))
-
-    def product(self, w: Array, k: Array) -> Array:
-        return self.x @ _row(w, k)
-
-    def add(self, w: Array, k: Array, keep: Array | None, add: Array) -> Array:
-        # The row is read from the table that is written; read any earlier, XLA copies the table.
-        old = _row(w, k) if keep is None else keep * _row(w, k)
-        return lax.dynamic_update_index_in_dim(w, old + add * self.x, k, 0)
-
-    def utilities(self, w: Array) -> Array:
-        return self.x @ w.T
-
-    def squared_norms(self) -> Array:
-        return jnp.square(self.x).sum(1)
-
-    def rows(self, ids: Array, num_features: int) -> Array:
-        return self.x.at[ids].get(mode="fill", fill_value=0)
-
-
-class _Sparse(NamedTuple):
-    indices: Array  # (N, P), or (P,) for one row
-    values: Array
-
-    def take(self, i: Array) -> _Sparse:
-        return _Sparse(_row(self.indices, i), _row(self.values, i))
-
-    def product(self, w: Array, k: Array) -> Array:
-        return self.values @ w.at[k, self.indices].get(mode="promise_in_bounds")
-
-    def add(self, w: Array, k: Array, keep: Array | None, add: Array) -> Array:
-        if keep is not None:
-            w = lax.dynamic_update_index_in_dim(w, keep * _row(w, k), k, 0)
-        return w.at[k, self.indices].add(add * self.values, mode="promise_in_bounds")
-
-    def utilities(self, w: Array) -> Array:
-        return SparseRows(self.indices, self.values, w.shape[1]).utilities(w)
-
-    def squared_norms(self) -> Array:
-        return jnp.square(self.values).sum(1)
-
-    def rows(self, ids: Array, num_features: int) -> Array:
-        indices = self.indices.at[ids].get(mode="fill", fill_value=0)
-        values = self.values.at[ids].get(mode="fill", fill_value=0)
-        dense = jnp.zeros((len(ids), num_features), values.dtype)
-        return dense.at[jnp.arange(len(ids))[:, None], indices].add(values)
-
-
-def _row(table: Array, i: Array) -> Array:
-    return lax.dynamic_index_in_dim(table, i, 0, keepdims=False)
-
-
 class _Data(NamedTuple):
     """What every step reads from."""
 
-    features: _Features
+    features: FeatureRows
     y: Array  # (N,)
     squared_norms: Array  # (N,), of the rows of x
     log_others: Array  # log(K - 1)
@@ -252,7 +185,7 @@ class _Data(NamedTuple):
 
 
 def _collect(
-    features: _Features, y: Array, num_categories: int, rule: DoubleSumRule, ridge: float
+    features: FeatureRows, y: Array, num_categories: int, rule: DoubleSumRule, ridge: float
 ) -> _Data:
     squared_norms = features.squared_norms()
     dtype = squared_norms.dtype
@@ -279,7 +212,7 @@ def _run_epoch(
     row_key, class_key = jax.random.split(rng_key)
     rows = jax.random.permutation(row_key, u.shape[0])
     labels = data.y[rows]
-    others = jax.random.randint(class_key, rows.shape, 0, w.shape[0] - 1, labels.dtype)
+    others = draw_integers(class_key, len(rows), jnp.asarray(w.shape[0] - 1))
     others += others >= labels
 
     def step(tables: tuple[Array, Array], draw: Any) -> tuple[tuple[Array, Array], None]:
@@ -332,8 +265,8 @@ def _project(move: Move, pair: Pair, w: Array, y: Array, k: Array, radius: float
         squares = keep**2 * (row @ row) + 2 * keep * add * utility + add**2 * pair.squared_norm
         return radius / jnp.sqrt(jnp.maximum(squares, radius**2))
 
-    share_y = share(move.keep_y, move.add_y, pair.utility_y, _row(w, y))
-    share_k = share(move.keep_k, move.add_k, pair.utility_k, _row(w, k))
+    share_y = share(move.keep_y, move.add_y, pair.utility_y, take_one(w, y))
+    share_k = share(move.keep_k, move.add_k, pair.utility_k, take_one(w, k))
     return Move(
         move.u,
         share_y * move.keep_y,
@@ -353,20 +286,20 @@ def _run_batches(
     step_size: Array,
     *,
     num_sampled: int,
-) -> tuple[Array, Array]:
-    """Take an implicit step on every minibatch, in a random order."""
+) -> tuple[Array, Array, Array]:
+    """Take an implicit step on every minibatch, in a random order; also the largest residual."""
     order_key, class_key = jax.random.split(rng_key)
     others = draw_other_classes(
         class_key, batches, num_sampled=num_sampled, num_categories=w.shape[0]
     )
     order = jax.random.permutation(order_key, len(others))
 
-    def step(tables: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], None]:
+    def step(tables: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Array]:
         batch = jax.tree.map(lambda a: a[j], batches)
-        return _batch_step(tables, batch, others[j], data, step_size, len(others)), None
+        return _batch_step(tables, batch, others[j], data, step_size, len(others))
 
-    tables, _ = lax.scan(step, (w, u), order)
-    return tables
+    (w, u), residuals = lax.scan(step, (w, u), order)
+    return w, u, residuals.max()
 
 
 def _batch_step(
@@ -376,8 +309,8 @@ def _batch_step(
     data: _Data,
     step_size: Array,
     num_batches: int,
-) -> tuple[Array, Array]:
-    """Move the rows of one of ``num_batches`` minibatches."""
+) -> tuple[tuple[Array, Array], Array]:
+    """Move the rows of one of ``num_batches`` minibatches; also the residual of its step."""
     w, u = tables
     num_categories, num_rows = w.shape[0], u.shape[0]
     x = data.features.rows(batch.rows, w.shape[1])
@@ -394,19 +327,20 @@ def _batch_step(
     step = implicit_batch_step(old_u, x @ shrunk.T, x @ x.T, batch.label_rows, weights, keep, rates)
     moved = shrunk - keep[:, None] * (step.forces.T @ x)
     w = w.at[classes].set(moved, mode="drop", unique_indices=True)
-    return w, u.at[batch.rows].set(step.u, mode="drop", unique_indices=True)
+    u = u.at[batch.rows].set(step.u, mode="drop", unique_indices=True)
+    return (w, u), step.residual
 
 
 @jax.jit
-def _log_loss(features: _Features, y: Array, w: Array) -> Array:
+def _log_loss(features: FeatureRows, y: Array, w: Array) -> Array:
     """Mean over the observations of -log p(y | x), a few of them at a time."""
 
-    def one_chunk(rows: tuple[_Features, Array]) -> Array:
+    def one_chunk(rows: tuple[FeatureRows, Array]) -> Array:
         utilities = rows[0].utilities(w)
         own = jnp.take_along_axis(utilities, rows[1][:, None], axis=1)[:, 0]
         return jax.nn.logsumexp(utilities, axis=1) - own
 
-    width = w.shape[0] * (features[1].shape[1] if isinstance(features, _Sparse) else 1)
+    width = w.shape[0] * (features[1].shape[1] if isinstance(features, PaddedRows) else 1)
     size = max(1, min(len(y), LOSS_ENTRIES // width))
     whole = len(y) - len(y) % size
     chunks = jax.tree.map(lambda a: a[:whole].reshape(-1, size, *a.shape[1:]), (features, y))
@@ -441,11 +375,21 @@ def _check_weights(w: Array, u: Array, epoch: int, rule: DoubleSumRule) -> None:
         )
 
 
-def _check_data(x: Any, y: Any, num_categories: Any) -> tuple[_Features, int, Array]:
+def _warn_of_residual(residual: float, epoch: int) -> None:
+    if not residual <= LARGEST_RESIDUAL:
+        warnings.warn(
+            f"a minibatch of epoch {epoch} was not solved: its forces are off by {residual:.2g} of "
+            f"the largest. Take a smaller `step_size`, rows of norm 1, float64, or `batch_size=1`.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _check_data(x: Any, y: Any, num_categories: Any) -> tuple[FeatureRows, int, Array]:
     check_count("num_categories", num_categories, 2)
-    features: _Features
+    features: FeatureRows
     if isinstance(x, SparseRows):
-        features, num_features = _check_sparse(x), x.num_features
+        features, num_features = padded_rows(x), x.num_features
         num_rows = len(features.values)
     else:
         if hasattr(x, "tocsr"):
@@ -453,7 +397,7 @@ def _check_data(x: Any, y: Any, num_categories: Any) -> tuple[_Features, int, Ar
                 f"`x` must be an array or SparseRows; got {type(x).__name__}. Convert it with "
                 "`lc.SparseRows.from_scipy(x)`."
             )
-        features = _Dense(_as_floats("x", x))
+        features = dense_rows(x)
         num_rows, num_features = features.x.shape
     check_integers("y", y)
     if np.shape(y) != (num_rows,):
@@ -463,27 +407,3 @@ def _check_data(x: Any, y: Any, num_categories: Any) -> tuple[_Features, int, Ar
         )
     check_in_range("`y`", y, num_categories, "labels")
     return features, num_features, jnp.asarray(y, jnp.int32)
-
-
-def _check_sparse(x: SparseRows) -> _Sparse:
-    check_integers("x.indices", x.indices)
-    if np.shape(x.indices) != np.shape(x.values):
-        raise ValueError(
-            "`x.indices` and `x.values` must have the same shape (N, P); "
-            f"got {np.shape(x.indices)} and {np.shape(x.values)}."
-        )
-    check_in_range("`x.indices`", x.indices, x.num_features, "columns of x")
-    return _Sparse(jnp.asarray(x.indices, jnp.int32), _as_floats("x.values", x.values))
-
-
-def _as_floats(name: str, values: Any) -> Array:
-    if np.ndim(values) != 2 or 0 in np.shape(values):
-        raise ValueError(
-            f"`{name}` must be two-dimensional, one row for each observation, and not empty; got "
-            f"shape {np.shape(values)}."
-        )
-    floats = jnp.asarray(values)
-    if not jnp.issubdtype(floats.dtype, jnp.floating):
-        floats = floats.astype(jnp.result_type(float))
-    check_finite([(f"`{name}`", floats)])
-    return floats

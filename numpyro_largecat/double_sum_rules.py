@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -51,17 +51,30 @@ class Radii(NamedTuple):
     u_high: float
 
 
-class DoubleSumRule(Protocol):
-    """What ``fit_double_sum`` asks of a rule; hashable, since it is compiled in."""
+@dataclass(frozen=True)
+class DoubleSumRule:
+    """What ``fit_double_sum`` asks of a rule: a frozen dataclass with this field, and ``move``.
+
+    ``move`` is compiled once for any step size, so it takes the size from ``pair`` alone.
+    """
 
     step_size: float | Schedule
 
+    def __post_init__(self) -> None:
+        """Refuse a step size that is none."""
+        if not callable(self.step_size) and not 0 < self.step_size < math.inf:
+            raise ValueError(
+                "`step_size` must be above 0 and finite, or a schedule of the epoch; "
+                f"got {self.step_size}."
+            )
+
     def move(self, pair: Pair) -> Move:
         """Take one step."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Vanilla:
+class Vanilla(DoubleSumRule):
     r"""Plain SGD on the double sum.
 
     With ``rate = step_size * N`` and ``force = rate * (K - 1) * exp(x @ (w[k] - w[y]) - u)``,
@@ -91,11 +104,10 @@ class Vanilla:
         Unbiased scalable softmax optimization, Eq. 7; Raman et al., DS-MLR, arXiv:1604.04706.
     """
 
-    step_size: float | Schedule
     double_sum: DoubleSum = "gaps"
 
     def __post_init__(self) -> None:
-        _check_step_size(self.step_size)
+        super().__post_init__()
         _check_double_sum(self.double_sum)
 
     def move(self, pair: Pair) -> Move:
@@ -104,7 +116,7 @@ class Vanilla:
 
 
 @dataclass(frozen=True)
-class UMax:
+class UMax(DoubleSumRule):
     r"""U-max: plain SGD that first raises a u that is far too low, so that gradients are bounded.
 
     .. math:: u \leftarrow \log(1 + e^{x^\top (w_k - w_y)})
@@ -132,12 +144,11 @@ class UMax:
         Unbiased scalable softmax optimization, Algorithm 1 and Theorem 1.
     """
 
-    step_size: float | Schedule
     delta: float = 1.0
     double_sum: DoubleSum = "gaps"
 
     def __post_init__(self) -> None:
-        _check_step_size(self.step_size)
+        super().__post_init__()
         _check_double_sum(self.double_sum)
         if not 0 < self.delta < math.inf:
             raise ValueError(
@@ -166,7 +177,7 @@ class UMax:
 
 
 @dataclass(frozen=True)
-class ImplicitSGD:
+class ImplicitSGD(DoubleSumRule):
     r"""Implicit SGD: each step minimises its term of the double sum, plus a squared distance.
 
     .. math:: \theta \leftarrow \operatorname*{argmin}_{\theta'}
@@ -189,11 +200,6 @@ class ImplicitSGD:
     References:
         Unbiased scalable softmax optimization, section 3.2 and Appendix F.
     """
-
-    step_size: float | Schedule
-
-    def __post_init__(self) -> None:
-        _check_step_size(self.step_size)
 
     def move(self, pair: Pair) -> Move:
         """Take one step."""
@@ -239,13 +245,6 @@ def step_sizes(step_size: float | Schedule, num_epochs: int) -> NDArray[np.float
             f"got {sizes[epoch]} for epoch {epoch}."
         )
     return sizes
-
-
-def _check_step_size(step_size: float | Schedule) -> None:
-    if not callable(step_size) and not 0 < step_size < math.inf:
-        raise ValueError(
-            f"`step_size` must be above 0 and finite, or a schedule of the epoch; got {step_size}."
-        )
 
 
 def _check_double_sum(double_sum: str) -> None:

@@ -266,3 +266,27 @@ def test_bad_input_is_refused(change, error, message):
     arguments = {"x": x, "y": y, "num_categories": K, "rule": lc.ImplicitSGD(1.0)} | change
     with pytest.raises(error, match=message):
         lc.fit_double_sum(jax.random.key(0), **arguments)
+
+
+def test_what_is_left_for_the_last_minibatch_is_fitted_too():
+    """Each observation has a feature of its own, so only its own step can move that weight."""
+    x, y = jnp.eye(4), jnp.array([5, 2, 7, 0])
+    options = {"num_epochs": 1, "batch_size": 3, "num_sampled": 1}
+    w = lc.fit_double_sum(jax.random.key(0), x, y, 9, lc.ImplicitSGD(0.1), **options).w
+    assert (w[y, jnp.arange(4)] > 0.01).all()
+
+
+def test_minibatches_that_are_not_solved_are_reported():
+    """In float32 a rate of 10**6 leaves utilities that cannot be resolved."""
+    x, y = small_data()
+    with pytest.warns(RuntimeWarning, match=r"a minibatch of epoch 0 was not solved.*step_size"):
+        lc.fit_double_sum(
+            jax.random.key(0),
+            100 * x,
+            y,
+            K,
+            lc.ImplicitSGD(1e6),
+            num_epochs=1,
+            batch_size=3,
+            num_sampled=2,
+        )

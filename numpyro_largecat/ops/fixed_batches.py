@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_largecat.ops.subsampling import skip_labels, sorted_distinct
+from numpyro_largecat.ops.subsampling import draw_integers, skip_labels, sorted_distinct
 
 
 class FixedBatches(NamedTuple):
@@ -61,7 +61,7 @@ def draw_other_classes(
     def draw(place: int, ranks: Array) -> Array:
         highest = population - num_sampled + place
         key = jax.random.fold_in(rng_key, place)
-        rank = jax.random.randint(key, (num_batches,), 0, highest + 1, jnp.int32)
+        rank = draw_integers(key, num_batches, highest + 1)
         is_taken = (ranks == rank[:, None]).any(1)
         return ranks.at[:, place].set(jnp.where(is_taken, highest, rank).astype(jnp.int32))
 

@@ -93,8 +93,9 @@ def implicit_batch_step(
         return gram @ forces * keep
 
     def at(forces: Array) -> _State:
-        heights = utilities - spread(forces) + log_weights
-        own = jnp.where(is_label, heights, 0).sum(1)
+        moved = utilities - spread(forces)
+        own = jnp.where(is_label, moved, 0).sum(1)  # finite for padding too, whose rate is 0
+        heights = moved + log_weights
         log_eta = jax.nn.logsumexp(heights, axis=1) - own
         best = best_u(log_eta, u, rates)
         shares = jnp.exp(heights - own[:, None] - log_eta[:, None])

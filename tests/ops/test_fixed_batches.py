@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +36,7 @@ def test_every_observation_is_in_one_batch_with_its_label():
 def test_rows_are_touched_with_their_probability():
     """FALSE_ALARM = 1e-4: 27 frequencies within 4.7 standard deviations, all drawn classes new."""
     _, made = batches()
-    draw = lambda key: draw_other_classes(key, made, num_sampled=S, num_categories=K)  # noqa: E731
+    draw = partial(draw_other_classes, batches=made, num_sampled=S, num_categories=K)
     drawn = np.asarray(jax.vmap(draw)(jax.random.split(jax.random.key(1), 4000)))  # (T, J, S)
     counts = (drawn[..., None] == np.arange(K)).sum(2)  # (T, J, K)
     assert counts.max() == 1

@@ -19,7 +19,7 @@ def problem(num_features, spread=1.0, rate=2.0, seed=0):
     x, w = rng.normal(size=(B, num_features)), spread * rng.normal(size=(M, num_features))
     weights, keep = np.array([1, 1, 1, 0, 1, 30, 30.0]), rng.uniform(0.3, 1, M)
     rates = np.array([rate] * (B - 1) + [0])
-    return rng.gamma(2, 2, B), x, w, np.array([0, 1, 1, 2, 4]), weights, keep, rates
+    return rng.gamma(2, 2, B), x, w, np.array([0, 1, 1, 2, 3]), weights, keep, rates
 
 
 def solve(u, x, w, label_rows, weights, keep, rates, dtype="float64"):

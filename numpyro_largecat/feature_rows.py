@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of features of a linear model, dense or sparse, in the form that a step reads."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from numpyro_largecat._checks import check_finite, check_in_range, check_integers
+from numpyro_largecat.sparse_rows import SparseRows
+
+
+class FeatureRows(Protocol):
+    """Rows of x, in one of two forms."""
+
+    def take(self, i: Array) -> FeatureRows:
+        """Row i."""
+
+    def product(self, w: Array, k: Array) -> Array:
+        """``x @ w[k]`` for one row x."""
+
+    def add(self, w: Array, k: Array, keep: Array | None, add: Array) -> Array:
+        """Table with ``keep * w[k] + add * x`` in row k, for one row x."""
+
+    def utilities(self, w: Array) -> Array:
+        """``x @ w.T``."""
+
+    def squared_norms(self) -> Array:
+        """Of each row."""
+
+    def rows(self, ids: Array, num_features: int) -> Array:
+        """Rows ``ids``, dense; zeros for padding."""
+
+
+class DenseRows(NamedTuple):
+    """All features of each row."""
+
+    x: Array  # (N, D), or (D,) for one row
+
+    def take(self, i: Array) -> DenseRows:
+        """Row i."""
+        return DenseRows(take_one(self.x, i))
+
+    def product(self, w: Array, k: Array) -> Array:
+        """``x @ w[k]`` for one row x."""
+        return self.x @ take_one(w, k)
+
+    def add(self, w: Array, k: Array, keep: Array | None, add: Array) -> Array:
+        """Table with ``keep * w[k] + add * x`` in row k, for one row x."""
+        # The row is read from the table that is written; read any earlier, XLA copies the table.
+        old = take_one(w, k) if keep is None else keep * take_one(w, k)
+        return lax.dynamic_update_index_in_dim(w, old + add * self.x, k, 0)
+
+    def utilities(self, w: Array) -> Array:
+        """``x @ w.T``."""
+        return self.x @ w.T
+
+    def squared_norms(self) -> Array:
+        """Of each row."""
+        return jnp.square(self.x).sum(1)
+
+    def rows(self, ids: Array, num_features: int) -> Array:
+        """Rows ``ids``, dense; zeros for padding."""
+        return self.x.at[ids].get(mode="fill", fill_value=0)
+
+
+class PaddedRows(NamedTuple):
+    """The features that are present in each row, padded with value 0."""
+
+    indices: Array  # (N, P), or (P,) for one row
+    values: Array
+
+    def take(self, i: Array) -> PaddedRows:
+        """Row i."""
+        return PaddedRows(take_one(self.indices, i), take_one(self.values, i))
+
+    def product(self, w: Array, k: Array) -> Array:
+        """``x @ w[k]`` for one row x."""
+        return self.values @ w.at[k, self.indices].get(mode="promise_in_bounds")
+
+    def add(self, w: Array, k: Array, keep: Array | None, add: Array) -> Array:
+        """Table with ``keep * w[k] + add * x`` in row k, for one row x."""
+        if keep is not None:
+            w = lax.dynamic_update_index_in_dim(w, keep * take_one(w, k), k, 0)
+        return w.at[k, self.indices].add(add * self.values, mode="promise_in_bounds")
+
+    def utilities(self, w: Array) -> Array:
+        """``x @ w.T``."""
+        return SparseRows(self.indices, self.values, w.shape[1]).utilities(w)
+
+    def squared_norms(self) -> Array:
+        """Of each row."""
+        return jnp.square(self.values).sum(1)
+
+    def rows(self, ids: Array, num_features: int) -> Array:
+        """Rows ``ids``, dense; zeros for padding."""
+        indices = self.indices.at[ids].get(mode="fill", fill_value=0)
+        values = self.values.at[ids].get(mode="fill", fill_value=0)
+        dense = jnp.zeros((len(ids), num_features), values.dtype)
+        return dense.at[jnp.arange(len(ids))[:, None], indices].add(values)
+
+
+def take_one(table: Array, i: Array) -> Array:
+    """Row i of a table."""
+    return lax.dynamic_index_in_dim(table, i, 0, keepdims=False)
+
+
+def dense_rows(x: Any) -> DenseRows:
+    """Check features given as a dense array."""
+    return DenseRows(_as_floats("x", x))
+
+
+def padded_rows(x: SparseRows) -> PaddedRows:
+    """Check features given as sparse rows."""
+    check_integers("x.indices", x.indices)
+    if np.shape(x.indices) != np.shape(x.values):
+        raise ValueError(
+            "`x.indices` and `x.values` must have the same shape (N, P); "
+            f"got {np.shape(x.indices)} and {np.shape(x.values)}."
+        )
+    check_in_range("`x.indices`", x.indices, x.num_features, "columns of x")
+    return PaddedRows(jnp.asarray(x.indices, jnp.int32), _as_floats("x.values", x.values))
+
+
+def _as_floats(name: str, values: Any) -> Array:
+    if np.ndim(values) != 2 or 0 in np.shape(values):
+        raise ValueError(
+            f"`{name}` must be two-dimensional, one row for each observation, and not empty; got "
+            f"shape {np.shape(values)}."
+        )
+    floats = jnp.asarray(values)
+    if not jnp.issubdtype(floats.dtype, jnp.floating):
+        floats = floats.astype(jnp.result_type(float))
+    check_finite([(f"`{name}`", floats)])
+    return floats
