@@ -28,7 +28,7 @@ from numpyro_largecat.infer.update_rules import (
 from numpyro_largecat.ops.logistic_bound import log_eta_hat_logistic
 from numpyro_largecat.subsets import ClassSubset
 
-NUM_FIRST_STEPS = 15  # Newton steps of u on the first visit, at most; most rows take three
+MOST_NEWTON_STEPS = 15  # Newton steps of u on the first visit, at most; most rows take three
 
 
 class LocalState(NamedTuple):
@@ -87,7 +87,7 @@ def _logistic(
     return LocalState(
         suffix="u",
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
-        update_rule=NaturalGradient(newton_steps=NUM_FIRST_STEPS),
+        update_rule=NaturalGradient(newton_steps=MOST_NEWTON_STEPS),
         statistic=statistic,
         shift=best_u_shift,
         bound=lambda u: UtilityCategorical(utilities, classes, family, u=jnp.maximum(u, 0)),
@@ -108,7 +108,7 @@ def _gaussian_utilities(
     return LocalState(
         suffix="u",
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
-        update_rule=NaturalGradient(newton_steps=NUM_FIRST_STEPS),
+        update_rule=NaturalGradient(newton_steps=MOST_NEWTON_STEPS),
         statistic=statistic,
         shift=best_u_shift,
         bound=bound,
@@ -144,7 +144,10 @@ def _gaussian(
     def shift(value: Array, distance: Array) -> Array:
         loc, precision = value[..., 0], jnp.exp(value[..., 1])
         ones = jnp.ones_like(loc)
-        slope = lambda error: jax.jvp(family.log_prob, (error,), (ones,))[1]  # noqa: E731
+
+        def slope(error: Array) -> Array:
+            return jax.jvp(family.log_prob, (error,), (ones,))[1]
+
         prior_precision = -jax.jvp(slope, (loc,), (ones,))[1]
         moved = (jnp.clip(prior_precision / precision, 0.0, 1.0) - 1.0) * distance
         return jnp.stack([moved, jnp.zeros_like(moved)], axis=-1)

@@ -12,7 +12,7 @@ from jax import Array, lax
 from numpyro_largecat._checks import check_count
 from numpyro_largecat.ops.fixed_point import LONGEST_STEP, newton_step
 
-NUM_FIRST_STEPS = 5  # Newton steps on the first visit of a row, at most
+MOST_FIRST_STEPS = 5  # Newton steps on the first visit of a row, at most
 FIRST_TOLERANCE = 1e-3  # of the value after them
 LEAST_PRECISION = 1e-4  # of q(error)
 
@@ -164,7 +164,7 @@ class GaussianNaturalGradient:
 
     The parameter holds ``loc`` and the logarithm of the precision on its last axis.
 
-    Cost: one evaluation of the statistic; ``NUM_FIRST_STEPS`` more if a row is new.
+    Cost: one evaluation of the statistic; ``MOST_FIRST_STEPS`` more if a row is new.
 
     Args:
         exponent: Decay of the step size, in (0.5, 1].
@@ -203,7 +203,7 @@ class GaussianNaturalGradient:
             del number
             return _gaussian_step(value, -jnp.inf, 0.0, statistic(value))
 
-        value = _on_new_rows((state == 0)[..., None], value, NUM_FIRST_STEPS, newton)
+        value = _on_new_rows((state == 0)[..., None], value, MOST_FIRST_STEPS, newton)
         log_kept, log_new = _log_step_sizes(state, self.exponent, value.dtype)
         return _gaussian_step(value, log_kept, log_new, statistic(value)), state + 1
 
