@@ -115,7 +115,7 @@ class ClassSubset:
                 f"got shape {jnp.shape(rows)}."
             )
         num_together = self.weights.shape[0] if self.per_observation else num_rows
-        return rows.reshape(-1, num_together, *rows.shape[1:])
+        return rows.reshape(num_rows // num_together, num_together, *rows.shape[1:])
 
 
 @partial(

@@ -17,17 +17,11 @@ from scipy.stats import multivariate_normal
 import numpyro_largecat as lc
 from numpyro_largecat.distributions.errors import FAMILIES
 from tests import reference
+from tests.distributions.subsets import CHUNK, SUBSET, WEIGHTS
 
 NOISES = sorted(FAMILIES)
 rng = np.random.default_rng(0)
 
-# A subset of 50 classes: labels 7 and 30, one padded row, and three classes that stand for 48.
-INDICES = np.array([7, 30, 49, 2, 49, 11])
-WEIGHTS = np.array([1.0, 1.0, 0.0, 16.0, 16.0, 16.0])
-SUBSET = lc.ClassSubset(
-    jnp.array(INDICES), jnp.array(WEIGHTS), jnp.array([7, 30, 50]), num_categories=50, kind="sample"
-)
-CHUNK = lc.ClassSubset(jnp.arange(6), jnp.ones(6), None, num_categories=50, kind="chunk")
 UTILITIES = rng.normal(size=(3, 6)).astype(np.float32) * 2
 ERROR = np.array([3.0, 0.5, -1.0], np.float32)
 # Of each case: classes, values, and the row of each value among the utilities.

@@ -13,6 +13,7 @@ from jax.test_util import check_grads
 
 import numpyro_largecat as lc
 from tests import reference
+from tests.distributions.subsets import CHUNK, INDICES, SUBSET, WEIGHTS
 
 # A correct program fails one of a test's comparisons, at most 40 means each compared at 5.5
 # standard errors, with probability below this.
@@ -20,13 +21,6 @@ STANDARD_ERRORS = 5.5
 FALSE_ALARM = 1e-5
 rng = np.random.default_rng(0)
 
-# A subset of 50 classes: labels 7 and 30, one padded row, and three classes that stand for 48.
-INDICES = np.array([7, 30, 49, 2, 49, 11])
-WEIGHTS = np.array([1.0, 1.0, 0.0, 16.0, 16.0, 16.0])
-SUBSET = lc.ClassSubset(
-    jnp.array(INDICES), jnp.array(WEIGHTS), jnp.array([7, 30, 50]), num_categories=50, kind="sample"
-)
-CHUNK = lc.ClassSubset(jnp.arange(6), jnp.ones(6), None, num_categories=50, kind="chunk")
 MEANS = (2 * rng.normal(size=(3, 6))).astype(np.float32)
 VARIANCES = rng.exponential(size=(3, 6)).astype(np.float32)
 U = np.array([0.5, 2.5, 1.5], np.float32)

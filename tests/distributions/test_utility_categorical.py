@@ -17,20 +17,14 @@ from numpyro.distributions import constraints
 from scipy.stats import chisquare
 
 import numpyro_largecat as lc
+from numpyro_largecat.ops.logistic_bound import logistic_bound
 from tests import reference
+from tests.distributions.subsets import CHUNK, INDICES, SUBSET, WEIGHTS
 from tests.memory import temp_bytes
 
 FALSE_ALARM = 1e-5  # how often a correct program fails a random check
 rng = np.random.default_rng(0)
 
-# A subset of 50 classes: labels 7 and 30, one padded row, and three classes that stand for 48.
-LABELS = np.array([7, 30, 50])
-INDICES = np.array([7, 30, 49, 2, 49, 11])
-WEIGHTS = np.array([1.0, 1.0, 0.0, 16.0, 16.0, 16.0])
-SUBSET = lc.ClassSubset(
-    jnp.array(INDICES), jnp.array(WEIGHTS), jnp.array(LABELS), num_categories=50, kind="sample"
-)
-CHUNK = lc.ClassSubset(jnp.arange(6), jnp.ones(6), None, num_categories=50, kind="chunk")
 UTILITIES = rng.normal(size=(3, 6)).astype(np.float32) * 2
 U = np.array([3.0, 4.5, 2.5], np.float32)
 SUBSET_VALUES = np.array([30, 7, 30])
@@ -239,8 +233,9 @@ def over_all_subsets(fn, labels, num_categories, num_sampled):
     return reference.mean_over_subsets(estimate, labels, num_categories, num_sampled)
 
 
+@pytest.mark.parametrize("noise", ["gumbel", "logistic"])
 @pytest.mark.parametrize(("labels", "num_sampled"), [([1, 4], 2), ([3], 1), ([0, 2], 4)])
-def test_bound_and_its_gradients_are_unbiased(labels, num_sampled, x64):
+def test_bound_and_its_gradients_are_unbiased(noise, labels, num_sampled, x64):
     """Their means over every subset of 6 classes are the bound of all classes and its gradients."""
     table, u = jnp.array(np.random.default_rng(1).normal(size=6)), jnp.array(1.3)
 
@@ -248,7 +243,7 @@ def test_bound_and_its_gradients_are_unbiased(labels, num_sampled, x64):
     @jax.value_and_grad
     def bound(arguments, classes, rows):
         table, u = arguments
-        return lc.UtilityCategorical(table[rows], classes, u=u).log_prob(labels[0])
+        return lc.UtilityCategorical(table[rows], classes, noise, u=u).log_prob(labels[0])
 
     def stacked(classes, rows):
         value, (in_table, in_u) = bound((table, u), classes, rows)
@@ -257,10 +252,13 @@ def test_bound_and_its_gradients_are_unbiased(labels, num_sampled, x64):
     mean = over_all_subsets(stacked, labels, 6, num_sampled)
 
     def full_bound(table, u):
+        if noise == "logistic":
+            is_other = jnp.ones(6).at[labels[0]].set(0)
+            return logistic_bound(table[labels[0]] - table, is_other, u)
         return 1 - u - jnp.exp(-u) * jnp.exp(table - table[labels[0]]).sum()
 
-    in_table, in_u = jax.grad(full_bound, argnums=(0, 1))(table, u)
-    expected = np.append(in_table, [reference.softmax_bound(table, labels[0], 1.3), in_u])
+    value, (in_table, in_u) = jax.value_and_grad(full_bound, argnums=(0, 1))(table, u)
+    expected = np.append(in_table, [value, in_u])
     np.testing.assert_allclose(mean, expected, rtol=1e-12, atol=1e-12)
 
 

@@ -136,3 +136,40 @@ def test_single_precision_data_stay_so_where_double_is_enabled(x64, noise):
     result = svi.run(jax.random.key(0), 3, x, y, jnp.arange(12), progress_bar=False)
     assert np.isfinite(result.losses).all()
     assert {v.dtype for v in result.params.values()} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "logistic", "normal"])
+def test_two_sites_with_masks_particles_and_vmap(noise):
+    """A masked observation counts nothing, and two fits at once are the two fits one by one."""
+    x, y = jax.random.normal(jax.random.key(0), (12, 2)), jnp.arange(12) % 5
+    is_seen = jnp.arange(12) % 3 > 0
+
+    def model(x, y, z, rows):
+        with lc.class_plate("classes", 30, jnp.append(y, z), 4) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        with lc.data_plate("data", 12, rows) as rows:
+            kwargs = {"classes": classes, "rows": rows, "noise": noise}
+            lc.sample_choice("y", x @ w.T, obs=y, **kwargs)
+            with numpyro.handlers.mask(mask=is_seen):
+                lc.sample_choice("z", x[:, ::-1] @ w.T, obs=z, **kwargs)
+
+    loss = Trace_ELBO(num_particles=2)
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), loss)
+    keys = jax.random.split(jax.random.key(1), 2)
+
+    def one(key, z):
+        state = svi.init(key, x, y, z, jnp.arange(12))
+        return svi.update(state, x, y, z, jnp.arange(12))
+
+    z = (y + 1) % 5  # the same labels in another place where they are masked
+    hidden = jnp.where(is_seen, z, z[0])
+    state, losses = jax.vmap(one, in_axes=(0, None))(keys, z)
+    assert losses.shape == (2,)
+    for i, key in enumerate(keys):
+        for labels in (z, hidden):
+            alone, loss_alone = one(key, labels)
+            np.testing.assert_allclose(losses[i], loss_alone, rtol=1e-5)
+            for name, value in svi.get_params(alone).items():
+                together = jax.vmap(svi.get_params)(state)[name][i]
+                if labels is z or not name.startswith("z_"):
+                    np.testing.assert_allclose(together, value, rtol=1e-4, atol=1e-5)
