@@ -179,48 +179,6 @@ def frequency_problem(num_rows: int, num_categories: int) -> tuple[Problem, NDAr
     return Problem(x, y, x, y, len(classes)), p[classes]
 
 
-class StepSizeState(NamedTuple):
-    """State of ``adaptive_steps``."""
-
-    num_steps: Array  # (), steps of the fit
-    visits: Any  # steps that each element has seen, like the parameters
-    mean_square: Any  # moving average of squared gradients, like the parameters
-
-
-def adaptive_steps(start: float = 0.02) -> optax.GradientTransformation:
-    r"""Step sizes of paper 1, section 4.
-
-    .. math:: \rho_t = \rho_0 \, t^{-1/2 + 10^{-16}} (1 + \sqrt{s_t})^{-1}, \qquad
-              s_t = 0.1 \, g_t^2 + 0.9 \, s_{t-1},
-
-    where rho_0 falls by the factor 0.9 every 2000 steps of the fit, and t counts the steps that the
-    element has seen: with all rows in each step, the steps of the fit.
-
-    References:
-        Kucukelbir, Tran, Ranganath, Gelman and Blei, Automatic Differentiation Variational
-        Inference, JMLR 2017, Eq. 10 and 11.
-    """
-
-    def init(params: Any) -> StepSizeState:
-        zeros = partial(jax.tree.map, jnp.zeros_like)
-        return StepSizeState(jnp.zeros((), jnp.int32), zeros(params), zeros(params))
-
-    def update(grads: Any, state: StepSizeState, params: Any = None) -> tuple[Any, StepSizeState]:
-        del params
-        rate = start * 0.9 ** (state.num_steps // 2000)
-        visits = jax.tree.map(lambda v: v + 1, state.visits)
-        squares = jax.tree.map(lambda g, s: 0.1 * g**2 + 0.9 * s, grads, state.mean_square)
-        steps = jax.tree.map(
-            lambda g, v, s: -rate * v ** (-0.5 + 1e-16) / (1 + jnp.sqrt(s)) * g,
-            grads,
-            visits,
-            squares,
-        )
-        return steps, StepSizeState(state.num_steps + 1, visits, squares)
-
-    return optax.GradientTransformation(init, update)
-
-
 def initial_params(rng_key: Array, num_categories: int, num_features: int) -> Params:
     """Draw the start of a fit, the same for all methods."""
     w_key, b_key = random.split(rng_key)
@@ -362,7 +320,7 @@ def measure(name: str, setting: Setting, arguments: argparse.Namespace) -> Itera
         problem = linear_problem() if directory is None else read_problem(name, directory)
         cells = partial(classification_cells, setting=setting)
     rate = arguments.learning_rate
-    optimiser = adaptive_steps() if rate is None else optax.adagrad(rate)
+    optimiser = lc.adaptive_steps() if rate is None else optax.adagrad(rate)
     for method in setting.methods:
         if method in arguments.methods:
             result = fit(method, problem, setting, optimiser)

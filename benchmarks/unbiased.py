@@ -6,7 +6,7 @@ label, the training log-loss, and step sizes that fall by 0.9 in each of 50 epoc
 is tuned for each method and data set, for the least log-loss after 50 epochs on a random tenth of
 the rows; a fit that diverges counts as infinite.
 
-The rates are those of the mean over the observations, ``step_size * N``: the paper's vanilla rate
+The rates are those of the mean over the observations, the paper's times N: the paper's vanilla rate
 on MNIST, 0.01, would in the form of the sum (its Eq. 6) be a first step of 5,400 x, which overflows
 at once. They are tried over 10^-3 to 10^3 as in the paper, and further, decade by decade, while the
 best one is at an end of what was tried. If a tuned rate ends above log K on all rows, where w = 0
@@ -217,7 +217,7 @@ def batch_sizes(method: str, num_categories: int) -> dict[str, int]:
 
 def fit_rule(method: str, problem: Problem, features: Any, rate: float, **options: Any) -> Any:
     """Fit by a rule of the double sum at the rate of the mean; None if it diverges."""
-    rule = RULES["implicit" if method == MINIBATCH else method](rate / len(problem.y))
+    rule = RULES["implicit" if method == MINIBATCH else method](rate)
     options |= batch_sizes(method, problem.num_categories)
     try:
         return lc.fit_double_sum(

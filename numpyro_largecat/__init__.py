@@ -16,9 +16,14 @@ from numpyro_largecat.distributions import (
 from numpyro_largecat.double_sum import DoubleSumFit, fit_double_sum
 from numpyro_largecat.double_sum_rules import ImplicitSGD, UMax, Vanilla
 from numpyro_largecat.guides import AmortizedErrors, AutoError, ErrorGuideList, LocalErrors
+from numpyro_largecat.infer.adaptive_steps import adaptive_steps
 from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
-from numpyro_largecat.infer.update_rules import GaussianNaturalGradient, NaturalGradient
+from numpyro_largecat.infer.update_rules import (
+    EtaEstimate,
+    GaussianNaturalGradient,
+    NaturalGradient,
+)
 from numpyro_largecat.plates import class_chunk, class_plate, data_plate
 from numpyro_largecat.plots import plot_elbo, plot_intervals, plot_reliability
 from numpyro_largecat.predict import Prediction, predict_choice
@@ -41,6 +46,7 @@ __all__ = [
     "DoubleSumFit",
     "ErrorFamily",
     "ErrorGuideList",
+    "EtaEstimate",
     "FrequencyProposal",
     "GaussianErrorBound",
     "GaussianNaturalGradient",
@@ -59,6 +65,7 @@ __all__ = [
     "UMax",
     "UtilityCategorical",
     "Vanilla",
+    "adaptive_steps",
     "class_chunk",
     "class_plate",
     "data_plate",

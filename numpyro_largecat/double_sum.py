@@ -46,7 +46,7 @@ class DoubleSumFit(NamedTuple):
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> rule = lc.ImplicitSGD(0.1)
+        >>> rule = lc.ImplicitSGD(1.0)
         >>> fit = lc.fit_double_sum(jax.random.key(0), jnp.eye(3), jnp.arange(3), 3, rule)
         >>> fit.w.shape, fit.u.shape, fit.losses
         ((3, 3), (3,), None)
@@ -104,8 +104,9 @@ def fit_double_sum(
         x: Features, shape (N, D), or ``SparseRows``. Rows of norm 1 make step sizes comparable.
         y: Labels, integers in [0, K), shape (N,).
         num_categories: Number of classes K, at least 2.
-        rule: ``ImplicitSGD(step_size)``, ``UMax(step_size)`` or ``Vanilla(step_size)``. The natural
-            scale of the step size is 1 / N: implicit steps move a gap by about 2 N step_size.
+        rule: ``ImplicitSGD(step_size)``, ``UMax(step_size)`` or ``Vanilla(step_size)``. A step size
+            is that of the mean over the N observations, N times the paper's: 1 is a good start for
+            implicit steps and rows of norm 1, which move the gap of two utilities by about 2.
         num_epochs: Number of epochs, at least 1.
         batch_size: Observations in a step, in [1, N]; above 1 for ``ImplicitSGD`` only.
         num_sampled: Other classes in a step, in [1, K - batch_size]; above 1 likewise.
@@ -118,7 +119,7 @@ def fit_double_sum(
     Raises:
         ValueError: If shapes do not match, ``x`` is not finite, a label is out of range, ``ridge``
             is negative, or a step size is.
-        TypeError: If labels are not integers.
+        TypeError: If labels are not integers, or ``x`` is a function: utilities must be linear.
         FloatingPointError: If the weights are no longer finite after an epoch.
 
     Warns:
@@ -129,7 +130,7 @@ def fit_double_sum(
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_largecat as lc
         >>> x, y = jnp.eye(4)[jnp.arange(200) % 4], jnp.arange(200) % 4
-        >>> fit = lc.fit_double_sum(jax.random.key(0), x, y, 4, lc.ImplicitSGD(0.1), num_epochs=5)
+        >>> fit = lc.fit_double_sum(jax.random.key(0), x, y, 4, lc.ImplicitSGD(1.0), num_epochs=5)
         >>> (x @ fit.w.T).argmax(1)[:6].tolist()
         [0, 1, 2, 3, 0, 1]
 
@@ -151,7 +152,7 @@ def fit_double_sum(
             batches, num_sampled=num_sampled, num_categories=num_categories
         )
         if ridge:
-            data = data._replace(penalties=ridge * betas.astype(data.log_others.dtype))
+            data = data._replace(penalties=ridge / len(y) * betas.astype(data.log_others.dtype))
     sizes = step_sizes(rule.step_size, num_epochs)
     kernel = replace(rule, step_size=1.0)  # compiled for any size
     dtype = data.squared_norms.dtype
@@ -180,7 +181,7 @@ class _Data(NamedTuple):
     y: Array  # (N,)
     squared_norms: Array  # (N,), of the rows of x
     log_others: Array  # log(K - 1)
-    penalties: Array | None  # (K,), ridge * beta, None without a ridge
+    penalties: Array | None  # (K,), ridge * beta / N, None without a ridge
     radii: Radii | None  # for U-max
 
 
@@ -193,7 +194,7 @@ def _collect(
     if isinstance(rule, UMax):
         longest = math.sqrt(float(squared_norms.max()))
         radii = rule.radii(len(y), num_categories, ridge, longest)
-    betas = ridge * inverse_touch_probability(y, num_categories).astype(dtype)
+    betas = ridge / len(y) * inverse_touch_probability(y, num_categories).astype(dtype)
     log_others = jnp.asarray(math.log(num_categories - 1), dtype)
     return _Data(features, y, squared_norms, log_others, betas if ridge else None, radii)
 
@@ -239,7 +240,7 @@ def _step(
         utility_y=x.product(w, y),
         utility_k=x.product(w, k),
         squared_norm=squared_norm,
-        rate=step_size * u.shape[0],
+        rate=step_size,
         log_others=data.log_others,
         penalty_y=none if penalties is None else step_size * penalties[y],
         penalty_k=none if penalties is None else step_size * penalties[k],
@@ -322,7 +323,7 @@ def _batch_step(
     if data.penalties is not None:
         keep = 1 / (1 + step_size * data.penalties.at[classes].get(mode="clip"))
     shrunk = keep[:, None] * w.at[classes].get(mode="clip")
-    rates = jnp.where(batch.rows < num_rows, step_size * num_batches, 0)
+    rates = jnp.where(batch.rows < num_rows, step_size * num_batches / num_rows, 0)
     old_u = u.at[batch.rows].get(mode="clip")
     step = implicit_batch_step(old_u, x @ shrunk.T, x @ x.T, batch.label_rows, weights, keep, rates)
     moved = shrunk - keep[:, None] * (step.forces.T @ x)
@@ -392,6 +393,12 @@ def _check_data(x: Any, y: Any, num_categories: Any) -> tuple[FeatureRows, int, 
         features, num_features = padded_rows(x), x.num_features
         num_rows = len(features.values)
     else:
+        if callable(x):
+            raise TypeError(
+                "`x` must be an array or SparseRows, since the utilities are `x @ w.T`; got a "
+                "function. For a network or other utilities that are not linear use "
+                "`lc.SubsampledSVI`, with the same rule as `update_rule=` of `lc.sample_choice`."
+            )
         if hasattr(x, "tocsr"):
             raise TypeError(
                 f"`x` must be an array or SparseRows; got {type(x).__name__}. Convert it with "

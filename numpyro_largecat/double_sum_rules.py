@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of the double sum for one observation and one other class: vanilla, U-max, implicit."""
+"""Rules of the double sum, vanilla, U-max and implicit: for one pair of classes, or for u alone."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from numpyro_largecat.infer.update_rules import EtaEstimate
 from numpyro_largecat.ops.implicit_step import implicit_step
+from numpyro_largecat.ops.wright_omega import wright_omega
 
 Schedule = Callable[[int], float]  # of the epoch, such as an optax schedule
 DoubleSum = Literal["gaps", "utilities"]
@@ -27,10 +29,10 @@ class Pair(NamedTuple):
     utility_y: Array  # x @ w[y]
     utility_k: Array  # x @ w[k]
     squared_norm: Array  # of x
-    rate: Array  # step size times N
+    rate: Array  # step size
     log_others: Array  # log(K - 1)
-    penalty_y: Array  # step size * ridge * beta[y]
-    penalty_k: Array  # step size * ridge * beta[k]
+    penalty_y: Array  # step size * ridge * beta[y] / N
+    penalty_k: Array  # step size * ridge * beta[k] / N
 
 
 class Move(NamedTuple):
@@ -53,9 +55,12 @@ class Radii(NamedTuple):
 
 @dataclass(frozen=True)
 class DoubleSumRule:
-    """What ``fit_double_sum`` asks of a rule: a frozen dataclass with this field, and ``move``.
+    """A rule of the double sum: a frozen dataclass with this field, ``move`` and ``move_u``.
 
-    ``move`` is compiled once for any step size, so it takes the size from ``pair`` alone.
+    ``fit_double_sum`` moves u and two rows of w by ``move``, which is compiled once for any step
+    size and so takes it from ``pair`` alone. ``SubsampledSVI``, where the rule is the
+    ``update_rule=`` of ``sample_choice``, moves u by ``move_u``, for utilities of any form, and w
+    by its optimiser.
     """
 
     step_size: float | Schedule
@@ -70,25 +75,45 @@ class DoubleSumRule:
 
     def move(self, pair: Pair) -> Move:
         """Take one step."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no step for `fit_double_sum`.")
+
+    def move_u(self, u: Array, estimate: EtaEstimate, rate: Array) -> Array:
+        """Take one step of u by its own term, ``u + exp(-u) * eta_hat``."""
+        raise NotImplementedError(f"{type(self).__name__} has no step for `SubsampledSVI`.")
+
+    def init(self, value: Array) -> Array:
+        """No observation has been visited."""
+        return jnp.zeros(value.shape, jnp.int32)
+
+    def update(
+        self, value: Array, state: Array, statistic: Callable[[Array], EtaEstimate]
+    ) -> tuple[Array, Array]:
+        """Move u = ``value``; ``state`` counts visits, of which there is one in each epoch."""
+        epoch: Any = state
+        size = self.step_size(epoch) if callable(self.step_size) else self.step_size * DECAY**epoch
+        moved = self.move_u(value, statistic(value), jnp.asarray(size, value.dtype))
+        return moved.astype(value.dtype), state + 1
 
 
 @dataclass(frozen=True)
 class Vanilla(DoubleSumRule):
     r"""Plain SGD on the double sum.
 
-    With ``rate = step_size * N`` and ``force = rate * (K - 1) * exp(x @ (w[k] - w[y]) - u)``,
+    With ``force = step_size * (K - 1) * exp(x @ (w[k] - w[y]) - u)``,
 
-    .. math:: u &\leftarrow u - \mathrm{rate}\,(1 - e^{-u}) + \mathrm{force}, \\
+    .. math:: u &\leftarrow u - \mathrm{step}\,(1 - e^{-u}) + \mathrm{force}, \\
               w_k &\leftarrow w_k - \mathrm{force}\,x, \qquad
               w_y \leftarrow w_y + \mathrm{force}\,x
 
     and the ridge. The force is exponential in the utilities: it overflows unless the step size is
-    tiny, and ``fit_double_sum`` then says in which epoch. Use it to compare with.
+    tiny, and ``fit_double_sum`` then says in which epoch. Use it to compare with. In
+    ``SubsampledSVI`` u moves by ``-step_size * (1 - exp(-u) * eta_hat)``.
 
     Args:
-        step_size: Step size eta of the first epoch, above 0, decayed by 0.9 in each; or a schedule
-            of the epoch, such as ``optax.cosine_decay_schedule(1e-3, 50)``.
+        step_size: Step size of the first epoch, above 0, decayed by 0.9 in each; or a schedule of
+            the epoch, such as ``optax.cosine_decay_schedule(1.0, 50)``. It is N times the paper's
+            eta, and so that of the mean over the observations. In ``SubsampledSVI`` the epoch is
+            the number of earlier visits of the observation.
         double_sum: "gaps" for f of Eq. 6, or "utilities" for that of Raman et al., Eq. 8, whose
             ``u`` estimates log sum_k exp(x @ w[k]).
 
@@ -97,8 +122,8 @@ class Vanilla(DoubleSumRule):
 
     Example:
         >>> import numpyro_largecat as lc
-        >>> lc.Vanilla(1e-3)
-        Vanilla(step_size=0.001, double_sum='gaps')
+        >>> lc.Vanilla(0.1)
+        Vanilla(step_size=0.1, double_sum='gaps')
 
     References:
         Unbiased scalable softmax optimization, Eq. 7; Raman et al., DS-MLR, arXiv:1604.04706.
@@ -114,6 +139,11 @@ class Vanilla(DoubleSumRule):
         """Take one step."""
         return _explicit_move(pair, self.double_sum)
 
+    def move_u(self, u: Array, estimate: EtaEstimate, rate: Array) -> Array:
+        """Take one step of u."""
+        _refuse_other_u(self.double_sum)
+        return _explicit_move_u(u, estimate, rate)
+
 
 @dataclass(frozen=True)
 class UMax(DoubleSumRule):
@@ -122,9 +152,11 @@ class UMax(DoubleSumRule):
     .. math:: u \leftarrow \log(1 + e^{x^\top (w_k - w_y)})
               \quad\text{if } u < \log(1 + e^{x^\top (w_k - w_y)}) - \delta,
 
-    then the step of ``Vanilla``, whose force is at most ``rate * (K - 1) * exp(delta)``; then u is
-    projected on the interval, and each row of w on the ball, that hold the optimum. The upper end
-    and the ball need a ridge: the norm of the best w is at most sqrt(2 N log(K) / ridge).
+    then the step of ``Vanilla``, whose force is at most ``step_size * (K - 1) * exp(delta)``; then
+    u is projected on the interval, and each row of w on the ball, that hold the optimum. The upper
+    end and the ball need a ridge: the norm of the best w is at most sqrt(2 N log(K) / ridge). A u
+    that is too high comes down by the step size at most, so small ones are slow where utilities
+    start far apart.
 
     Args:
         step_size: See ``Vanilla``.
@@ -164,6 +196,12 @@ class UMax(DoubleSumRule):
         raised = jnp.where(pair.u < least - self.delta, least, pair.u)
         return _explicit_move(pair._replace(u=raised), self.double_sum)
 
+    def move_u(self, u: Array, estimate: EtaEstimate, rate: Array) -> Array:
+        """Take one step of u."""
+        _refuse_other_u(self.double_sum)
+        raised = jnp.where(u < estimate.log_least - self.delta, estimate.log_least, u)
+        return jnp.maximum(_explicit_move_u(raised, estimate, rate), 0)
+
     def radii(self, num_rows: int, num_categories: int, ridge: float, longest: float) -> Radii:
         """Where the optimum lies; ``longest`` is the largest norm of a row of x."""
         if ridge == 0:
@@ -186,6 +224,11 @@ class ImplicitSGD(DoubleSumRule):
     It is solved to rounding by ``ops.implicit_step``. Its length grows only linearly in the
     utilities, so that it cannot overflow, and u stays at 0 or above.
 
+    In ``SubsampledSVI`` theta is u alone, for which the step has a closed form with the Wright
+    omega function: omega + log omega = z,
+
+    .. math:: u \leftarrow u - \eta + \omega(\eta - u + \log(\eta\,\hat\eta_n)).
+
     Args:
         step_size: See ``Vanilla``; sizes a hundred times too large do little harm.
 
@@ -194,8 +237,8 @@ class ImplicitSGD(DoubleSumRule):
 
     Example:
         >>> import numpyro_largecat as lc
-        >>> lc.ImplicitSGD(0.1)
-        ImplicitSGD(step_size=0.1)
+        >>> lc.ImplicitSGD(1.0)
+        ImplicitSGD(step_size=1.0)
 
     References:
         Unbiased scalable softmax optimization, section 3.2 and Appendix F.
@@ -213,6 +256,10 @@ class ImplicitSGD(DoubleSumRule):
         )
         return Move(u, keep_y, force * keep_y, keep_k, -force * keep_k)
 
+    def move_u(self, u: Array, estimate: EtaEstimate, rate: Array) -> Array:
+        """Take one step of u."""
+        return u - rate + wright_omega(rate - u + jnp.log(rate) + estimate.log_eta_hat)
+
 
 def _explicit_move(pair: Pair, double_sum: DoubleSum) -> Move:
     """Step of ``Vanilla`` from ``pair.u``."""
@@ -226,6 +273,10 @@ def _explicit_move(pair: Pair, double_sum: DoubleSum) -> Move:
         lift = 1 - own
     u = pair.u - pair.rate * (1 - own - others)
     return Move(u, 1 - pair.penalty_y, pair.rate * lift, 1 - pair.penalty_k, -pair.rate * others)
+
+
+def _explicit_move_u(u: Array, estimate: EtaEstimate, rate: Array) -> Array:
+    return u + rate * jnp.expm1(estimate.log_eta_hat - u)
 
 
 def step_sizes(step_size: float | Schedule, num_epochs: int) -> NDArray[np.float64]:
@@ -252,4 +303,12 @@ def _check_double_sum(double_sum: str) -> None:
         raise ValueError(
             '`double_sum` must be "gaps" (Eq. 6) or "utilities" (Eq. 8, of Raman et al.); '
             f"got {double_sum!r}."
+        )
+
+
+def _refuse_other_u(double_sum: str) -> None:
+    if double_sum != "gaps":
+        raise ValueError(
+            '`double_sum="utilities"` is for `fit_double_sum`: the u of `sample_choice` is that of '
+            "the gaps to the observed class. Leave `double_sum` out."
         )

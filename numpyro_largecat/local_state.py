@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from numpyro_largecat.distributions.gaussian_error_bound import GaussianErrorBou
 from numpyro_largecat.distributions.gaussian_utility_bound import GaussianUtilityBound
 from numpyro_largecat.distributions.utility_categorical import UtilityCategorical
 from numpyro_largecat.infer.update_rules import (
+    EtaEstimate,
     GaussianNaturalGradient,
     NaturalGradient,
     Shift,
@@ -65,12 +67,16 @@ def _softmax(
     utilities: Array, classes: ClassSubset, family: ErrorFamily, obs: ArrayLike
 ) -> LocalState:
     del family
-    constant = UtilityCategorical(lax.stop_gradient(utilities), classes)
+
+    def log_eta_hat(u: Array, classes: ClassSubset) -> Array:
+        del u
+        return UtilityCategorical(lax.stop_gradient(utilities), classes).optimal_u(obs)
+
     return LocalState(
         suffix="u",
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
         update_rule=NaturalGradient(),
-        statistic=lambda u, shift: constant.optimal_u(obs) - shift,
+        statistic=_eta_statistic(log_eta_hat, classes),
         shift=best_u_shift,
         bound=lambda u: UtilityCategorical(utilities, classes, u=jnp.maximum(u, 0)),
     )
@@ -79,16 +85,15 @@ def _softmax(
 def _logistic(
     utilities: Array, classes: ClassSubset, family: ErrorFamily, obs: ArrayLike
 ) -> LocalState:
-    def statistic(u: Array, shift: Array) -> Array:
+    def log_eta_hat(u: Array, classes: ClassSubset) -> Array:
         constant = ChoiceDistribution(lax.stop_gradient(utilities), classes)
-        best = log_eta_hat_logistic(*constant.competitors(obs), jnp.maximum(u + shift, 0))
-        return best - shift
+        return log_eta_hat_logistic(*constant.competitors(obs), jnp.maximum(u, 0))
 
     return LocalState(
         suffix="u",
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
         update_rule=NaturalGradient(newton_steps=MOST_NEWTON_STEPS),
-        statistic=statistic,
+        statistic=_eta_statistic(log_eta_hat, classes),
         shift=best_u_shift,
         bound=lambda u: UtilityCategorical(utilities, classes, family, u=jnp.maximum(u, 0)),
     )
@@ -97,22 +102,35 @@ def _logistic(
 def _gaussian_utilities(
     utilities: Array, variances: Array, classes: ClassSubset, obs: ArrayLike
 ) -> LocalState:
-    def bound(u: Array, *moments: Array) -> GaussianUtilityBound:
-        means, spread = moments or (utilities, variances)
-        return GaussianUtilityBound(means, spread, classes, u=u, slope=_best_slope(u))
+    def bound(u: Array) -> GaussianUtilityBound:
+        return GaussianUtilityBound(utilities, variances, classes, u=u, slope=_best_slope(u))
 
-    def statistic(u: Array, shift: Array) -> Array:
-        constants = lax.stop_gradient((utilities, variances))
-        return bound(u + shift, *constants).optimal_u(obs) - shift
+    def log_eta_hat(u: Array, classes: ClassSubset) -> Array:
+        means, spread = lax.stop_gradient((utilities, variances))
+        constant = GaussianUtilityBound(means, spread, classes, u=u, slope=_best_slope(u))
+        return constant.optimal_u(obs)
 
     return LocalState(
         suffix="u",
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
         update_rule=NaturalGradient(newton_steps=MOST_NEWTON_STEPS),
-        statistic=statistic,
+        statistic=_eta_statistic(log_eta_hat, classes),
         shift=best_u_shift,
         bound=bound,
     )
+
+
+def _eta_statistic(
+    log_eta_hat: Callable[[Array, ClassSubset], Array], classes: ClassSubset
+) -> Statistic:
+    """Give a rule for u both estimates of eta; XLA leaves out what the rule does not use."""
+    at_hand = replace(classes, weights=jnp.minimum(classes.weights, 1))
+
+    def statistic(u: Array, shift: Array) -> EtaEstimate:
+        estimates = (log_eta_hat(u + shift, some) - shift for some in (classes, at_hand))
+        return EtaEstimate(*estimates)
+
+    return statistic
 
 
 def on_all_classes(

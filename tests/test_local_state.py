@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,8 +46,18 @@ def test_u_below_zero_is_taken_as_zero(noise):
     u = jnp.array([-2.0, -1e-3, 0.5])
     expected = lc.UtilityCategorical(UTILITIES, EVERYTHING, noise, u=jnp.array([0, 0, 0.5]))
     np.testing.assert_array_equal(state.bound(u).log_prob(Y), expected.log_prob(Y))
-    at_zero = state.statistic(jnp.zeros(3), 0.0)
-    np.testing.assert_allclose(state.statistic(u, 0.0)[:2], at_zero[:2], rtol=1e-6)
+    at_zero = state.statistic(jnp.zeros(3), 0.0).log_eta_hat
+    np.testing.assert_allclose(state.statistic(u, 0.0).log_eta_hat[:2], at_zero[:2], rtol=1e-6)
+
+
+@KEEPS_U
+def test_the_least_u_counts_each_class_at_hand_once(noise):
+    """So it is no more than the best u of all classes, whatever their weights."""
+    heavy = replace(EVERYTHING, weights=jnp.array([1, 1, 1, 1, 1, 50.0]))
+    u = jnp.ones(3)
+    estimate = local_state(UTILITIES, heavy, FAMILIES[noise], Y).statistic(u, 0.0)
+    np.testing.assert_array_equal(estimate.log_least, state_of(noise).statistic(u, 0.0).log_eta_hat)
+    assert (estimate.log_least < estimate.log_eta_hat).all()
 
 
 @pytest.mark.parametrize("noise", FAMILIES)

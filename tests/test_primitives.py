@@ -81,7 +81,7 @@ def test_the_update_rule_gets_log_eta_hat_without_a_gradient():
         kwargs = trace_of(model)["y_u"]["kwargs"]
         assert kwargs["update_rule"] is rule
         assert kwargs["event_dim"] == 0
-        log_eta_hat = kwargs["statistic"](jnp.zeros(3), jnp.zeros(3))
+        log_eta_hat = kwargs["statistic"](jnp.zeros(3), jnp.zeros(3)).log_eta_hat
         return log_eta_hat.sum(), log_eta_hat
 
     gradient, statistic = jax.grad(total_statistic, has_aux=True)(jnp.array(TABLE))

@@ -32,6 +32,20 @@ class Followed(NamedTuple):
     shift: Shift
 
 
+class EtaEstimate(NamedTuple):
+    """Statistic of a local variable u = log eta: what the classes of a step say about the best u.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_largecat as lc
+        >>> lc.EtaEstimate(log_eta_hat=jnp.array([3.0]), log_least=jnp.array([0.7])).log_least[0]
+        Array(0.7, dtype=float32)
+    """
+
+    log_eta_hat: Array  # (...), log of the estimate of eta, which is unbiased
+    log_least: Array  # (...), log of the sum over the classes at hand alone: best u is not below
+
+
 def best_u_shift(u: Array, distance: Array) -> Array:
     """First-order shift of the best u, log eta*, where the observed utility is ``distance`` higher.
 
@@ -68,7 +82,7 @@ class NaturalGradient:
     .. math:: \eta \leftarrow (1 - \alpha)\,\eta + \alpha\,\hat\eta, \qquad
               \alpha = (1 + \mathrm{visits})^{-\mathrm{exponent}},
 
-    with eta_hat, whose logarithm is the ``statistic``, the estimate from the classes of this step:
+    with the estimate eta_hat of the ``statistic``, an ``EtaEstimate`` of the classes of this step:
     eta is the natural parameter of q(error) = Gumbel(log eta, 1). In u the step is
     ``u + log1p(alpha * g)``, g the derivative of the observation's own bound; it is computed as a
     log-sum, which does not overflow however far u is off. ``visits`` counts the earlier visits of
@@ -97,7 +111,8 @@ class NaturalGradient:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
         >>> rule = lc.NaturalGradient()
-        >>> u, visits = rule.update(jnp.zeros(1), jnp.array([0]), lambda u: jnp.array([3.0]))
+        >>> estimate = lc.EtaEstimate(jnp.array([3.0]), jnp.array([0.7]))
+        >>> u, visits = rule.update(jnp.zeros(1), jnp.array([0]), lambda u: estimate)
         >>> u.tolist(), visits.tolist()
         ([3.0], [1])
 
@@ -114,17 +129,21 @@ class NaturalGradient:
         return jnp.zeros(value.shape, jnp.int32)
 
     def update(
-        self, value: Array, state: Array, statistic: Callable[[Array], Array]
+        self, value: Array, state: Array, statistic: Callable[[Array], EtaEstimate]
     ) -> tuple[Array, Array]:
-        """Move u = ``value`` towards log eta_hat, the statistic; ``state`` counts visits."""
+        """Move u = ``value`` towards log eta_hat; ``state`` counts visits."""
+
+        def log_eta_hat(value: Array) -> Array:
+            return statistic(value).log_eta_hat
+
         if self.newton_steps:
 
             def newton(value: Array, number: Array) -> Array:
-                return newton_step(statistic, value, LONGEST_STEP * 2.0**number)
+                return newton_step(log_eta_hat, value, LONGEST_STEP * 2.0**number)
 
             value = _on_new_rows(state == 0, value, self.newton_steps, newton)
         log_kept, log_new = _log_step_sizes(state, self.exponent, value.dtype)
-        moved = jnp.logaddexp(log_kept + value, log_new + statistic(value))
+        moved = jnp.logaddexp(log_kept + value, log_new + log_eta_hat(value))
         return moved.astype(value.dtype), state + 1
 
     def __repr__(self) -> str:

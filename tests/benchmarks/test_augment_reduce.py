@@ -44,27 +44,6 @@ def test_augment_reduce(tmp_path: Path) -> None:
     assert "(the paper's)" in printed
 
 
-def test_step_sizes_are_those_of_the_papers_text() -> None:
-    """Three steps of one element, by the recursion in plain Python."""
-    optimiser = augment_reduce.adaptive_steps(0.02)
-    state = optimiser.init(jnp.zeros(1))
-    mean_square = 0.0
-    for t, gradient in enumerate((3.0, -1.0, 0.5), start=1):
-        step, state = optimiser.update(jnp.array([gradient]), state)
-        mean_square = 0.1 * gradient**2 + 0.9 * mean_square
-        expected = -0.02 * t**-0.5 / (1 + mean_square**0.5) * gradient
-        np.testing.assert_allclose(step, [expected], rtol=1e-5)
-
-
-def test_the_rate_falls_every_2000_steps_of_the_fit() -> None:
-    """An element seen for the first time at step 4000 takes 0.81 of its usual first step."""
-    optimiser = augment_reduce.adaptive_steps()
-    state = optimiser.init(jnp.zeros(()))
-    first, _ = optimiser.update(jnp.array(2.0), state)
-    late, _ = optimiser.update(jnp.array(2.0), state._replace(num_steps=jnp.array(4000)))
-    np.testing.assert_allclose(late, 0.81 * first, rtol=1e-6)
-
-
 def test_scores_are_means_over_the_rows_alone() -> None:
     """Rows that fill up the last block are not counted."""
     rng = np.random.default_rng(0)

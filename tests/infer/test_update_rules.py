@@ -23,6 +23,11 @@ def step_size(visits, exponent):
     return (1 + visits) ** -exponent
 
 
+def says(log_eta_hat):
+    """A statistic that is the same at any u."""
+    return lambda u: lc.EtaEstimate(jnp.asarray(log_eta_hat), jnp.zeros_like(log_eta_hat))
+
+
 @given(
     u=st.floats(-10, 10, width=32),
     statistic=st.floats(-10, 10, width=32),
@@ -32,7 +37,7 @@ def step_size(visits, exponent):
 def test_a_step_averages_eta(u, statistic, visits, exponent):
     """eta <- (1 - alpha) eta + alpha eta_hat, with alpha = (1 + visits)**-exponent."""
     moved, counted = NaturalGradient(exponent).update(
-        jnp.float32(u), jnp.array(visits), lambda _: jnp.float32(statistic)
+        jnp.float32(u), jnp.array(visits), says(jnp.float32(statistic))
     )
     alpha = step_size(visits, exponent)
     expected = math.log((1 - alpha) * math.exp(u) + alpha * math.exp(statistic))
@@ -46,14 +51,14 @@ def test_a_step_follows_the_gradient_of_the_observations_own_bound():
     visits = jnp.array([1, 4, 9])
     gradient = jax.vmap(jax.grad(softmax_bound, argnums=1))(statistic, u)
     alpha = step_size(np.array([1, 4, 9]), 0.7)
-    moved, _ = NaturalGradient(0.7).update(u, visits, lambda _: statistic)
+    moved, _ = NaturalGradient(0.7).update(u, visits, says(statistic))
     np.testing.assert_allclose(moved, u + jnp.log1p(alpha * gradient), rtol=1e-5)
 
 
 @pytest.mark.parametrize("start", [0.0, 1e4, -1e4])
 def test_the_first_visit_takes_the_estimate_as_it_is(start):
     moved, visits = NaturalGradient().update(
-        jnp.array([start]), jnp.zeros(1, jnp.int32), lambda _: jnp.array([3.25])
+        jnp.array([start]), jnp.zeros(1, jnp.int32), says(jnp.array([3.25]))
     )
     assert moved.tolist() == [3.25]
     assert visits.tolist() == [1]
@@ -62,7 +67,7 @@ def test_the_first_visit_takes_the_estimate_as_it_is(start):
 def test_visits_are_counted_for_each_row_alone():
     rule = NaturalGradient(1.0)
     u, visits = jnp.zeros((2, 2)), jnp.array([[0, 1], [2, 3]])
-    moved, visits = rule.update(u, visits, lambda _: jnp.full((2, 2), math.log(9.0)))
+    moved, visits = rule.update(u, visits, says(jnp.full((2, 2), math.log(9.0))))
     # eta = 1 + alpha (9 - 1) with alpha = 1, 1/2, 1/3, 1/4
     np.testing.assert_allclose(jnp.exp(moved), [[9, 5], [1 + 8 / 3, 3]], rtol=1e-5)
     assert visits.tolist() == [[1, 2], [3, 4]]
@@ -72,7 +77,7 @@ def run_steps(rule, log_eta_hats, start):
     """Take one step for each of ``log_eta_hats``, shape (steps, rows)."""
 
     def step(carry, statistic):
-        return rule.update(*carry, lambda _: statistic), None
+        return rule.update(*carry, says(statistic)), None
 
     return lax.scan(step, (start, rule.init(start)), log_eta_hats)[0]
 
@@ -106,9 +111,7 @@ def test_u_converges_to_the_logarithm_of_the_mean_estimate(x64, exponent):
 @pytest.mark.parametrize("statistic", [1e4, 0.0, -1e4])
 @pytest.mark.parametrize("visits", [0, 1, 10**6])
 def test_far_off_values_stay_finite(u, statistic, visits):
-    moved, _ = NaturalGradient().update(
-        jnp.array(u), jnp.array(visits), lambda _: jnp.array(statistic)
-    )
+    moved, _ = NaturalGradient().update(jnp.array(u), jnp.array(visits), says(jnp.array(statistic)))
     alpha = step_size(visits, 0.9)
     kept = -np.inf if alpha == 1 else math.log1p(-alpha)
     expected = np.logaddexp(kept + u, math.log(alpha) + statistic)
@@ -118,7 +121,7 @@ def test_far_off_values_stay_finite(u, statistic, visits):
 def test_after_a_step_the_gradient_of_the_bound_is_at_most_one_over_alpha():
     """exp(-u) eta_hat <= 1 / alpha, so a u that is far too small does no harm."""
     visits = jnp.arange(1, 6)
-    moved, _ = NaturalGradient().update(jnp.full(5, -50.0), visits, lambda _: jnp.full(5, 30.0))
+    moved, _ = NaturalGradient().update(jnp.full(5, -50.0), visits, says(jnp.full(5, 30.0)))
     weight = np.exp(30.0 - np.asarray(moved))
     np.testing.assert_allclose(weight, 1 / step_size(np.arange(1, 6), 0.9), rtol=1e-5)
 
@@ -139,7 +142,7 @@ def test_newton_steps_find_on_the_first_visit_what_the_statistic_leaves_where_it
     """log(2 + e^u / 2) is u at log 4; without Newton steps one visit goes half of the way."""
     rule = NaturalGradient(newton_steps=8)
     u, visits = jnp.array([start, start]), jnp.array([0, 3])
-    moved, _ = rule.update(u, visits, lambda u: jnp.log(2 + jnp.exp(u) / 2))
+    moved, _ = rule.update(u, visits, lambda u: lc.EtaEstimate(jnp.log(2 + jnp.exp(u) / 2), u))
     np.testing.assert_allclose(moved[0], np.log(4), rtol=1e-5)
     assert abs(float(moved[1]) - np.log(4)) > 0.1  # a later visit takes one step
 
@@ -158,6 +161,6 @@ def test_state_and_value_keep_their_types():
         state = rule.init(value)
         assert state.shape == (3, 2)
         assert state.dtype == jnp.int32
-        moved, visits = rule.update(value, state, lambda _, dtype=dtype: jnp.ones((3, 2), dtype))
+        moved, visits = rule.update(value, state, says(jnp.ones((3, 2), dtype)))
         assert moved.dtype == dtype
         assert visits.dtype == jnp.int32
