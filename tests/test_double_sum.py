@@ -13,6 +13,7 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 import numpyro_largecat as lc
+from benchmarks.unbiased import ImportanceSampling, NoiseContrast, OneVsEach
 from numpyro_largecat import double_sum
 from tests.memory import temp_bytes
 
@@ -80,6 +81,15 @@ def test_unbiased_rules_reach_the_optimum(ridge, rule):
     w = fit(rule, x, y, num_epochs=NUM_EPOCHS, ridge=ridge).w
     loss = log_loss(np.asarray(w, np.float64), x, y, ridge)
     assert 0 <= loss / best - 1 < 1e-3
+
+
+@pytest.mark.parametrize("rule", [OneVsEach, ImportanceSampling, NoiseContrast])
+def test_biased_rules_stop_short_of_it(rule):
+    """FALSE_ALARM = 1e-5: over keys the gap is 0.02 or 0.09, with a deviation of 5e-4."""
+    (x, y), ridge = small_data(), 0.5
+    best = log_loss(best_weights(x, y, ridge), x, y, ridge)
+    w = fit(rule(fading(0.12)), x, y, num_epochs=NUM_EPOCHS, ridge=ridge).w
+    assert log_loss(np.asarray(w, np.float64), x, y, ridge) / best - 1 > 0.015
 
 
 @pytest.mark.parametrize(("batch_size", "num_sampled"), [(1, 2), (3, 2)])
@@ -215,6 +225,30 @@ def test_scratch_memory_does_not_grow_with_categories(rule, ridge, is_sparse):
             return double_sum._run_epoch.__wrapped__(w, u, key, data, step_size, rule=rule)
 
         return temp_bytes(epoch, w, u, data, donate_argnums=(0, 1))
+
+    assert scratch(10**5) <= scratch(10**3) + 100
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1.0])
+def test_scratch_memory_of_minibatches_does_not_grow_with_categories(ridge):
+    """Nor with the observations: a few rows of the table are copied, and of x."""
+
+    def scratch(num_categories):
+        x, y = small_data()
+        features, num_features, y = double_sum._check_data(x, y, num_categories)
+        rule = lc.ImplicitSGD(1.0)
+        data = double_sum._collect(features, y, num_categories, rule, ridge)
+        shape = {"batch_size": 10, "num_categories": num_categories}
+        batches = double_sum.fixed_batches(jax.random.key(0), y, **shape)
+        w = jax.ShapeDtypeStruct((num_categories, num_features), jnp.float32)
+        u = jax.ShapeDtypeStruct((N,), jnp.float32)
+
+        def epoch(w, u, data, batches):
+            run = double_sum._run_batches.__wrapped__
+            arguments = (jax.random.key(0), data, batches, jnp.float32(1.0))
+            return run(w, u, *arguments, num_sampled=5)
+
+        return temp_bytes(epoch, w, u, data, batches, donate_argnums=(0, 1))
 
     assert scratch(10**5) <= scratch(10**3) + 100
 
