@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,13 @@ from numpyro_largecat.data import ClassificationData, load
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+
+class HeldOut(NamedTuple):
+    """Predictions of the held-out rows."""
+
+    top: lc.TopClasses
+    log_prob: np.ndarray  # of the observed classes
 
 
 def make_model(data: ClassificationData, num_sampled: int | None, prior_scale: float):
@@ -67,32 +74,36 @@ def fit(model, data: ClassificationData, args: argparse.Namespace):
 def evaluate(model, guide, params, data: ClassificationData, num_rows: int = 500):
     """Predict all held-out rows, over all classes."""
     num_top = min(10, data.num_categories)
-    predict = jax.jit(partial(lc.predict_choice, model, guide, num_top=num_top))
+
+    @jax.jit
+    def predict(params, x, y):
+        top = lc.top_classes(model, guide, params, x, num_top=num_top)
+        return HeldOut(top, lc.log_likelihood(model, guide, params, x, obs=y))
+
     parts = []
     for start in range(0, len(data.y_test), num_rows):
         rows = np.minimum(np.arange(start, start + num_rows), len(data.y_test) - 1)
-        parts.append(jax.device_get(predict(params, data.x_test[rows], obs=data.y_test[rows])))
-    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(data.y_test)], *parts)
-    return lc.Prediction(*joined)
+        parts.append(jax.device_get(predict(params, data.x_test[rows], data.y_test[rows])))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(data.y_test)], *parts)
 
 
-def report(data: ClassificationData, prediction: lc.Prediction) -> None:
+def report(data: ClassificationData, prediction: HeldOut) -> None:
     """Print held-out scores beside those of class frequencies alone."""
     counts = np.bincount(data.y_train, minlength=data.num_categories) + 1
     log_frequency = np.log(counts / counts.sum())
-    num_top = prediction.top_classes.shape[1]
+    num_top = prediction.top.classes.shape[1]
     by_count = np.argsort(-counts)[:num_top]
     y = data.y_test[:, None]
     print(f"\nheld-out, {len(y)} observations    log likelihood   top 1   top {num_top}")
     for name, log_prob, top in (
         ("class frequencies", log_frequency[data.y_test], np.broadcast_to(by_count, (1, num_top))),
-        ("posterior location", prediction.log_prob, prediction.top_classes),
+        ("posterior location", prediction.log_prob, prediction.top.classes),
     ):
         first, any_of_top = (top[:, :1] == y).mean(), (top == y).any(axis=1).mean()
         print(f"  {name:28s}    {log_prob.mean():10.4f}     {first:5.1%}   {any_of_top:5.1%}")
 
 
-def save(model, guide, result, data: ClassificationData, prediction: lc.Prediction, args) -> None:
+def save(model, guide, result, data: ClassificationData, prediction: HeldOut, args) -> None:
     """Write the posterior of the classes with the largest weights, and three pictures."""
     folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,15 +143,15 @@ def save(model, guide, result, data: ClassificationData, prediction: lc.Predicti
     axes.set_title("the largest weights: class | feature")
     axes.figure.savefig(folder / "weights.png", dpi=150)
 
-    top_probability = np.exp(prediction.top_log_probs[:, 0])
-    axes = lc.plot_reliability(top_probability, prediction.top_classes[:, 0] == data.y_test)
+    best, log_probs = prediction.top.classes[:, 0], prediction.top.log_probs[:, 0]
+    axes = lc.plot_reliability(np.exp(log_probs), best == data.y_test)
     axes.set_title("calibration of the most probable class")
     axes.figure.savefig(folder / "calibration.png", dpi=150)
     plt.close("all")
     print(f"\nwritten to {folder}/: posterior.nc (ArviZ), elbo.png, weights.png, calibration.png")
 
 
-def main(argv: list[str] | None = None) -> lc.Prediction:
+def main(argv: list[str] | None = None) -> HeldOut:
     """Load, fit, score and save."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument

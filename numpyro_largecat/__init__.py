@@ -24,9 +24,10 @@ from numpyro_largecat.infer.update_rules import (
     GaussianNaturalGradient,
     NaturalGradient,
 )
+from numpyro_largecat.metrics import score_predictions
 from numpyro_largecat.plates import class_chunk, class_plate, data_plate
 from numpyro_largecat.plots import plot_elbo, plot_intervals, plot_reliability
-from numpyro_largecat.predict import Prediction, predict_choice
+from numpyro_largecat.predict import TopClasses, draw_choices, log_likelihood, top_classes
 from numpyro_largecat.primitives import sample_choice
 from numpyro_largecat.proposals import ClassProposal, FrequencyProposal, HeadProposal
 from numpyro_largecat.sparse_rows import SparseRows
@@ -58,10 +59,10 @@ __all__ = [
     "NaturalGradient",
     "NoiseContrastive",
     "OneVsEach",
-    "Prediction",
     "RowSubset",
     "SparseRows",
     "SubsampledSVI",
+    "TopClasses",
     "UMax",
     "UtilityCategorical",
     "Vanilla",
@@ -69,13 +70,16 @@ __all__ = [
     "class_chunk",
     "class_plate",
     "data_plate",
+    "draw_choices",
     "error_distribution",
     "fit_double_sum",
     "gaussian_weights",
+    "log_likelihood",
     "plot_elbo",
     "plot_intervals",
     "plot_reliability",
-    "predict_choice",
     "sample_choice",
+    "score_predictions",
     "to_arviz",
+    "top_classes",
 ]

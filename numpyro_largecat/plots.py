@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from numpyro_largecat.metrics import calibration_bins
+
 
 def plot_elbo(losses: ArrayLike, window: int = 100, ax: Any = None) -> Any:
     """Plot the ELBO of each step and its moving average.
@@ -121,18 +123,13 @@ def plot_reliability(
         >>> ax.get_ylabel()
         'fraction that came true'
     """
-    probabilities, correct = np.ravel(probabilities), np.ravel(correct).astype(float)
-    if probabilities.shape != correct.shape:
+    if np.shape(probabilities) != np.shape(correct):
         raise ValueError(
             "`probabilities` and `correct` must have the same shape; got "
-            f"{probabilities.shape} and {correct.shape}."
+            f"{np.shape(probabilities)} and {np.shape(correct)}."
         )
-    bins = [b for b in np.array_split(np.argsort(probabilities), num_bins) if b.size]
-    predicted = np.array([probabilities[b].mean() for b in bins])
-    observed = np.array([correct[b].mean() for b in bins])
-    error = np.array(
-        [2 * np.sqrt(max(o * (1 - o), 0) / b.size) for o, b in zip(observed, bins, strict=True)]
-    )
+    predicted, observed, counts = calibration_bins(probabilities, correct, num_bins)
+    error = 2 * np.sqrt(observed * (1 - observed) / counts)
     ax = _new_axes(ax)
     ax.plot([0, 1], [0, 1], color="0.7", linewidth=0.8)
     ax.errorbar(predicted, observed, yerr=error, fmt="o-", color="C0", markersize=4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probabilities of all classes from the user's own model and guide, chunk of classes by chunk."""
+"""Predictions over all classes from the user's own model and guide, chunk of classes by chunk."""
 
 from __future__ import annotations
 
@@ -11,91 +11,86 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
-from numpyro.handlers import replay, seed, substitute, trace
-from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import check_count, check_in_range, check_integers
-from numpyro_largecat.distributions.choice import ChoiceDistribution, base_distribution
-from numpyro_largecat.distributions.errors import GUMBEL, ErrorFamily
-from numpyro_largecat.guides.error_guides import without_errors
-from numpyro_largecat.infer.latent_values import at_centre, at_feasible_values
-from numpyro_largecat.infer.param_sites import check_params
-from numpyro_largecat.infer.static_arguments import with_jax_arrays
-from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
+from numpyro_largecat.distributions.errors import GUMBEL
+from numpyro_largecat.infer.chunked_utilities import ChunkedUtilities
+from numpyro_largecat.infer.progress import count_steps
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob
+from numpyro_largecat.ops.noisy_max import draw_gumbel
+from numpyro_largecat.ops.running_top import RunningTop
 from numpyro_largecat.ops.softmax_bound import take_row
-from numpyro_largecat.plates import class_chunk
 
 
-class Prediction(NamedTuple):
-    """Probabilities of the most probable classes, and of the observed ones.
-
-    Attributes:
-        top_classes: The most probable classes, best first, shape (..., num_top).
-        top_log_probs: Their log probabilities in nats, normalised over all K classes, shape
-            (..., num_top).
-        log_prob: Log probability of ``obs``, shape (...), or None if it was not given.
+class TopClasses(NamedTuple):
+    """The most probable classes of each observation.
 
     Example:
         >>> import numpyro_largecat as lc
-        >>> lc.Prediction._fields
-        ('top_classes', 'top_log_probs', 'log_prob')
+        >>> lc.TopClasses._fields
+        ('classes', 'log_probs')
     """
 
-    top_classes: Array
-    top_log_probs: Array
-    log_prob: Array | None
+    classes: Array  # (..., num_top), best first
+    log_probs: Array  # (..., num_top), in nats, normalised over all K classes
 
 
-def predict_choice(
+def top_classes(
     model: Callable[..., Any],
     guide: Callable[..., Any],
     params: dict[str, Any],
     *args: Any,
+    num_top: int = 10,
+    rng_key: Array | None = None,
+    num_draws: int | None = None,
     site: str = "y",
     plate: str = "classes",
-    obs: ArrayLike | None = None,
-    num_top: int = 10,
     chunk_size: int = 4096,
+    progress_bar: bool = False,
     **kwargs: Any,
-) -> Prediction:
-    r"""Predict a choice exactly over all K classes, at the location of the guide.
+) -> TopClasses:
+    r"""Find the most probable classes of new observations, exactly, over all K.
 
-    Each latent site is set to the centre of its distribution in the guide: its mean or, where the
-    guide transforms a distribution, the transformed mean of that (the median, for ``AutoNormal``).
-    With utilities psi of the site there,
+    **At the centre of the guide**, without ``num_draws``: each latent site is set to its mean in
+    the guide or, where the guide transforms a distribution, to the transformed mean of that (the
+    median, for ``AutoNormal``). With the utilities psi there
 
-    .. math:: \log p(k) = \psi_k - \log \sum_{j=1}^{K} \exp \psi_j ,
+    .. math:: p(k) = \exp \psi_k \Big/ \sum_{j=1}^{K} \exp \psi_j ,
 
-    where the sum is accumulated over chunks of classes. For other errors than Gumbel's the most
-    probable classes are those of highest utility too, and each probability is an integral, see
-    ``UtilityCategorical``.
+    where the sum is accumulated over chunks of classes. **Over draws** from the guide, with
+    ``num_draws``, it is the mean of this probability over T draws, the posterior predictive.
 
-    Data plates without ``rows`` stand for new data, of any length. The function is pure, so it
-    can be compiled: ``jax.jit(functools.partial(lc.predict_choice, model, guide, num_top=5))``.
+    For other errors than Gumbel's each probability is an integral, see ``UtilityCategorical``. The
+    order at the centre is that of the utilities; over draws the 4 ``num_top`` classes with the
+    highest mean softmax are tried, and the best of these returned.
+
+    Data plates without ``rows`` stand for new data, of any length. The function is pure, so it can
+    be compiled: ``jax.jit(functools.partial(lc.top_classes, model, guide, num_top=5))``.
 
     Shapes: ``...`` is the batch shape of the site.
 
-    Cost: O(K) time per row, and memory for ``chunk_size`` utilities per row beside the tables. For
-    other errors than Gumbel's O(K) memory per row, and O(K) time for each of the ``num_top`` + 1
-    probabilities.
+    Cost: O(K) time per row, 2 T times that with draws; memory for ``chunk_size`` utilities per row
+    and a chunk of each table, beside the tables. For other errors O(K) memory per row, and O(K)
+    time for each probability.
 
     Args:
         model: The model that was fitted.
         guide: Its guide.
         params: Parameters, as ``SubsampledSVI.get_params`` gives them.
         *args: Arguments of the model, without observed choices.
+        num_top: Number of most probable classes, in [1, K].
+        rng_key: A JAX random key, for draws.
+        num_draws: Number of draws T from the guide. None for its centre.
         site: Name of the choice, a site over ``plate`` with ``UtilityCategorical`` or one of its
             bounds.
         plate: Name of its class plate.
-        obs: Observed classes, to get their log probability; shape (...).
-        num_top: Number of most probable classes, in [1, K].
         chunk_size: Number of classes evaluated at once.
+        progress_bar: Whether to show the chunks done.
         **kwargs: Keyword arguments of the model.
 
     Raises:
-        ValueError: If the model has no such site or plate, a parameter is missing, or ``obs`` is
-            out of range.
+        ValueError: If the model has no such site or plate, a parameter is missing, ``num_top`` is
+            out of range, or of ``rng_key`` and ``num_draws`` only one is given.
         TypeError: If ``params`` is not a dict.
         NotImplementedError: If a latent site has one value for each row of the training data, which
             new rows lack.
@@ -104,163 +99,280 @@ def predict_choice(
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
         >>> import numpyro_largecat as lc
         >>> from numpyro.infer import Trace_ELBO
-        >>> from numpyro.infer.autoguide import AutoDelta
+        >>> from numpyro.infer.autoguide import AutoNormal
         >>> def model(x, y=None):
         ...     with lc.class_plate("classes", 50, y, num_sampled=5) as classes:
         ...         w = numpyro.sample("w", dist.Normal(0, 1))
         ...     with lc.data_plate("data", 3) as rows:
         ...         lc.sample_choice("y", x[:, None] * w, classes=classes, rows=rows, obs=y)
-        >>> svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
+        >>> svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO())
         >>> x, y = jnp.ones(3), jnp.array([7, 7, 3])
-        >>> params = svi.run(jax.random.key(0), 100, x, y, progress_bar=False).params
-        >>> new = lc.predict_choice(model, svi.guide, params, jnp.ones(2), num_top=2)
-        >>> new.top_classes.tolist()
+        >>> params = svi.run(jax.random.key(0), 300, x, y, progress_bar=False).params
+        >>> lc.top_classes(model, svi.guide, params, jnp.ones(2), num_top=2).classes.tolist()
         [[7, 3], [7, 3]]
+        >>> draws = {"rng_key": jax.random.key(1), "num_draws": 50}
+        >>> lc.top_classes(model, svi.guide, params, jnp.ones(2), num_top=2, **draws).classes[0]
+        Array([7, 3], dtype=int32)
     """
-    if not isinstance(params, dict):
-        raise TypeError(
-            "`params` must be a dict of the fit's parameters, such as `result.params`; "
-            f"got {type(params).__name__}."
-        )
-    model, guide = without_errors(model, guide)
-    args, kwargs = with_jax_arrays((args, kwargs))
+    utilities = ChunkedUtilities(model, guide, params, args, kwargs, site, plate, chunk_size)
     num_top = check_count("num_top", num_top, 1)
-    chunk_size = check_count("chunk_size", chunk_size, 1)
-
-    def utilities(start: ArrayLike, size: int) -> tuple[Array, int, ErrorFamily]:
-        """Utilities of classes [start, start + size), K, and the distribution of errors."""
-        touched = TouchedRows()
-
-        def on_chunk(fn: Any) -> Any:
-            fn = class_chunk(share_rows(fn, touched), name=plate, start=start, size=size)
-            return _without_training_rows(substitute(seed(fn, 0), data=params))
-
-        trace(at_feasible_values(on_chunk(model))).get_trace(*args, **kwargs)
-        guide_trace = trace(at_centre(on_chunk(guide))).get_trace(*args, **kwargs)
-        sites = trace(replay(on_chunk(model), guide_trace)).get_trace(*args, **kwargs)
-        check_params(params, guide_trace | sites)
-        choice = _choice_at(sites, site, plate)
-        if plate not in touched.plates:
-            raise ValueError(
-                f"`plate` must name a class plate of the model; got '{plate}', and the model's "
-                f"plates are {sorted(touched.plates)}."
-            )
-        return choice.utilities, touched.plates[plate].size, getattr(choice, "noise", GUMBEL)
-
-    num_categories, family = _static_result(lambda: utilities(0, 2)[1:])
-    if num_top > num_categories:
+    if num_top > utilities.num_categories:
         raise ValueError(
-            f"`num_top` must be at most the number of classes, {num_categories}; got {num_top}."
+            f"`num_top` must be at most the number of classes, {utilities.num_categories}; got "
+            f"{num_top}."
         )
-    if obs is not None:
-        check_integers("obs", obs)
-        check_in_range("`obs`", obs, num_categories, "classes")
-    size = min(chunk_size, num_categories)
-    if family is not GUMBEL:
-        chunks = jnp.arange(-(-num_categories // size))
-        by_chunk = lax.map(lambda chunk: utilities(chunk * size, size)[0], chunks)
-        psi = jnp.moveaxis(by_chunk, 0, -2).reshape((*by_chunk.shape[1:-1], -1))
-        return _by_quadrature(psi[..., :num_categories], family, obs, num_top)
+    keys = _draw_keys(rng_key, num_draws)
+    if keys is None and utilities.family is GUMBEL:
+        tick = count_steps("chunks", utilities.num_chunks, progress_bar)
+        return _at_centre(utilities, num_top, tick)
+    if keys is None:
+        psi = utilities.of_all_classes(None)
+        _, classes = lax.top_k(psi, num_top)
+        return TopClasses(classes.astype(jnp.int32), _log_probs(utilities, psi, classes))
+    tick = count_steps("chunks", 2 * len(keys) * utilities.num_chunks, progress_bar)
+    if utilities.family is GUMBEL:
+        return _over_draws(utilities, keys, num_top, tick)
+    tried = _over_draws(utilities, keys, min(4 * num_top, utilities.num_categories), tick).classes
 
-    def visit(chunk: Array, best: _Running) -> _Running:
-        psi = utilities(chunk * size, size)[0]
-        classes = chunk * size + jnp.arange(size)
-        psi = jnp.where(classes < num_categories, psi, -jnp.inf)
-        return best.include(psi, classes, obs)
+    def of_draw(key: Array) -> Array:
+        return _log_probs(utilities, utilities.of_all_classes(key), tried)
 
-    shape, dtype = _static_result(lambda: (utilities(0, 2)[0].shape[:-1], utilities(0, 2)[0].dtype))
-    nothing = _Running.start(shape, num_top, dtype)
-    found = lax.fori_loop(0, -(-num_categories // size), visit, nothing)
-    log_prob = None if obs is None else found.observed - found.log_sum
-    return Prediction(found.classes, found.utilities - found.log_sum[..., None], log_prob)
+    log_probs = jax.nn.logsumexp(lax.map(of_draw, keys), axis=0) - jnp.log(len(keys))
+    best, place = lax.top_k(log_probs, num_top)
+    return TopClasses(jnp.take_along_axis(tried, place, axis=-1), best)
 
 
-def _by_quadrature(
-    psi: Array, family: ErrorFamily, obs: ArrayLike | None, num_top: int
-) -> Prediction:
-    """Predict from the utilities of all classes, shape (..., K)."""
-    _, top = lax.top_k(psi, num_top)
-    log_prob = partial(choice_log_prob, log_density=family.log_prob, log_cdf=family.log_cdf)
-    by_rank = lax.map(lambda labels: log_prob(psi, labels), jnp.moveaxis(top, -1, 0))
-    observed = None if obs is None else log_prob(psi, jnp.asarray(obs))
-    return Prediction(top.astype(jnp.int32), jnp.moveaxis(by_rank, 0, -1), observed)
+def log_likelihood(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    params: dict[str, Any],
+    *args: Any,
+    obs: ArrayLike,
+    rng_key: Array | None = None,
+    num_draws: int | None = None,
+    site: str = "y",
+    plate: str = "classes",
+    chunk_size: int = 4096,
+    progress_bar: bool = False,
+    **kwargs: Any,
+) -> Array:
+    r"""Exact log probability of observed choices, over all K classes.
+
+    .. math:: \log p(y \mid x, \theta) = \psi_y - \log \sum_{k=1}^{K} \exp \psi_k ,
+
+    or the integral of other errors, with theta the centre of the guide, or each of ``num_draws``
+    draws. The log of the mean over draws, ``logsumexp(result, 0) - log(num_draws)``, is the log
+    predictive density.
+
+    Shapes: (...) at the centre, (num_draws, ...) over draws, for choices of shape ``...``.
+
+    Cost: O(K) time per row and draw, and memory as ``top_classes``.
+
+    Args:
+        model: The model that was fitted.
+        guide: Its guide.
+        params: Parameters, as ``SubsampledSVI.get_params`` gives them.
+        *args: Arguments of the model, without observed choices.
+        obs: Observed classes, integers in [0, K), shape (...).
+        rng_key: A JAX random key, for draws. Equal keys, ``num_draws`` and ``chunk_size`` give
+            equal draws here, in ``top_classes`` and in ``draw_choices``.
+        num_draws: Number of draws from the guide. None for its centre.
+        site: See ``top_classes``.
+        plate: See ``top_classes``.
+        chunk_size: Number of classes evaluated at once.
+        progress_bar: Whether to show the chunks done.
+        **kwargs: Keyword arguments of the model.
+
+    Raises:
+        ValueError: As ``top_classes``, and if ``obs`` is out of range (under ``jit``, where values
+            are not known, the log probability is then NaN).
+        TypeError: If ``params`` is not a dict, or ``obs`` are not integers.
+        NotImplementedError: As ``top_classes``.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_largecat as lc
+        >>> from numpyro.infer.autoguide import AutoDelta
+        >>> def model(y=None):
+        ...     with lc.class_plate("classes", 4, y, num_sampled=2) as classes:
+        ...         b = numpyro.sample("b", dist.Normal(0, 1))
+        ...     with lc.data_plate("data", 1) as rows:
+        ...         lc.sample_choice("y", b[None], classes=classes, rows=rows, obs=y)
+        >>> guide = AutoDelta(model)
+        >>> params = {"b_auto_loc": jnp.zeros(4)}
+        >>> _ = numpyro.handlers.seed(guide, 0)(jnp.array([2]))
+        >>> jnp.exp(lc.log_likelihood(model, guide, params, obs=jnp.array([2]))).round(4).tolist()
+        [0.25]
+    """
+    utilities = ChunkedUtilities(model, guide, params, args, kwargs, site, plate, chunk_size)
+    check_integers("obs", obs)
+    check_in_range("`obs`", obs, utilities.num_categories, "classes")
+    labels = jnp.asarray(obs)
+    keys = _draw_keys(rng_key, num_draws)
+    num_passes = 1 if keys is None else len(keys)
+    tick = count_steps("chunks", num_passes * utilities.num_chunks, progress_bar)
+
+    def of_draw(key: Array | None) -> Array:
+        if utilities.family is not GUMBEL:
+            return _log_prob(utilities, utilities.of_all_classes(key), labels)
+        log_sum, observed = _normaliser(utilities, key, labels, tick)
+        is_class = (labels >= 0) & (labels < utilities.num_categories)
+        return jnp.where(is_class, observed - log_sum, jnp.nan)
+
+    return of_draw(None) if keys is None else lax.map(of_draw, keys)
 
 
-class _Running(NamedTuple):
-    """What is known after some of the chunks."""
+def draw_choices(
+    rng_key: Array,
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    params: dict[str, Any],
+    *args: Any,
+    num_draws: int = 100,
+    site: str = "y",
+    plate: str = "classes",
+    chunk_size: int = 4096,
+    progress_bar: bool = False,
+    **kwargs: Any,
+) -> Array:
+    r"""Draw choices from the posterior predictive, over all K classes.
 
-    log_sum: Array  # (...), log of the sum of exp(utility) so far
-    utilities: Array  # (..., num_top), highest utilities so far
-    classes: Array  # (..., num_top), their classes
-    observed: Array  # (...), utility of the observed class, -inf before its chunk
+    Each of ``num_draws`` draws takes the latent sites from the guide, and then the class of highest
+    noisy utility, ``argmax_k (psi_k + error_k)``, chunk of classes by chunk.
 
-    @staticmethod
-    def start(shape: tuple[int, ...], num_top: int, dtype: Any) -> _Running:
-        nothing = jnp.full(shape, -jnp.inf, dtype)
-        best = jnp.full((*shape, num_top), -jnp.inf, dtype)
-        return _Running(nothing, best, jnp.zeros(best.shape, jnp.int32), nothing)
+    Shapes: (num_draws, ...), for choices of shape ``...``; int32.
 
-    def include(self, psi: Array, classes: Array, obs: ArrayLike | None) -> _Running:
-        log_sum = jnp.logaddexp(self.log_sum, jax.nn.logsumexp(psi, axis=-1))
-        candidates = jnp.concatenate([self.utilities, psi], axis=-1)
-        utilities, place = lax.top_k(candidates, self.utilities.shape[-1])
-        ids = jnp.broadcast_to(classes.astype(jnp.int32), psi.shape)
-        ids = jnp.concatenate([self.classes, ids], axis=-1)
-        observed = self.observed
-        if obs is not None:
-            row = jnp.asarray(obs) - classes[0]
-            inside = (row >= 0) & (row < psi.shape[-1])
-            observed = jnp.where(inside, take_row(psi, row), observed)
-        return _Running(log_sum, utilities, jnp.take_along_axis(ids, place, axis=-1), observed)
+    Cost: O(K) time per row and draw, and memory as ``top_classes`` for all errors.
+
+    Args:
+        rng_key: A JAX random key.
+        model: The model that was fitted.
+        guide: Its guide.
+        params: Parameters, as ``SubsampledSVI.get_params`` gives them.
+        *args: Arguments of the model, without observed choices.
+        num_draws: Number of draws, at least 1.
+        site: See ``top_classes``.
+        plate: See ``top_classes``.
+        chunk_size: Number of classes evaluated at once.
+        progress_bar: Whether to show the chunks done.
+        **kwargs: Keyword arguments of the model.
+
+    Raises:
+        ValueError: As ``top_classes``.
+        TypeError: If ``params`` is not a dict.
+        NotImplementedError: As ``top_classes``.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_largecat as lc
+        >>> from numpyro.infer.autoguide import AutoDelta
+        >>> def model(y=None):
+        ...     with lc.class_plate("classes", 4, y, num_sampled=2) as classes:
+        ...         b = numpyro.sample("b", dist.Normal(0, 1))
+        ...     with lc.data_plate("data", 1) as rows:
+        ...         lc.sample_choice("y", b[None], classes=classes, rows=rows, obs=y)
+        >>> guide = AutoDelta(model)
+        >>> _ = numpyro.handlers.seed(guide, 0)(jnp.array([2]))
+        >>> params = {"b_auto_loc": jnp.array([0.0, 0.0, 20.0, 0.0])}
+        >>> lc.draw_choices(jax.random.key(1), model, guide, params, num_draws=3).tolist()
+        [[2], [2], [2]]
+    """
+    utilities = ChunkedUtilities(model, guide, params, args, kwargs, site, plate, chunk_size)
+    keys = _draw_keys(rng_key, num_draws)
+    assert keys is not None
+    tick = count_steps("chunks", len(keys) * utilities.num_chunks, progress_bar)
+    draw_noise = draw_gumbel if utilities.family is GUMBEL else utilities.family.sample
+
+    def of_draw(key: Array) -> Array:
+        noise_key = jax.random.fold_in(key, 1)  # the latent sites are drawn from `key` itself
+
+        def visit(chunk: Array, best: RunningTop) -> RunningTop:
+            psi, classes = utilities.of_chunk(chunk, key)
+            noise = draw_noise(jax.random.fold_in(noise_key, chunk), psi.shape)
+            tick()
+            return best.include(psi + noise.astype(psi.dtype), classes)
+
+        start = RunningTop.start(utilities.batch_shape, 1, utilities.dtype)
+        return lax.fori_loop(0, utilities.num_chunks, visit, start).classes[..., 0]
+
+    return lax.map(of_draw, keys)
 
 
-class _without_training_rows(Messenger):
-    """Let data plates without ``rows`` hold rows that the fit has not seen, and draw no choice."""
-
-    def __enter__(self) -> None:
-        self.plates: set[str] = set()
-        super().__enter__()
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "plate" and msg["kwargs"].get("all_rows"):
-            self.plates.add(msg["name"].removesuffix("_rows"))
-            msg["value"] = jnp.zeros(1, jnp.int32)  # one row, which any number of rows broadcasts
-        elif msg["type"] == "plate" and msg["kwargs"].get("draws_classes"):
-            if not msg["kwargs"].get("is_chunk"):
-                # Another class plate: two of its classes will do, for they are not used.
-                msg["value"] = jnp.arange(2, dtype=jnp.int32)
-                msg["kwargs"]["is_chunk"] = True
-        elif msg["type"] == "sample" and isinstance(
-            base_distribution(msg["fn"]), ChoiceDistribution
-        ):
-            msg["value"] = jnp.zeros(msg["fn"].batch_shape, jnp.int32)
-        elif msg["type"] in ("sample", "param") and not msg.get("is_observed"):
-            frames = {frame.name for frame in msg["cond_indep_stack"]} & self.plates
-            if frames:
-                raise NotImplementedError(
-                    f"site '{msg['name']}' has a value for each row of plate '{frames.pop()}', "
-                    "which rows that the model was not fitted to lack. Give the plate the ids of "
-                    "training rows, `data_plate(..., rows=ids)`, to predict for these."
-                )
-
-
-def _choice_at(sites: Any, site: str, plate: str) -> ChoiceDistribution:
-    fn = base_distribution(sites[site]["fn"]) if site in sites else None
-    if not isinstance(fn, ChoiceDistribution) or fn.classes is None:
+def _draw_keys(rng_key: Array | None, num_draws: int | None) -> Array | None:
+    """One key for each draw, or None for the centre of the guide."""
+    if (rng_key is None) != (num_draws is None):
         raise ValueError(
-            f"`site` must name a UtilityCategorical site over class plate '{plate}', with "
-            f"`classes=` from that plate; got '{site}', and the model's sites are "
-            f"{[n for n, s in sites.items() if s['type'] == 'sample']}."
+            "`rng_key` and `num_draws` belong together: give both to average over draws from the "
+            "guide, or neither for its centre."
         )
-    return fn
+    if rng_key is None or num_draws is None:
+        return None
+    return jax.random.split(rng_key, check_count("num_draws", num_draws, 1))
 
 
-def _static_result(fn: Callable[[], Any]) -> Any:
-    """What ``fn`` returns that is not an array, without computing arrays."""
-    result: list[Any] = []
+def _at_centre(utilities: ChunkedUtilities, num_top: int, tick: Callable[[], None]) -> TopClasses:
+    """Find the normaliser and the highest utilities in one pass."""
 
-    def run() -> None:
-        result.append(fn())
+    def visit(chunk: Array, best: tuple[Array, RunningTop]) -> tuple[Array, RunningTop]:
+        psi, classes = utilities.of_chunk(chunk, None)
+        tick()
+        log_sum = jnp.logaddexp(best[0], jax.nn.logsumexp(psi, axis=-1))
+        return log_sum, best[1].include(psi, classes)
 
-    jax.eval_shape(run)
-    return result[0]
+    nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)
+    start = RunningTop.start(utilities.batch_shape, num_top, utilities.dtype)
+    log_sum, top = lax.fori_loop(0, utilities.num_chunks, visit, (nothing, start))
+    return TopClasses(top.classes, top.values - log_sum[..., None])
+
+
+def _over_draws(
+    utilities: ChunkedUtilities, keys: Array, num_top: int, tick: Callable[[], None]
+) -> TopClasses:
+    """Find the normalisers of all draws first, and then the mean probabilities of each chunk."""
+    log_sums = lax.map(lambda key: _normaliser(utilities, key, None, tick)[0], keys)
+
+    def visit(chunk: Array, best: RunningTop) -> RunningTop:
+        def add(total: Array, draw: tuple[Array, Array]) -> tuple[Array, None]:
+            key, log_sum = draw
+            psi, _ = utilities.of_chunk(chunk, key)
+            tick()
+            return jnp.logaddexp(total, psi - log_sum[..., None]), None
+
+        shape = (*utilities.batch_shape, utilities.chunk_size)
+        nothing = jnp.full(shape, -jnp.inf, utilities.dtype)
+        total, _ = lax.scan(add, nothing, (keys, log_sums))
+        return best.include(total, utilities.classes_of(chunk))
+
+    start = RunningTop.start(utilities.batch_shape, num_top, utilities.dtype)
+    top = lax.fori_loop(0, utilities.num_chunks, visit, start)
+    return TopClasses(top.classes, top.values - jnp.log(len(keys)))
+
+
+def _normaliser(
+    utilities: ChunkedUtilities, key: Array | None, labels: Array | None, tick: Callable[[], None]
+) -> tuple[Array, Array]:
+    """Log of the sum of exp(utility) over all classes, and the utilities of the labels."""
+
+    def visit(chunk: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        log_sum, observed = found
+        psi, classes = utilities.of_chunk(chunk, key)
+        tick()
+        if labels is not None:
+            place = labels - classes[0]
+            inside = (place >= 0) & (place < psi.shape[-1])
+            observed = jnp.where(inside, take_row(psi, place), observed)
+        return jnp.logaddexp(log_sum, jax.nn.logsumexp(psi, axis=-1)), observed
+
+    nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)
+    return lax.fori_loop(0, utilities.num_chunks, visit, (nothing, nothing))
+
+
+def _log_prob(utilities: ChunkedUtilities, psi: Array, labels: Array) -> Array:
+    family = utilities.family
+    return choice_log_prob(psi, labels, family.log_prob, family.log_cdf)
+
+
+def _log_probs(utilities: ChunkedUtilities, psi: Array, classes: Array) -> Array:
+    """Log probabilities of ``classes``, shape (..., n), one of the n after the other."""
+    by_rank = lax.map(partial(_log_prob, utilities, psi), jnp.moveaxis(classes, -1, 0))
+    return jnp.moveaxis(by_rank, 0, -1)

@@ -173,13 +173,12 @@ def test_predictions_give_unavailable_classes_no_probability(num_sampled):
     model, guide, result = fitted(num_sampled)
     w = result.params["w_auto_loc"]
     expected = jax.nn.log_softmax(jnp.where(AVAILABLE, X @ w.T, -jnp.inf))
-    predict = partial(
-        lc.predict_choice, model, guide, result.params, num_top=NUM_CATEGORIES, chunk_size=4
-    )
-    prediction = jax.jit(predict)(X, AVAILABLE, obs=Y)
-    np.testing.assert_allclose(prediction.log_prob, expected[jnp.arange(NUM_ROWS), Y], rtol=1e-4)
+    arguments = (model, guide, result.params, X, AVAILABLE)
+    observed = lc.log_likelihood(*arguments, obs=Y, chunk_size=4)
+    top = lc.top_classes(*arguments, num_top=NUM_CATEGORIES, chunk_size=4)
+    np.testing.assert_allclose(observed, expected[jnp.arange(NUM_ROWS), Y], rtol=1e-4)
     found = np.full((NUM_ROWS, NUM_CATEGORIES), -np.inf)
-    for n, (classes, log_probs) in enumerate(zip(*prediction[:2], strict=True)):
+    for n, (classes, log_probs) in enumerate(zip(*top, strict=True)):
         possible = np.isfinite(log_probs)
         found[n, classes[possible]] = log_probs[possible]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

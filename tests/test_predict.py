@@ -14,7 +14,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
-from tests.infer.models import NUM_CATEGORIES, NUM_FEATURES, hierarchical, make_data
+from tests.infer.models import NUM_CATEGORIES, NUM_FEATURES, NUM_ROWS, hierarchical, make_data
 
 
 @pytest.fixture(scope="module")
@@ -39,25 +39,24 @@ def test_predictions_equal_dense_arithmetic_whatever_the_chunk(fitted, chunk_siz
     model, guide, params = fitted
     x = jax.random.normal(jax.random.key(5), (7, NUM_FEATURES))
     obs = jnp.array([0, 11, 3, 3, 7, 10, 1])
-    predict = jax.jit(partial(lc.predict_choice, model, guide, num_top=3, chunk_size=chunk_size))
-    found = predict(params, x, obs=obs)
+    predict = jax.jit(partial(lc.top_classes, model, guide, num_top=3, chunk_size=chunk_size))
+    found = predict(params, x)
     expected = dense_log_probs(params, x)
     order = np.argsort(-expected, axis=1)[:, :3]
-    np.testing.assert_array_equal(found.top_classes, order)
-    np.testing.assert_allclose(
-        found.top_log_probs, np.take_along_axis(expected, order, 1), atol=1e-5
-    )
-    np.testing.assert_allclose(found.log_prob, expected[np.arange(7), obs], atol=1e-5)
+    np.testing.assert_array_equal(found.classes, order)
+    np.testing.assert_allclose(found.log_probs, np.take_along_axis(expected, order, 1), atol=1e-5)
+    log_prob = lc.log_likelihood(model, guide, params, x, obs=obs, chunk_size=chunk_size)
+    np.testing.assert_allclose(log_prob, expected[np.arange(7), obs], atol=1e-5)
 
 
 def test_probabilities_of_all_classes_sum_to_one(fitted):
     model, guide, params = fitted
-    found = lc.predict_choice(
-        model, guide, params, jnp.ones((2, NUM_FEATURES)), num_top=NUM_CATEGORIES, chunk_size=5
-    )
-    np.testing.assert_allclose(np.exp(found.top_log_probs).sum(axis=1), 1, rtol=1e-5)
-    assert found.log_prob is None
-    assert sorted(found.top_classes[0].tolist()) == list(range(NUM_CATEGORIES))
+    options = {"num_top": NUM_CATEGORIES, "chunk_size": 5}
+    for draws in ({}, {"rng_key": jax.random.key(0), "num_draws": 3}):
+        x = jnp.ones((2, NUM_FEATURES))
+        found = lc.top_classes(model, guide, params, x, **options, **draws)
+        np.testing.assert_allclose(np.exp(found.log_probs).sum(axis=1), 1, rtol=1e-5)
+        assert sorted(found.classes[0].tolist()) == list(range(NUM_CATEGORIES))
 
 
 def test_an_exact_model_predicts_the_same_from_the_same_parameters(fitted):
@@ -66,19 +65,34 @@ def test_an_exact_model_predicts_the_same_from_the_same_parameters(fitted):
     model = hierarchical(num_sampled=None)
     guide = AutoNormal(model)
     numpyro.handlers.seed(guide, 0)(x, y)
-    found = lc.predict_choice(model, guide, params, x[:4], num_top=1, chunk_size=7)
+    found = lc.top_classes(model, guide, params, x[:4], num_top=1, chunk_size=7)
     expected = dense_log_probs(params, x[:4])
-    np.testing.assert_array_equal(found.top_classes[:, 0], expected.argmax(axis=1))
+    np.testing.assert_array_equal(found.classes[:, 0], expected.argmax(axis=1))
 
 
-def test_memory_follows_the_chunk_and_not_the_classes():
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (lc.top_classes, {}),
+        (lc.top_classes, {"num_draws": 3}),
+        (lc.log_likelihood, {"num_draws": 3, "obs": jnp.zeros(NUM_ROWS, int)}),
+        (lc.draw_choices, {"num_draws": 3}),
+    ],
+)
+def test_memory_follows_the_chunk_and_not_the_classes(function, options):
+    """Nor the draws, of which one chunk of one draw is held at a time."""
+    if function is lc.draw_choices:
+        function = partial(lc.draw_choices, jax.random.key(0))
+    elif options:
+        options = options | {"rng_key": jax.random.key(0)}
+
     def temp_bytes(num_categories):
         model = hierarchical(num_sampled=4, num_categories=num_categories)
         guide = AutoDelta(model)
         x, y = make_data()
         svi = lc.SubsampledSVI(model, guide, optax.sgd(0.1), TraceMeanField_ELBO())
         params = svi.get_params(svi.init(jax.random.key(0), x, y))
-        predict = jax.jit(partial(lc.predict_choice, model, guide, chunk_size=64))
+        predict = jax.jit(partial(function, model, guide, chunk_size=64, **options))
         return predict.lower(params, x).compile().memory_analysis().temp_size_in_bytes
 
     assert temp_bytes(1_000) == pytest.approx(temp_bytes(100_000), rel=0.01)
@@ -100,16 +114,16 @@ def test_rows_of_the_training_data_can_be_predicted_by_their_ids():
     params = svi.get_params(svi.init(jax.random.key(0), y))
     params["z_auto_loc"] = jnp.array([1.0, -2.0, 3.0])
     params["w_auto_loc"] = jnp.arange(6.0)
-    found = lc.predict_choice(model, guide, params, rows=jnp.array([2, 1]), num_top=1)
-    assert found.top_classes[:, 0].tolist() == [5, 0]
+    found = lc.top_classes(model, guide, params, rows=jnp.array([2, 1]), num_top=1)
+    assert found.classes[:, 0].tolist() == [5, 0]
     with pytest.raises(NotImplementedError, match="site 'z' has a value for each row"):
-        lc.predict_choice(model, guide, params)
+        lc.top_classes(model, guide, params)
 
 
 def test_bad_arguments_are_described(fitted):
     model, guide, params = fitted
     x = jnp.ones((2, NUM_FEATURES))
-    predict = partial(lc.predict_choice, model, guide, params, x)
+    predict = partial(lc.top_classes, model, guide, params, x)
     with pytest.raises(ValueError, match=r"`site` must name a UtilityCategorical.*'nope'"):
         predict(site="nope")
     with pytest.raises(ValueError, match=r"`plate` must name a class plate.*got 'nope'.*'classes'"):
@@ -117,7 +131,9 @@ def test_bad_arguments_are_described(fitted):
     with pytest.raises(ValueError, match="`num_top` must be at most the number of classes, 12"):
         predict(num_top=13)
     with pytest.raises(ValueError, match=r"`obs` must be classes.*got 12 at position 1"):
-        predict(obs=jnp.array([0, 12]))
+        lc.log_likelihood(model, guide, params, x, obs=jnp.array([0, 12]))
+    with pytest.raises(ValueError, match="`rng_key` and `num_draws` belong together"):
+        predict(num_draws=3)
 
 
 def test_numpy_arrays_may_be_indexed_by_classes():
@@ -136,7 +152,108 @@ def test_numpy_arrays_may_be_indexed_by_classes():
     svi = lc.SubsampledSVI(model, guide, optax.sgd(0.0), Trace_ELBO())
     svi.init(jax.random.key(0), table, jnp.array([0, 1, 3]))
     params = {"slope_auto_loc": jnp.array(1.0)}
-    new = lc.predict_choice(model, guide, params, table, num_top=1)
-    assert new.top_classes[:, 0].tolist() == [3, 3, 3]
+    new = lc.top_classes(model, guide, params, table, num_top=1)
+    assert new.classes[:, 0].tolist() == [3, 3, 3]
     data = lc.to_arviz(jax.random.key(1), model, guide, params, table, y=np.zeros(3, int))
     assert data["posterior"]["slope"].shape == (1, 500)
+
+
+DRAWS = {"rng_key": jax.random.key(7), "num_draws": 400}
+
+
+def drawn_log_probs(params, x, num_draws):
+    """Log probabilities of all classes for draws from the guide, made by NumPy."""
+    rng = np.random.default_rng(0)
+
+    def normals(name):
+        loc, scale = (np.asarray(params[f"{name}_auto_{part}"]) for part in ("loc", "scale"))
+        return loc + scale * rng.normal(size=(num_draws, *loc.shape))
+
+    w, b = normals("w"), normals("b")
+    return np.asarray(jax.nn.log_softmax(np.asarray(x) @ w.transpose(0, 2, 1) + b[:, None]))
+
+
+@pytest.fixture(scope="module")
+def wide(fitted):
+    """A guide that is wide, so that draws differ."""
+    model, guide, params = fitted
+    return model, guide, params | {"w_auto_scale": jnp.full_like(params["w_auto_scale"], 1.5)}
+
+
+def test_draws_average_the_probability(wide):
+    """FALSE_ALARM = 1e-5: 24 means within five standard errors of NumPy's."""
+    x = jax.random.normal(jax.random.key(5), (2, NUM_FEATURES))
+    found = lc.top_classes(*wide, x, num_top=NUM_CATEGORIES, chunk_size=5, **DRAWS)
+    probabilities = np.exp(drawn_log_probs(wide[2], x, 20_000))
+    error = probabilities.std(axis=0) * np.sqrt(1 / 400 + 1 / 20_000)
+    order = np.asarray(found.classes)
+    expected, error = (np.take_along_axis(a, order, 1) for a in (probabilities.mean(0), error))
+    assert (np.abs(np.exp(found.log_probs) - expected) < 5 * error).all()
+    at_centre = lc.top_classes(*wide, x, num_top=1)
+    assert (found.log_probs[:, 0] < at_centre.log_probs[:, 0]).all()  # less sure of itself
+
+
+def test_all_functions_use_the_same_draws(wide):
+    """The mean over draws of the likelihood of a class is its probability."""
+    x = jax.random.normal(jax.random.key(5), (3, NUM_FEATURES))
+    top = lc.top_classes(*wide, x, num_top=2, chunk_size=5, **DRAWS)
+    for rank in range(2):
+        obs = top.classes[:, rank]
+        log_probs = lc.log_likelihood(*wide, x, obs=obs, chunk_size=5, **DRAWS)
+        assert log_probs.shape == (400, 3)
+        mean = jax.nn.logsumexp(log_probs, axis=0) - np.log(400)
+        np.testing.assert_allclose(mean, top.log_probs[:, rank], rtol=1e-4)
+
+
+def test_rows_of_the_chunks_are_drawn_apart(wide):
+    """FALSE_ALARM = 1e-5: utilities of classes in different chunks are uncorrelated."""
+    x = jnp.ones((1, NUM_FEATURES))
+    every = [
+        lc.log_likelihood(*wide, x, obs=jnp.array([k]), chunk_size=4, **DRAWS)[:, 0]
+        for k in range(8)
+    ]
+    gaps = np.diff(np.asarray(every).reshape(2, 4, 400), axis=1)  # between classes of one chunk
+    correlations = [np.corrcoef(gaps[0, i], gaps[1, i])[0, 1] for i in range(3)]
+    assert np.abs(correlations).max() < 5 / 400**0.5
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "normal"])
+def test_drawn_choices_have_the_predictive_probabilities(noise):
+    """FALSE_ALARM = 1e-5: frequencies of six classes within five standard errors."""
+    table = jnp.array([0.5, -1.0, 1.0, 0.0, 2.0, -0.3])
+
+    def model(y=None):
+        with lc.class_plate("classes", 6, y, num_sampled=2) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", 1) as rows:
+            lc.sample_choice("y", b[None], classes=classes, rows=rows, noise=noise, obs=y)
+
+    guide = AutoDelta(model)
+    numpyro.handlers.seed(guide, 0)(jnp.array([2]))
+    arguments = (model, guide, {"b_auto_loc": table})
+    draws = lc.draw_choices(jax.random.key(0), *arguments, num_draws=20_000, chunk_size=4)
+    assert draws.shape == (20_000, 1)
+    frequencies = np.bincount(draws[:, 0], minlength=6) / 20_000
+    expected = np.exp(lc.UtilityCategorical(table, noise=noise).log_prob(jnp.arange(6)))
+    error = np.sqrt(expected * (1 - expected) / 20_000)
+    assert (np.abs(frequencies - expected) < 5 * error).all()
+    draws = {"rng_key": jax.random.key(0), "num_draws": 2}
+    for options in ({}, draws):
+        top = lc.top_classes(*arguments, num_top=3, chunk_size=4, **options)
+        assert top.classes[0].tolist() == [4, 2, 0]
+        np.testing.assert_allclose(np.exp(top.log_probs[0]), expected[[4, 2, 0]], rtol=1e-4)
+
+
+def test_the_progress_bar_counts_the_chunks(fitted, capsys):
+    options = {"chunk_size": 5, "progress_bar": True, "rng_key": jax.random.key(0), "num_draws": 2}
+    for _ in range(2):  # compiled once, shown twice
+        lc.log_likelihood(*fitted, jnp.ones((1, 3)), obs=jnp.array([1]), **options)
+        jax.effects_barrier()
+        assert "6/6" in capsys.readouterr().err
+
+
+def test_labels_out_of_range_have_no_likelihood_under_jit(fitted):
+    log_prob = jax.jit(
+        lambda obs: lc.log_likelihood(*fitted, jnp.ones((3, NUM_FEATURES)), obs=obs)
+    )(jnp.array([-1, 3, NUM_CATEGORIES]))
+    assert jnp.isnan(log_prob).tolist() == [True, False, True]

@@ -86,7 +86,7 @@ class ChoiceDistribution(dist.Distribution):
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         """Log probability, or its bound or estimate, of each class in ``value``."""
         del intermediates
-        self._refuse_chunk("log_prob", "Sum over the chunks with `lc.predict_choice`.")
+        self._refuse_chunk("log_prob", "Sum over the chunks with `lc.log_likelihood`.")
         check_integers("value", value)
         check_in_range("`value`", value, self.num_categories, "classes")
         return _known_log_prob(self, value)
@@ -155,7 +155,7 @@ def _check_classes(classes: ClassSubset, shape: tuple[int, ...]) -> None:
         raise ValueError(
             "`classes` holds no labels, so the likelihood of an observation would lack its own "
             "class. Give them to the plate, `class_plate(..., labels=y)`; to predict without "
-            "labels, use `lc.predict_choice` with the name of that plate."
+            "labels, use `lc.top_classes` with the name of that plate."
         )
 
 

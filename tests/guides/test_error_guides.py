@@ -280,11 +280,11 @@ def test_predictions_need_no_errors():
     """Of rows that have none, from the model and guide with their errors hidden."""
     model = known_weights("gumbel")
     guide = lc.ErrorGuideList(model, None, errors={"y_error": lc.LocalErrors()})
-    found = lc.predict_choice(*without_errors(model, guide), {}, None, num_top=3)
-    assert found.top_classes.tolist() == [11, 10, 9]
+    found = lc.top_classes(*without_errors(model, guide), {}, None, num_top=3)
+    assert found.classes.tolist() == [11, 10, 9]
     table = np.linspace(-1, 1, NUM_CATEGORIES)
     expected = [reference.softmax_log_prob(table, k) for k in (11, 10, 9)]
-    np.testing.assert_allclose(found.top_log_probs, expected, rtol=1e-5)
+    np.testing.assert_allclose(found.log_probs, expected, rtol=1e-5)
     other = AutoNormal(model)
     assert without_errors(model, other) == (model, other)
 

@@ -63,15 +63,15 @@ def test_one_of_two_choices_is_predicted_without_labels_of_either():
     svi, state = init(two_choices, X, Y, Y % 7, jnp.arange(N))
     params = svi.get_params(state)
     new = jnp.array([0.5, -1.0])
-    first = lc.predict_choice(two_choices, svi.guide, params, new, site="y", plate="many")
+    first = lc.top_classes(two_choices, svi.guide, params, new, site="y", plate="many")
     np.testing.assert_array_equal(
-        first.top_classes[0, 0], jnp.argmax(params["v_auto_loc"]), strict=False
+        first.classes[0, 0], jnp.argmax(params["v_auto_loc"]), strict=False
     )
-    second = lc.predict_choice(
+    second = lc.top_classes(
         two_choices, svi.guide, params, new, site="z", plate="few", num_top=7, chunk_size=3
     )
     for n in range(2):
-        for k, log_prob in zip(second.top_classes[n], second.top_log_probs[n], strict=True):
+        for k, log_prob in zip(second.classes[n], second.log_probs[n], strict=True):
             utilities = new[n] * params["w_auto_loc"]
             exact = reference.choice_log_prob(utilities, int(k), "normal")
             np.testing.assert_allclose(log_prob, exact, rtol=1e-4)
@@ -80,9 +80,9 @@ def test_one_of_two_choices_is_predicted_without_labels_of_either():
 def test_parameters_that_are_missing_are_named():
     svi, _ = init(two_choices, X, Y, Y % 7, jnp.arange(N))
     with pytest.raises(ValueError, match=r"lacks the parameters \['v_auto_loc', 'w_auto_loc'\]"):
-        lc.predict_choice(two_choices, svi.guide, {}, X, site="y", plate="many")
+        lc.top_classes(two_choices, svi.guide, {}, X, site="y", plate="many")
     with pytest.raises(TypeError, match=r"`params` must be a dict.*result.params"):
-        lc.predict_choice(two_choices, svi.guide, (), X, site="y", plate="many")
+        lc.top_classes(two_choices, svi.guide, (), X, site="y", plate="many")
 
 
 def test_a_data_plate_larger_than_the_batches_is_refused():
