@@ -11,16 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
+from numpy.typing import NDArray
 from numpyro.handlers import seed, substitute, trace
 from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import check_count, check_in_range, check_integers
+from numpyro_largecat.infer.chunked_utilities import ChunkedUtilities, with_few_classes
 from numpyro_largecat.infer.latent_values import at_feasible_values
 from numpyro_largecat.infer.param_sites import check_params
 from numpyro_largecat.infer.static_arguments import with_jax_arrays
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
+from numpyro_largecat.predict import draw_choices, log_likelihood
 
 SMALL_PLATE = 1000  # plates of at most this many rows are shown whole
+NUM_FREQUENT = 10  # classes that are shown of a larger plate where none is named
 
 
 def to_arviz(
@@ -29,25 +33,38 @@ def to_arviz(
     guide: Callable[..., Any],
     params: dict[str, Any],
     *args: Any,
-    rows: Mapping[str, ArrayLike] | None = None,
+    obs: ArrayLike | None = None,
+    site: str = "y",
+    plate: str = "classes",
+    rows: Mapping[str, ArrayLike | Sequence[Any]] | None = None,
     coords: Mapping[str, Sequence[Any]] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
+    constant_data: Mapping[str, ArrayLike] | None = None,
     losses: ArrayLike | None = None,
     num_draws: int = 500,
+    chunk_size: int = 1024,
+    progress_bar: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Draw from the guide and make an ArviZ object, for all small sites and the rows that you name.
 
     Plates of at most 1000 rows are shown whole, unless ``rows`` names some. Of a site inside a
     larger plate, such as the weights of 10**6 classes, only the rows that ``rows`` names are drawn;
-    if it names none, the site is left out. No large table is ever drawn whole.
+    if it names none, those of the ten classes that are most frequent in ``obs``, and without
+    ``obs`` none. No large table is ever drawn whole.
+
+    **With** ``obs``, the choices of the rows that ``args`` describe, there are also the groups
+    ``log_likelihood``, exact and for each observation, ``posterior_predictive`` and
+    ``observed_data``, from the same draws as ``posterior``. So ``az.loo``, ``az.compare`` and
+    ``az.plot_ppc`` work. ``args`` are then those of ``top_classes``, without observed choices.
 
     Shapes: the group ``posterior`` has variables of shape (1, num_draws, plates..., event...). The
     dimension of a plate has the plate's name, and its coordinate the names that ``coords`` gives,
-    else the row ids. The group ``constant_data`` holds ``elbo``, shape (steps,), if ``losses`` are
-    given.
+    else the row ids. The group ``constant_data`` holds what is given, and ``elbo``, shape (steps,),
+    if ``losses`` are given.
 
-    Cost: O(num_draws * rows) time and memory.
+    Cost: O(num_draws * rows) time and memory; with ``obs`` O(num_draws * K) time for each
+    observation, and memory as ``top_classes`` beside the result.
 
     Args:
         rng_key: A JAX random key.
@@ -55,11 +72,20 @@ def to_arviz(
         guide: Its guide.
         params: Parameters, as ``SubsampledSVI.get_params`` gives them.
         *args: Arguments of model and guide, such as one batch.
-        rows: The ids of the rows to show of a plate, such as ``{"classes": [17, 3]}``.
-        coords: Labels of dimensions, by name: of the rows shown, for the dimension of a plate.
-        dims: Names of the event dimensions of a site, such as ``{"w": ["feature"]}``.
+        obs: Observed classes, integers in [0, K).
+        site: Name of the choice that ``obs`` observes.
+        plate: Name of its class plate.
+        rows: The rows to show of a plate, by id, such as ``{"classes": [17, 3]}``, or by label, if
+            ``coords`` has one for each row of the plate.
+        coords: Labels of dimensions, by name. For the dimension of a plate those of all its rows,
+            or of the rows shown.
+        dims: Names of the event dimensions of a site, such as ``{"w": ["feature"]}``; also of
+            ``constant_data``, for all their dimensions.
+        constant_data: Data to keep beside the posterior, such as ``{"x": x}``.
         losses: Losses of the fit, shape (steps,), to keep beside the posterior.
         num_draws: Number of posterior draws.
+        chunk_size: Number of classes evaluated at once, with ``obs``.
+        progress_bar: Whether to show the chunks done, with ``obs``.
         **kwargs: Keyword arguments of model and guide.
 
     Returns:
@@ -67,8 +93,9 @@ def to_arviz(
         ``to_netcdf``.
 
     Raises:
-        ValueError: If ``rows`` names an unknown plate or holds ids out of range, ``params`` lacks a
-            parameter of the guide, or no site is left to show.
+        ValueError: If ``rows`` names an unknown plate or label or holds ids out of range,
+            ``params`` lacks a parameter of the guide, no site is left to show, or as
+            ``log_likelihood``.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
@@ -90,21 +117,21 @@ def to_arviz(
     """
     num_draws = check_count("num_draws", num_draws, 1)
     args, kwargs = with_jax_arrays((args, kwargs))
-    ids = {name: jnp.asarray(i) for name, i in (rows or {}).items()}
-    for name, i in ids.items():
-        check_integers(f"rows[{name!r}]", i)
     sizes = _plate_sizes(model, args, kwargs, params)
-    for name, i in ids.items():
-        if name not in sizes:
-            raise ValueError(
-                f"`rows` names plate '{name}', but the plates of the model are {sorted(sizes)}."
-            )
-        check_in_range(f"`rows[{name!r}]`", i, sizes[name], "row ids")
+    labels = {name: np.asarray(values) for name, values in (coords or {}).items()}
+    ids = {name: _ids_of(name, given, sizes, labels) for name, given in (rows or {}).items()}
     ids |= {n: jnp.arange(s) for n, s in sizes.items() if s <= SMALL_PLATE and n not in ids}
+    if obs is not None and plate in sizes and plate not in ids:
+        ids[plate] = _most_frequent(obs, NUM_FREQUENT)
     site_dims: dict[str, list[str]] = {}
+    chosen = None
+    if obs is not None:
+        chosen = ChunkedUtilities(model, guide, params, args, kwargs, site, plate, chunk_size)
 
     def draw(rng_key: Array) -> dict[str, Array]:
         sites = _guide_sites(rng_key, guide, params, args, kwargs, ids)
+        if chosen is not None:
+            sites |= _sites_of_classes(rng_key, chosen, ids[plate], plate, sites)
         site_dims.update({name: _dims_of(name, site, dims or {}) for name, site in sites.items()})
         return {name: site["value"] for name, site in sites.items()}
 
@@ -116,12 +143,91 @@ def to_arviz(
         )
     draws = jax.jit(lambda keys: lax.map(draw, keys))(jax.random.split(rng_key, num_draws))
     groups: dict[str, Any] = {"posterior": {n: np.asarray(v)[None] for n, v in draws.items()}}
+    if chosen is not None and obs is not None:
+        options: dict[str, Any] = {"site": site, "plate": plate, "num_draws": num_draws}
+        options |= {"chunk_size": chunk_size, "progress_bar": progress_bar}
+        fit = (model, guide, params)
+        groups |= _choice_groups(rng_key, *fit, *args, obs=obs, **options, **kwargs)
+        site_dims[site] = [dim or f"{site}_dim_{i}" for i, dim in enumerate(chosen.dims)]
+    constants = {name: np.asarray(value) for name, value in (constant_data or {}).items()}
+    site_dims |= {name: list(names) for name, names in (dims or {}).items() if name in constants}
     if losses is not None:
-        groups["constant_data"] = {"elbo": -np.asarray(losses)}
+        constants["elbo"] = -np.asarray(losses)
         site_dims["elbo"] = ["step"]
-    labels = {name: np.asarray(i) for name, i in ids.items()}
-    labels |= {name: np.asarray(values) for name, values in (coords or {}).items()}
+    if constants:
+        groups["constant_data"] = constants
+    for name, i in ids.items():
+        given = labels.get(name, np.arange(sizes[name]))
+        labels[name] = given[np.asarray(i)] if len(given) == sizes[name] else given
     return _from_groups(groups, labels, site_dims)
+
+
+def _choice_groups(
+    key: Array, /, *args: Any, obs: ArrayLike, site: str, **options: Any
+) -> dict[str, dict[str, NDArray[Any]]]:
+    """The groups about the observed choice."""
+    log_probs = log_likelihood(*args, obs=obs, rng_key=key, site=site, **options)
+    predicted = draw_choices(key, *args, site=site, **options)
+    return {
+        "log_likelihood": {site: np.asarray(log_probs)[None]},
+        "posterior_predictive": {site: np.asarray(predicted)[None]},
+        "observed_data": {site: np.asarray(obs)},
+    }
+
+
+def _ids_of(name: str, given: Any, sizes: dict[str, int], labels: dict[str, NDArray[Any]]) -> Array:
+    """Row ids of plate ``name``, of which rows are given by id or by label."""
+    if name not in sizes:
+        raise ValueError(
+            f"`rows` names plate '{name}', but the plates of the model are {sorted(sizes)}."
+        )
+    wanted = np.asarray(given)
+    if wanted.dtype.kind in "OUS":
+        known = {label: i for i, label in enumerate(labels.get(name, np.empty(0)).tolist())}
+        unknown = [label for label in wanted.tolist() if label not in known]
+        if len(known) != sizes[name] or unknown:
+            raise ValueError(
+                f"`rows['{name}']` names rows by label; for that `coords['{name}']` must have all "
+                f"{sizes[name]} labels, each once, and these among them. It has {len(known)}, "
+                f"without {unknown[:3]}."
+            )
+        wanted = np.array([known[label] for label in wanted.tolist()])
+    check_integers(f"rows[{name!r}]", wanted)
+    check_in_range(f"`rows[{name!r}]`", wanted, sizes[name], "row ids")
+    return jnp.asarray(wanted)
+
+
+def _most_frequent(obs: ArrayLike, number: int) -> Array:
+    classes, counts = np.unique(np.asarray(obs), return_counts=True)
+    return jnp.asarray(np.sort(classes[np.argsort(-counts, kind="stable")[:number]]))
+
+
+def _sites_of_classes(
+    rng_key: Array, chosen: ChunkedUtilities, ids: Array, plate: str, shown: dict[str, Any]
+) -> dict[str, Any]:
+    """The draws that ``log_likelihood`` uses: of the sites in no plate, and of these classes."""
+
+    def draw(row: Array) -> dict[str, Array]:
+        sites = chosen.latent_sites(row // chosen.chunk_size, rng_key)
+        values = {}
+        for name in shown.keys() & sites.keys():
+            frames = sites[name]["cond_indep_stack"]
+            if {frame.name for frame in frames} <= {plate}:
+                value = sites[name]["value"]
+                axes = [frame.dim - sites[name]["fn"].event_dim for frame in frames]
+                place = row % chosen.chunk_size
+                values[name] = jnp.take(value, place, axis=axes[0]) if axes else value
+        return values
+
+    drawn = lax.map(draw, ids)
+    found = {}
+    for name, values in drawn.items():
+        frames = shown[name]["cond_indep_stack"]
+        if frames:
+            axis = frames[0].dim - shown[name]["fn"].event_dim
+            values = jnp.moveaxis(values, 0, axis + shown[name]["value"].ndim)
+        found[name] = {**shown[name], "value": values if frames else values[0]}
+    return found
 
 
 def _plate_sizes(model: Any, args: Any, kwargs: Any, params: Any) -> dict[str, int]:
@@ -130,7 +236,7 @@ def _plate_sizes(model: Any, args: Any, kwargs: Any, params: Any) -> dict[str, i
 
     def run() -> None:
         shared = share_rows(substitute(seed(model, 0), data=params), touched)
-        at_feasible_values(shared)(*args, **kwargs)
+        with_few_classes(at_feasible_values(shared))(*args, **kwargs)
 
     jax.eval_shape(run)
     return {name: plate.size for name, plate in touched.plates.items()}

@@ -45,6 +45,7 @@ class ChunkedUtilities:
         num_categories: Number of classes K.
         family: Distribution of the errors.
         batch_shape: Shape of the choice.
+        dims: Plate of each axis of the choice, None where an axis has none.
         dtype: Type of the utilities.
         num_chunks: Number of chunks.
     """
@@ -70,20 +71,25 @@ class ChunkedUtilities:
         self._params, self._site, self._plate = params, site, plate
         chunk_size = check_count("chunk_size", chunk_size, 1)
 
-        def look() -> tuple[int, ErrorFamily, tuple[int, ...], Any]:
-            choice, num_categories = self._choice(0, 2, None)
-            family = getattr(choice, "noise", GUMBEL)
-            psi = choice.utilities
-            return num_categories, family, psi.shape[:-1], psi.dtype
+        def look() -> tuple[int, ErrorFamily, tuple[int, ...], Any, list[str | None]]:
+            sites, num_categories = self._sites(0, 2, None)
+            choice = base_distribution(sites[site]["fn"])
+            family, psi = getattr(choice, "noise", GUMBEL), choice.utilities
+            plates = {frame.dim: frame.name for frame in sites[site]["cond_indep_stack"]}
+            dims = [plates.get(axis) for axis in range(1 - psi.ndim, 0)]
+            return num_categories, family, psi.shape[:-1], psi.dtype, dims
 
-        self.num_categories, self.family, self.batch_shape, self.dtype = _static_result(look)
+        self.num_categories, self.family, self.batch_shape, self.dtype, self.dims = _static_result(
+            look
+        )
         self.chunk_size = min(chunk_size, self.num_categories)
         self.num_chunks = -(-self.num_categories // self.chunk_size)
 
     def of_chunk(self, chunk: ArrayLike, key: Array | None) -> tuple[Array, Array]:
         """Utilities (..., chunk_size), -inf past the last class, and the classes (chunk_size,)."""
         classes = self.classes_of(chunk)
-        psi = self._choice(classes[0], self.chunk_size, key)[0].utilities
+        sites, _ = self._sites(classes[0], self.chunk_size, key)
+        psi = base_distribution(sites[self._site]["fn"]).utilities
         return jnp.where(classes < self.num_categories, psi, -jnp.inf), classes
 
     def classes_of(self, chunk: ArrayLike) -> Array:
@@ -97,31 +103,41 @@ class ChunkedUtilities:
         psi = jnp.moveaxis(by_chunk, 0, -2)
         return psi.reshape((*psi.shape[:-2], -1))[..., : self.num_categories]
 
-    def _choice(
-        self, start: ArrayLike, size: int, key: Array | None
-    ) -> tuple[ChoiceDistribution, int]:
-        """The choice among classes [start, start + size), and the number of all."""
+    def latent_sites(self, chunk: ArrayLike, key: Array) -> dict[str, Any]:
+        """The sites of the guide, drawn, with the classes of a chunk in the class plate."""
+        start = self.classes_of(chunk)[0]
+        return self._traces(start, self.chunk_size, key, TouchedRows())[0]
+
+    def _sites(self, start: ArrayLike, size: int, key: Array | None) -> tuple[dict[str, Any], int]:
+        """The sites with classes [start, start + size), and the number of all classes."""
         touched = TouchedRows()
-        rng_key = jax.random.key(0) if key is None else key
-
-        def on_chunk(fn: Any) -> Any:
-            fn = class_chunk(share_rows(fn, touched), name=self._plate, start=start, size=size)
-            fn = _noise_of_chunk(seed(fn, rng_key), self._plate, start)
-            return _without_training_rows(substitute(fn, data=self._params))
-
-        args, kwargs = self._args, self._kwargs
-        trace(at_feasible_values(on_chunk(self._model))).get_trace(*args, **kwargs)
-        guide = on_chunk(self._guide)
-        guide_trace = trace(at_centre(guide) if key is None else guide).get_trace(*args, **kwargs)
-        sites = trace(replay(on_chunk(self._model), guide_trace)).get_trace(*args, **kwargs)
-        check_params(self._params, guide_trace | sites)
-        choice = _choice_at(sites, self._site, self._plate)
+        guide_sites, model = self._traces(start, size, key, touched)
+        sites = trace(replay(model, guide_sites)).get_trace(*self._args, **self._kwargs)
+        check_params(self._params, guide_sites | sites)
+        _check_choice(sites, self._site, self._plate)
         if self._plate not in touched.plates:
             raise ValueError(
                 f"`plate` must name a class plate of the model; got '{self._plate}', and the "
                 f"model's plates are {sorted(touched.plates)}."
             )
-        return choice, touched.plates[self._plate].size
+        return sites, touched.plates[self._plate].size
+
+    def _traces(
+        self, start: ArrayLike, size: int, key: Array | None, touched: TouchedRows
+    ) -> tuple[dict[str, Any], Any]:
+        """The guide's sites with these classes, and the model to run with them."""
+        rng_key = jax.random.key(0) if key is None else key
+
+        def on_chunk(fn: Any) -> Any:
+            fn = class_chunk(share_rows(fn, touched), name=self._plate, start=start, size=size)
+            fn = _noise_of_chunk(seed(fn, rng_key), self._plate, start)
+            return _without_training_rows(with_few_classes(substitute(fn, data=self._params)))
+
+        model, guide = on_chunk(self._model), on_chunk(self._guide)
+        # The model tells the plain plates of the guide, which follow its own, their rows.
+        trace(at_feasible_values(model)).get_trace(*self._args, **self._kwargs)
+        guide = at_centre(guide) if key is None else guide
+        return trace(guide).get_trace(*self._args, **self._kwargs), model
 
 
 class _noise_of_chunk(Messenger):
@@ -138,8 +154,24 @@ class _noise_of_chunk(Messenger):
             msg["kwargs"]["rng_key"] = jax.random.fold_in(key, self.start)
 
 
+class with_few_classes(Messenger):
+    """Let class plates that would draw classes hold two of them, and draw no choice.
+
+    Their classes are not used, and labels, which new rows lack, are not missed.
+    """
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Answer the helper sites of class plates, and the choices."""
+        if msg["type"] == "plate" and msg["kwargs"].get("draws_classes"):
+            if not msg["kwargs"].get("is_chunk"):
+                msg["value"] = jnp.arange(2, dtype=jnp.int32)
+                msg["kwargs"]["is_chunk"] = True
+        elif _is_choice(msg) and msg["value"] is None:
+            msg["value"] = jnp.zeros(msg["fn"].batch_shape, jnp.int32)
+
+
 class _without_training_rows(Messenger):
-    """Let data plates without ``rows`` hold rows that the fit has not seen, and draw no choice."""
+    """Let data plates without ``rows`` hold rows that the fit has not seen."""
 
     def __enter__(self) -> None:
         self.plates: set[str] = set()
@@ -149,16 +181,7 @@ class _without_training_rows(Messenger):
         if msg["type"] == "plate" and msg["kwargs"].get("all_rows"):
             self.plates.add(msg["name"].removesuffix("_rows"))
             msg["value"] = jnp.zeros(1, jnp.int32)  # one row, which any number of rows broadcasts
-        elif msg["type"] == "plate" and msg["kwargs"].get("draws_classes"):
-            if not msg["kwargs"].get("is_chunk"):
-                # Another class plate: two of its classes will do, for they are not used.
-                msg["value"] = jnp.arange(2, dtype=jnp.int32)
-                msg["kwargs"]["is_chunk"] = True
-        elif msg["type"] == "sample" and isinstance(
-            base_distribution(msg["fn"]), ChoiceDistribution
-        ):
-            msg["value"] = jnp.zeros(msg["fn"].batch_shape, jnp.int32)
-        elif msg["type"] in ("sample", "param") and not msg.get("is_observed"):
+        elif msg["type"] in ("sample", "param") and not (msg.get("is_observed") or _is_choice(msg)):
             frames = {frame.name for frame in msg["cond_indep_stack"]} & self.plates
             if frames:
                 raise NotImplementedError(
@@ -168,20 +191,19 @@ class _without_training_rows(Messenger):
                 )
 
 
-def _choice_at(sites: Any, site: str, plate: str) -> ChoiceDistribution:
+def _is_choice(msg: dict[str, Any]) -> bool:
+    return msg["type"] == "sample" and isinstance(base_distribution(msg["fn"]), ChoiceDistribution)
+
+
+def _check_choice(sites: Any, site: str, plate: str) -> None:
     fn = base_distribution(sites[site]["fn"]) if site in sites else None
     if not isinstance(fn, ChoiceDistribution) or fn.classes is None:
-        choices = [
-            name
-            for name, s in sites.items()
-            if s["type"] == "sample" and isinstance(base_distribution(s["fn"]), ChoiceDistribution)
-        ]
+        choices = [name for name, s in sites.items() if _is_choice(s)]
         raise ValueError(
             f"`site` must name a UtilityCategorical site over class plate '{plate}', with "
             f"`classes=` from that plate; got '{site}', and the choices of the model are "
             f"{choices}."
         )
-    return fn
 
 
 def _static_result(fn: Callable[[], Any]) -> Any:
