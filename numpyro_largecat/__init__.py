@@ -2,6 +2,7 @@
 """NumPyro models with huge categoricals, at a cost per step that does not depend on their size."""
 
 from numpyro_largecat.arviz import to_arviz
+from numpyro_largecat.diagnosis import Diagnosis, Finding, diagnose
 from numpyro_largecat.distributions import (
     AugmentedCategorical,
     Bouchard,
@@ -44,10 +45,12 @@ __all__ = [
     "Bouchard",
     "ClassProposal",
     "ClassSubset",
+    "Diagnosis",
     "DoubleSumFit",
     "ErrorFamily",
     "ErrorGuideList",
     "EtaEstimate",
+    "Finding",
     "FrequencyProposal",
     "GaussianErrorBound",
     "GaussianNaturalGradient",
@@ -70,6 +73,7 @@ __all__ = [
     "class_chunk",
     "class_plate",
     "data_plate",
+    "diagnose",
     "draw_choices",
     "error_distribution",
     "fit_double_sum",

@@ -101,12 +101,12 @@ def top_classes(
         >>> from numpyro.infer import Trace_ELBO
         >>> from numpyro.infer.autoguide import AutoNormal
         >>> def model(x, y=None):
-        ...     with lc.class_plate("classes", 50, y, num_sampled=5) as classes:
+        ...     with lc.class_plate("classes", 50, y, num_sampled=20) as classes:
         ...         w = numpyro.sample("w", dist.Normal(0, 1))
-        ...     with lc.data_plate("data", 3) as rows:
+        ...     with lc.data_plate("data", 30) as rows:
         ...         lc.sample_choice("y", x[:, None] * w, classes=classes, rows=rows, obs=y)
         >>> svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO())
-        >>> x, y = jnp.ones(3), jnp.array([7, 7, 3])
+        >>> x, y = jnp.ones(30), jnp.array([7, 7, 3] * 10)
         >>> params = svi.run(jax.random.key(0), 300, x, y, progress_bar=False).params
         >>> lc.top_classes(model, svi.guide, params, jnp.ones(2), num_top=2).classes.tolist()
         [[7, 3], [7, 3]]
