@@ -147,8 +147,18 @@ def save(model, guide, result, data: ClassificationData, prediction: HeldOut, ar
     axes = lc.plot_reliability(np.exp(log_probs), best == data.y_test)
     axes.set_title("calibration of the most probable class")
     axes.figure.savefig(folder / "calibration.png", dpi=150)
+
+    counts = np.bincount(data.y_train, minlength=data.num_categories)
+    axes = lc.plot_accuracy_by_frequency(best, data.y_test, counts)
+    axes.set_title("accuracy by how frequent a class is")
+    axes.figure.savefig(folder / "accuracy.png", dpi=150)
+
+    axes = lc.plot_confusion(best, data.y_test, data.class_names)
+    axes.set_title("the classes in most errors")
+    axes.figure.savefig(folder / "confusion.png", dpi=150)
     plt.close("all")
-    print(f"\nwritten to {folder}/: posterior.nc (ArviZ), elbo.png, weights.png, calibration.png")
+    pictures = ", ".join(sorted(path.name for path in folder.glob("*.png")))
+    print(f"\nwritten to {folder}/: posterior.nc (ArviZ), {pictures}")
 
 
 def main(argv: list[str] | None = None) -> HeldOut:

@@ -18,6 +18,7 @@ from numpyro_largecat.double_sum import DoubleSumFit, fit_double_sum
 from numpyro_largecat.double_sum_rules import ImplicitSGD, UMax, Vanilla
 from numpyro_largecat.guides import AmortizedErrors, AutoError, ErrorGuideList, LocalErrors
 from numpyro_largecat.infer.adaptive_steps import adaptive_steps
+from numpyro_largecat.infer.averaging import average_iterates, averaged_params
 from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
 from numpyro_largecat.infer.update_rules import (
@@ -27,7 +28,13 @@ from numpyro_largecat.infer.update_rules import (
 )
 from numpyro_largecat.metrics import score_predictions
 from numpyro_largecat.plates import class_chunk, class_plate, data_plate
-from numpyro_largecat.plots import plot_elbo, plot_intervals, plot_reliability
+from numpyro_largecat.plots import (
+    plot_accuracy_by_frequency,
+    plot_confusion,
+    plot_elbo,
+    plot_intervals,
+    plot_reliability,
+)
 from numpyro_largecat.predict import TopClasses, draw_choices, log_likelihood, top_classes
 from numpyro_largecat.primitives import sample_choice
 from numpyro_largecat.proposals import ClassProposal, FrequencyProposal, HeadProposal
@@ -70,6 +77,8 @@ __all__ = [
     "UtilityCategorical",
     "Vanilla",
     "adaptive_steps",
+    "average_iterates",
+    "averaged_params",
     "class_chunk",
     "class_plate",
     "data_plate",
@@ -79,6 +88,8 @@ __all__ = [
     "fit_double_sum",
     "gaussian_weights",
     "log_likelihood",
+    "plot_accuracy_by_frequency",
+    "plot_confusion",
     "plot_elbo",
     "plot_intervals",
     "plot_reliability",

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,12 @@ from numpy.typing import ArrayLike
 from numpyro_largecat.metrics import calibration_bins
 
 
-def plot_elbo(losses: ArrayLike, window: int = 100, ax: Any = None) -> Any:
+def plot_elbo(
+    losses: ArrayLike,
+    window: int = 100,
+    exact: Mapping[int, float] | None = None,
+    ax: Any = None,
+) -> Any:
     """Plot the ELBO of each step and its moving average.
 
     The vertical range is that of the moving average, so that the first steps of a fit do not
@@ -21,6 +26,7 @@ def plot_elbo(losses: ArrayLike, window: int = 100, ax: Any = None) -> Any:
     Args:
         losses: Losses of the fit, the negative ELBO in nats, shape (steps,).
         window: Steps that the moving average spans, at least 1.
+        exact: ELBOs with all classes at some steps, which the subsampled ones estimate.
         ax: Axes to draw on; new ones by default.
 
     Returns:
@@ -46,6 +52,10 @@ def plot_elbo(losses: ArrayLike, window: int = 100, ax: Any = None) -> Any:
     ax.plot(elbo, color="C0", alpha=0.25, linewidth=0.5, label="each step")
     ax.plot(np.arange(window - 1, elbo.size), average, color="C0", label=f"mean of {window} steps")
     low, high = np.quantile(average, 0.02), average.max()
+    if exact:
+        steps, values = np.array(sorted(exact.items())).T
+        ax.plot(steps, values, "o", color="C1", markersize=4, label="all classes")
+        low, high = min(low, values[-1]), max(high, values.max())
     margin = 0.1 * (high - low) or 1.0
     ax.set(xlabel="step", ylabel="ELBO (nats)", ylim=(low - margin, high + margin))
     ax.legend(loc="lower right")
@@ -136,6 +146,116 @@ def plot_reliability(
     ax.set(xlabel="predicted probability", ylabel="fraction that came true")
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     return ax
+
+
+def plot_accuracy_by_frequency(
+    predicted: ArrayLike, obs: ArrayLike, counts: ArrayLike, num_bins: int = 10, ax: Any = None
+) -> Any:
+    """Plot how often classes are predicted right against how frequent they are in training.
+
+    Observations are put into bins of about equal count by the training count of their class. The
+    bars are two standard errors; a grey line shows the accuracy of all.
+
+    Args:
+        predicted: Predicted classes, integers, any shape.
+        obs: Observed classes, the same shape.
+        counts: Observations of each class in the training data, shape (K,).
+        num_bins: Number of bins, at least 1; fewer where many classes are equally frequent.
+        ax: Axes to draw on; new ones by default.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: If the shapes differ.
+
+    Example:
+        >>> import numpy as np
+        >>> import numpyro_largecat as lc
+        >>> obs = np.arange(100) % 7
+        >>> ax = lc.plot_accuracy_by_frequency(np.minimum(obs, 4), obs, 2 ** np.arange(7))
+        >>> ax.get_xscale()
+        'log'
+    """
+    guessed, true = _check_same_shape(predicted, obs)
+    is_right = guessed == true
+    frequency = np.asarray(counts)[true]
+    edges = np.unique(np.quantile(frequency, np.linspace(0, 1, num_bins + 1)[1:-1]))
+    bins = np.searchsorted(edges, frequency, side="right")
+    groups = [np.flatnonzero(bins == b) for b in np.unique(bins)]
+    places = np.array([np.exp(np.log(frequency[g] + 0.5).mean()) for g in groups])
+    share = np.array([is_right[g].mean() for g in groups])
+    error = 2 * np.sqrt(share * (1 - share) / np.array([g.size for g in groups]))
+    ax = _new_axes(ax)
+    ax.axhline(is_right.mean(), color="0.7", linewidth=0.8, label="all observations")
+    ax.errorbar(places, share, yerr=error, fmt="o-", color="C0", markersize=4)
+    ax.set(xscale="log", xlabel="observations of the class in training", ylabel="accuracy")
+    ax.set_ylim(bottom=0)
+    ax.legend(loc="best")
+    return ax
+
+
+def plot_confusion(
+    predicted: ArrayLike,
+    obs: ArrayLike,
+    labels: Sequence[str] | None = None,
+    num_classes: int = 12,
+    ax: Any = None,
+) -> Any:
+    """Plot which of the most confused classes are taken for which.
+
+    The classes shown are those in most errors, as the observed or as the predicted class. A cell
+    holds the share, in percent, of the observations of its row that are predicted as its column;
+    what is predicted as a class that is not shown is missing from the row.
+
+    Args:
+        predicted: Predicted classes, integers in [0, K), any shape.
+        obs: Observed classes, the same shape.
+        labels: Names of all K classes; their ids by default.
+        num_classes: Number of classes to show, at least 2.
+        ax: Axes to draw on; new ones by default.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: If the shapes differ.
+
+    Example:
+        >>> import numpy as np
+        >>> import numpyro_largecat as lc
+        >>> obs = np.repeat(np.arange(4), 25)
+        >>> ax = lc.plot_confusion(np.where(np.arange(100) % 5, obs, 1), obs, ["a", "b", "c", "d"])
+        >>> [text.get_text() for text in ax.get_yticklabels()]
+        ['a', 'b', 'c', 'd']
+    """
+    guessed, true = _check_same_shape(predicted, obs)
+    classes, places = np.unique(np.append(true, guessed), return_inverse=True)
+    errors = np.bincount(places, np.tile(guessed != true, 2))
+    shown = np.sort(classes[np.argsort(-errors, kind="stable")[:num_classes]])
+    table = np.array([[np.sum((true == i) & (guessed == j)) for j in shown] for i in shown])
+    totals = np.array([max(np.sum(true == i), 1) for i in shown])
+    percent = 100 * table / totals[:, None]
+    ax = _new_axes(ax, height=0.4 * shown.size + 2.0)
+    ax.imshow(percent, cmap="Blues", vmin=0, vmax=max(percent.max(), 1))
+    for (i, j), value in np.ndenumerate(percent):
+        if table[i, j]:
+            color = "white" if value > 0.6 * percent.max() else "black"
+            ax.text(j, i, f"{value:.0f}", ha="center", va="center", color=color, fontsize=8)
+    names = [str(k) if labels is None else labels[k] for k in shown]
+    ax.set_xticks(np.arange(shown.size), names, rotation=45, ha="right", rotation_mode="anchor")
+    ax.set_yticks(np.arange(shown.size), names)
+    ax.set(xlabel="predicted (percent of the row)", ylabel="observed")
+    return ax
+
+
+def _check_same_shape(predicted: ArrayLike, obs: ArrayLike) -> tuple[Any, Any]:
+    if np.shape(predicted) != np.shape(obs):
+        raise ValueError(
+            "`predicted` and `obs` must have the same shape; got "
+            f"{np.shape(predicted)} and {np.shape(obs)}."
+        )
+    return np.ravel(predicted), np.ravel(obs)
 
 
 def _new_axes(ax: Any, height: float = 4.0) -> Any:

@@ -46,6 +46,8 @@ def test_demo(tmp_path, capsys):
         "elbo.png",
         "weights.png",
         "calibration.png",
+        "accuracy.png",
+        "confusion.png",
     }
     printed = capsys.readouterr().out
     assert "class frequencies" in printed and "posterior location" in printed

@@ -44,6 +44,35 @@ def test_reliability_counts_what_came_true_in_bins_of_equal_size():
         lc.plot_reliability(probabilities, correct[:-1])
 
 
+def test_exact_values_of_the_elbo_are_marked_and_in_sight():
+    ax = lc.plot_elbo(np.linspace(9, 1, 50), window=5, exact={49: -0.5, 20: -7.0})
+    np.testing.assert_allclose(ax.get_lines()[2].get_xydata(), [[20, -7], [49, -0.5]])
+    assert ax.get_ylim()[1] > -0.5
+
+
+def test_accuracy_is_shown_by_the_training_count_of_the_class():
+    """Three classes of counts 1, 10 and 100, each in a bin."""
+    obs = np.array([0, 0, 1, 1, 1, 1, 2, 2])
+    predicted = np.array([1, 2, 1, 1, 1, 0, 2, 2])
+    ax = lc.plot_accuracy_by_frequency(predicted, obs, np.array([1, 10, 100]), num_bins=8)
+    points = ax.containers[0][0].get_xydata()
+    np.testing.assert_allclose(points, [[1.5, 0], [10.5, 0.75], [100.5, 1]])
+    np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), 5 / 8)
+    with pytest.raises(ValueError, match="same shape"):
+        lc.plot_accuracy_by_frequency(predicted[1:], obs, np.ones(3))
+
+
+def test_confusion_shows_the_classes_in_most_errors():
+    """Classes 0 and 3 are confused four times, 1 is taken for 2 once, and 4 is always right."""
+    obs = np.array([0, 0, 0, 3, 3, 3, 1, 4, 4])
+    predicted = np.array([3, 3, 0, 0, 0, 3, 2, 4, 4])
+    ax = lc.plot_confusion(predicted, obs, num_classes=2)
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["0", "3"]
+    np.testing.assert_allclose(ax.get_images()[0].get_array(), 100 / 3 * np.array([[1, 2], [2, 1]]))
+    everything = lc.plot_confusion(obs, obs)  # all are right
+    np.testing.assert_allclose(everything.get_images()[0].get_array(), 100 * np.eye(4))
+
+
 def test_axes_may_be_given():
     ax = plt.subplots()[1]
     assert lc.plot_elbo([1.0], ax=ax) is ax
