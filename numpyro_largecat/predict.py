@@ -152,7 +152,7 @@ def log_likelihood(
     num_draws: int | None = None,
     site: str = "y",
     plate: str = "classes",
-    chunk_size: int = 4096,
+    chunk_size: int = 1024,
     progress_bar: bool = False,
     **kwargs: Any,
 ) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-BLOCK = 16  # entries of which the largest is found first
+BLOCK = 32  # entries of which the largest is found first
 
 
 class RunningTop(NamedTuple):
@@ -33,17 +33,19 @@ class RunningTop(NamedTuple):
         """
         num_top, num_values = self.values.shape[-1], values.shape[-1]
         num_blocks = -(-num_values // BLOCK)
-        if num_blocks > 2 * num_top:
-            blank = [(0, 0)] * (values.ndim - 1) + [(0, num_blocks * BLOCK - num_values)]
-            blocks = jnp.pad(values, blank, constant_values=-jnp.inf)
-            blocks = blocks.reshape((*values.shape[:-1], num_blocks, BLOCK))
-            _, best = lax.top_k(blocks.max(axis=-1), num_top)
-            values = jnp.take_along_axis(blocks, best[..., None], axis=-2)
-            values = values.reshape((*values.shape[:-2], -1))
-            places = (best[..., None] * BLOCK + jnp.arange(BLOCK)).reshape(values.shape)
+        if num_blocks <= 2 * num_top:
+            found, places = lax.top_k(values, min(num_top, num_values))
         else:
-            places = jnp.broadcast_to(jnp.arange(num_values), values.shape)
-        ids = jnp.asarray(classes, jnp.int32).at[places].get(mode="clip")
+            if num_values % BLOCK:
+                blank = [(0, 0)] * (values.ndim - 1) + [(0, num_blocks * BLOCK - num_values)]
+                values = jnp.pad(values, blank, constant_values=-jnp.inf)
+            blocks = values.reshape((*values.shape[:-1], num_blocks, BLOCK))
+            _, best = lax.top_k(blocks.max(axis=-1), num_top)
+            inside = jnp.take_along_axis(blocks, best[..., None], axis=-2)
+            found, place = lax.top_k(inside.reshape((*values.shape[:-1], -1)), num_top)
+            block = jnp.take_along_axis(best, place // BLOCK, axis=-1)
+            places = jnp.minimum(block * BLOCK + place % BLOCK, num_values - 1)
+        ids = jnp.asarray(classes, jnp.int32)[places]
+        values, place = lax.top_k(jnp.concatenate([self.values, found], axis=-1), num_top)
         ids = jnp.concatenate([self.classes, ids], axis=-1)
-        values, place = lax.top_k(jnp.concatenate([self.values, values], axis=-1), num_top)
         return RunningTop(values, jnp.take_along_axis(ids, place, axis=-1))

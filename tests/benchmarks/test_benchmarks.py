@@ -178,3 +178,14 @@ def test_proposals(tmp_path: Path) -> None:
         else:
             assert value > 0
     assert "Variance over draws of classes" in printed
+
+
+def test_predict(tmp_path: Path) -> None:
+    """Each function has a time, a share of the product's speed, and scratch memory."""
+    printed, records = run_quick("predict", tmp_path / "out.json")
+    methods = {"matrix product", "top_classes", "log_likelihood"}
+    for metric in ("ms", "share_of_product_speed", "scratch"):
+        values = {r["method"]: r["value"] for r in records if r["metric"] == metric}
+        assert values.keys() == methods
+        assert min(values.values()) > 0
+    assert "share of the product's speed" in printed

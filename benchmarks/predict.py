@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predictions over all K classes beside the matrix product that they cannot do without.
+
+``lc.top_classes`` and ``lc.log_likelihood`` at the centre of the guide, for rows with D features,
+against ``x @ w.T`` in the same chunks of classes, whose product is summed so that nothing of it is
+kept. The share is the product's time over ours, of runs that alternate: 1 would be the speed of the
+product alone. The scratch memory is what XLA allocates beside the tables and the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax import Array, lax
+from numpyro.infer.autoguide import AutoDelta
+
+import numpyro_largecat as lc
+from benchmarks.records import (
+    MachineRecord,
+    Record,
+    argument_parser,
+    machine_record,
+    print_table,
+    write_json,
+)
+
+NAME = "predict"
+CHUNK = 4096
+
+
+def make_problem(num_categories: int, num_features: int, num_rows: int) -> tuple[Any, ...]:
+    """A linear softmax with a guide of points, its parameters, rows and labels."""
+
+    def model(x: Array, y: Array | None = None) -> None:
+        with lc.class_plate("classes", num_categories, y, 10) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([num_features]).to_event(1))
+        with lc.data_plate("data", num_rows) as rows:
+            lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, obs=y)
+
+    guide = AutoDelta(model)
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (num_rows, num_features))
+    y = jax.random.randint(keys[1], (num_rows,), 0, num_categories)
+    numpyro.handlers.seed(guide, 0)(x, y)
+    table = 0.1 * jax.random.normal(keys[2], (num_categories, num_features))
+    return model, guide, {"w_auto_loc": table}, x, y
+
+
+def product(params: dict[str, Array], x: Array) -> Array:
+    """Sum over the classes of each chunk of ``x @ w.T``, rows by rows."""
+    w = params["w_auto_loc"]
+    num_chunks = w.shape[0] // CHUNK
+
+    def add(chunk: Array, total: Array) -> Array:
+        part = lax.dynamic_slice_in_dim(w, chunk * CHUNK, CHUNK)
+        return jnp.maximum(total, x @ part.T)
+
+    start = jnp.full((x.shape[0], CHUNK), -jnp.inf)
+    return lax.fori_loop(0, num_chunks, add, start)
+
+
+def measure(sizes: argparse.Namespace) -> dict[str, tuple[list[float], int]]:
+    """Seconds of each repeat, and scratch bytes, of each function."""
+    model, guide, params, x, y = make_problem(sizes.categories, sizes.features, sizes.rows)
+    functions: dict[str, Callable[..., Any]] = {
+        "matrix product": product,
+        "top_classes": partial(lc.top_classes, model, guide, chunk_size=CHUNK),
+        "log_likelihood": partial(lc.log_likelihood, model, guide, obs=y, chunk_size=CHUNK),
+    }
+    compiled = {name: jax.jit(fn).lower(params, x).compile() for name, fn in functions.items()}
+    found: dict[str, tuple[list[float], int]] = {}
+    for name, run in compiled.items():
+        jax.block_until_ready(run(params, x))
+        memory: Any = run.memory_analysis()
+        found[name] = [], int(memory.temp_size_in_bytes)
+    for _ in range(sizes.repeats):
+        for name, run in compiled.items():
+            start = time.perf_counter()
+            jax.block_until_ready(run(params, x))
+            found[name][0].append(time.perf_counter() - start)
+    return found
+
+
+def main() -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--categories", type=int, default=100_000)
+    parser.add_argument("--features", type=int, default=128)
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=7)
+    sizes = parser.parse_args()
+    if sizes.quick:
+        sizes.categories, sizes.rows, sizes.repeats = 3 * CHUNK, 20, 2
+    found = measure(sizes)
+    product_times = found["matrix product"][0]
+    records: list[Record | MachineRecord] = [machine_record(NAME, jax.devices()[0].device_kind)]
+    setting = {"K": sizes.categories, "D": sizes.features, "rows": sizes.rows, "chunk": CHUNK}
+    rows = []
+    for name, (times, scratch) in found.items():
+        shares = [p / t for p, t in zip(product_times, times, strict=True)]
+        figures = {
+            "ms": (1e3 * statistics.median(times), "ms", "lower"),
+            "share_of_product_speed": (statistics.median(shares), "ratio", "higher"),
+            "scratch": (scratch / 1e6, "MB", "lower"),
+        }
+        for metric, (value, unit, better) in figures.items():
+            records.append(
+                Record(
+                    benchmark=NAME,
+                    setting=setting,
+                    method=name,
+                    metric=metric,
+                    value=value,
+                    unit=unit,
+                    better=better,
+                )
+            )
+        spread = f"{min(shares):.2f} to {max(shares):.2f}"
+        values = [f"{value:.3g}" for value, _, _ in figures.values()]
+        rows.append([name, *values, spread])
+    print_table(["", "ms", "share of the product's speed", "scratch MB", "spread of share"], rows)
+    write_json(sizes.json, records)
+
+
+if __name__ == "__main__":
+    main()
