@@ -30,7 +30,13 @@ SEGMENTS = 4  # of the last half of the losses
 
 
 class Finding(NamedTuple):
-    """One line of a diagnosis."""
+    """One line of a diagnosis.
+
+    Example:
+        >>> import numpyro_largecat as lc
+        >>> lc.Finding("R-hat of the ELBO", 1.01, None, "").value
+        1.01
+    """
 
     name: str
     value: float
