@@ -57,8 +57,8 @@ def fit_mixture(
     prior is worth next to nothing.
 
     **Algorithms.** "memoized" keeps the sums of each batch and replaces them at the next visit.
-    After the first pass no step lowers the objective. "stochastic" takes natural gradient steps
-    with the batch's sums scaled to all N rows,
+    After the first pass no step lowers the objective, rounding aside. "stochastic" takes natural
+    gradient steps with the batch's sums scaled to all N rows,
 
     .. math:: S \leftarrow (1 - \rho_t) S + \rho_t \frac{N}{B} S_{\mathrm{batch}}, \qquad
               \rho_t = (\mathrm{delay} + t)^{-\mathrm{forgetting}}, \quad t = 0, 1, \ldots
@@ -151,7 +151,8 @@ def fit_mixture(
         bounds = []
         for step in bar:
             bounds.append(step.bound)
-            bar.set_postfix_str(f"objective per row {step.bound / model.look.num_rows:.6g}")
+            if np.isfinite(step.bound):
+                bar.set_postfix_str(f"objective per row {step.bound / model.look.num_rows:.6g}")
     by_pass = np.reshape(bounds, (num_passes, -1))
     by_pass = by_pass[:, -1] if algorithm == "memoized" else by_pass.mean(1)
     return model.fit(step.statistics, by_pass)
@@ -212,13 +213,17 @@ class Step(NamedTuple):
     """State after a batch."""
 
     statistics: Statistics
-    bound: float  # of the rows seen so far, or an estimate for all
+    bound: float  # the objective, or an estimate of it; NaN before all batches are seen
 
 
 def memoized_steps(
     model: Model, start: Statistics, stream: RowStream, num_passes: int
 ) -> Iterator[Step]:
-    """Coordinate ascent over batches, whose sums are kept."""
+    """Coordinate ascent over batches, whose sums are kept.
+
+    In the first pass ``start`` stands for the rows that are not yet seen, with their share of its
+    weight; so a component that no row of the first batches belongs to is still there for others.
+    """
     posterior = model.global_step(start)
     total = Statistics(np.zeros_like(start.counts), np.zeros_like(start.features))
     kept: list[Summary | None] = [None] * len(model.look.sizes)
@@ -228,10 +233,15 @@ def memoized_steps(
             counts, features = total.counts + new.counts, total.features + new.statistics
             if (old := kept[b]) is not None:
                 counts, features = counts - old.counts, features - old.statistics
-            total = Statistics(np.maximum(counts, 0), features)
-            kept[b] = new
-            posterior = model.global_step(total)
+            total, kept[b] = Statistics(np.maximum(counts, 0), features), new
             seen = [s for s in kept if s is not None]
+            if len(seen) < len(kept):
+                unseen = 1 - sum(model.look.sizes[: len(seen)]) / model.look.num_rows
+                whole = _mixed(total, unseen, start)
+                posterior = model.global_step(whole)
+                yield Step(whole, np.nan)
+                continue
+            posterior = model.global_step(total)
             local = sum(_total(s.entropies) + _total(s.log_bases) for s in seen)
             yield Step(total, posterior.gain + local)
 
@@ -254,12 +264,19 @@ def stochastic_steps(
             new = jax.tree.map(np.asarray, model.summary(rows, posterior))
             local = scale * (_total(new.bounds) + _total(new.log_bases))
             bound = posterior.prior_term(statistics) + local
-            statistics = Statistics(
-                (1 - size) * statistics.counts + size * scale * new.counts,
-                (1 - size) * statistics.features + size * scale * new.statistics,
-            )
+            kept = Statistics((1 - size) * statistics.counts, (1 - size) * statistics.features)
+            statistics = _mixed(kept, size * scale, new)
             posterior, t = model.global_step(statistics), t + 1
             yield Step(statistics, bound)
+
+
+def _mixed(statistics: Statistics, weight: float, more: Statistics | Summary) -> Statistics:
+    """Add weighted sums of counts and features."""
+    counts, features = more[0], more[1]
+    return Statistics(
+        statistics.counts + weight * counts.astype(float),
+        statistics.features + weight * features.astype(float),
+    )
 
 
 def _total(values: Any) -> float:

@@ -113,6 +113,25 @@ def test_hard_em_is_brute_force() -> None:
         np.testing.assert_allclose(step.statistics.counts, np.bincount(labels, minlength=3))
 
 
+def test_the_start_stands_for_rows_that_are_not_yet_seen() -> None:
+    """After 20 of 50 rows by three fifths of its weight, and at the end of the pass not at all."""
+    family, _, x = CASES["poisson"]
+    x = x[:50]
+    rng = np.random.default_rng(0)
+    stream = RowStream([x[:20], x[20:]], None, rng)
+    model = mixture_model(family, lc.DirichletMixing(), "variational", 3, stream, rng)
+    start = summed(family, x, one_hot(50, 3))
+    steps = list(memoized_steps(model, start, stream, 1))
+    total = 0.0
+    posterior = global_step(family, model.mixing, start, "variational")
+    for rows, unseen, step in zip((x[:20], x[20:]), (0.6, 0.0), steps, strict=True):
+        total = total + np.asarray(model.summary(rows, posterior).statistics, float)
+        wanted = total + unseen * start.features
+        np.testing.assert_allclose(step.statistics.features, wanted, rtol=1e-6)
+        posterior = global_step(family, model.mixing, step.statistics, "variational")
+    assert np.isnan(steps[0].bound) and np.isfinite(steps[1].bound)
+
+
 def test_natural_gradient_steps_follow_their_schedule() -> None:
     """S <- (1 - rho) S + rho (N / B) S_batch with rho = (delay + t) ** -forgetting."""
     family, _, x = CASES["poisson"]
