@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from tqdm.auto import tqdm
@@ -127,7 +128,13 @@ def fit_mixture(
             "`fit_mixture` reads batches in a loop outside compiled code; got a tracer. Call it "
             "outside `jit`, `vmap` and `grad`."
         )
-    _check_choices(family, objective, algorithm, start, delay, forgetting)
+    mixing = DirichletMixing() if mixing is None else mixing
+    _check_choices(family, mixing, objective, algorithm, start)
+    if not (delay >= 1 and 0 <= forgetting <= 1):
+        raise ValueError(
+            "the step sizes (delay + t) ** -forgetting need `delay` at least 1 and `forgetting` in "
+            f"[0, 1]; got {delay} and {forgetting}."
+        )
     num_components = check_count("num_components", num_components, 1)
     default = min(DEFAULT_ACTIVE, num_components)
     active = check_active(default if num_active is None else num_active, num_components)
@@ -135,11 +142,10 @@ def fit_mixture(
     batch_key, seed_key = jax.random.split(rng_key)
     rng = np.random.default_rng(np.asarray(jax.random.bits(batch_key, (4,))).tolist())
     stream = RowStream(data, batch_size, rng)
-    mixing = DirichletMixing() if mixing is None else mixing
     candidates = num_candidates(num_components)
     model = mixture_model(family, mixing, objective, active, stream, rng, candidates)
     if isinstance(start, MixtureFit):
-        first = _statistics_of(start, family, num_components)
+        first = _statistics_of(start, family, num_components, model.look.sample[:1])
     else:
         first = seed_statistics(seed_key, family, model.look.sample, num_components, start)
     if algorithm == "memoized":
@@ -304,33 +310,41 @@ def _checked(
         )
 
 
-def _statistics_of(fit: MixtureFit, family: ConjugateFamily, num_components: int) -> Statistics:
-    if fit.num_components != num_components or type(fit.family) is not type(family):
+def _statistics_of(
+    fit: MixtureFit, family: ConjugateFamily, num_components: int, row: np.ndarray
+) -> Statistics:
+    """Statistics of an earlier fit, if its features are the same; ``row`` is one row of data."""
+    if fit.num_components != num_components:
         raise ValueError(
-            "`start` must be a fit of the same family with as many components; got "
-            f"{fit.num_components} of {type(fit.family).__name__}, for {num_components} of "
-            f"{type(family).__name__}."
+            f"`start` must be a fit with as many components; got {fit.num_components}, for "
+            f"{num_components}."
         )
-    return Statistics(fit.counts.copy(), fit.statistics.copy())
+    old, new = (f.features(jnp.asarray(row, fit.dtype)) for f in (fit.family, family))
+    if old.shape != new.shape or not jnp.allclose(old, new):
+        raise ValueError(
+            "`start` must be a fit whose family has the same features, such as a GaussianFamily "
+            f"with the same `loc`; got {fit.family!r}, for {family!r}."
+        )
+    return Statistics(fit.counts, fit.statistics)
 
 
-def _check_choices(
-    family: Any, objective: Any, algorithm: Any, start: Any, delay: float, forgetting: float
-) -> None:
+def _check_choices(family: Any, mixing: Any, objective: Any, algorithm: Any, start: Any) -> None:
     if not isinstance(family, ConjugateFamily):
         raise TypeError(
             "`family` must be an instance of a ConjugateFamily, such as lc.GaussianFamily(loc, "
             f"covariance); got {family!r}."
+        )
+    if not isinstance(mixing, MixingPrior):
+        raise TypeError(
+            "`mixing` must be an instance of a MixingPrior, such as lc.DirichletMixing(1.0); got "
+            f"{mixing!r}."
         )
     for name, value, known in (
         ("objective", objective, ("variational", "map")),
         ("algorithm", algorithm, ("memoized", "stochastic")),
         ("start", start, ("kmeans++", "random")),
     ):
-        if not (isinstance(value, str) and value in known) and not isinstance(value, MixtureFit):
+        if name == "start" and isinstance(value, MixtureFit):
+            continue
+        if not isinstance(value, str) or value not in known:
             raise ValueError(f"`{name}` must be one of {', '.join(known)}; got {value!r}.")
-    if not (delay >= 1 and 0 <= forgetting <= 1):
-        raise ValueError(
-            "the step sizes (delay + t) ** -forgetting need `delay` at least 1 and `forgetting` in "
-            f"[0, 1]; got {delay} and {forgetting}."
-        )

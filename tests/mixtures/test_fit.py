@@ -228,8 +228,13 @@ def test_a_fit_goes_on_from_another() -> None:
     first = fit(POINTS, family, 3, num_passes=3)
     second = fit(POINTS, family, 3, num_passes=2, start=first)
     np.testing.assert_allclose(second.bounds[-1], whole.bounds[-1], rtol=1e-6)
-    with pytest.raises(ValueError, match="as many components; got 3 of GaussianFamily, for 4"):
+    with pytest.raises(ValueError, match="as many components; got 3, for 4"):
         fit(POINTS, family, 4, start=first)
+    for other in (lc.GaussianFamily(LOC + 1, COVARIANCE), CASES["zero mean"].family):
+        with pytest.raises(ValueError, match="has the same features"):
+            fit(POINTS, other, 3, start=first)
+    stronger = lc.GaussianFamily(LOC, COVARIANCE, 50.0)
+    assert fit(POINTS, stronger, 3, num_passes=1, start=first).family is stronger
 
 
 def test_spread_seeds_are_in_different_clusters() -> None:
@@ -290,6 +295,7 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ((POINTS, GAUSSIAN, 3), {"start": "k-means"}, ValueError, "`start` must be one of"),
     ((POINTS, GAUSSIAN, 3), {"delay": 0.5}, ValueError, "`delay` at least 1"),
     ((POINTS, dist.Normal(), 3), {}, TypeError, "instance of a ConjugateFamily"),
+    ((POINTS, GAUSSIAN, 3), {"mixing": 1.0}, TypeError, "instance of a MixingPrior"),
     ((POINTS.astype(str), GAUSSIAN, 3), {}, TypeError, "real numbers"),
     ((-ROWS["counts"], CASES["multinomial"].family, 3), {}, ValueError, "counts must be"),
     ((ROWS["counts"][:, :3], CASES["multinomial"].family, 3), {}, ValueError, "the 5 outcomes"),
