@@ -67,10 +67,10 @@ def fit_mixture(
     With one batch of all data and forgetting = 0 both are coordinate ascent.
 
     Cost: O(B K P) per step in one product, O(B L P) for the sums, and K times the cost of a
-    posterior, which is computed in float64 (K D^3 for full covariances). Memory: the batch, O(K
-    P), chunks of rows, and for "memoized" O(K P) on the host for each batch; nothing of size B K
-    or B P. The data are read once more before the fit, to check them and to draw the rows to start
-    from.
+    posterior, which is computed on the device in float64 (K D^3 for full covariances). Memory: the
+    batch, O(K P), chunks of rows, and for "memoized" O(K P) on the host for each batch; nothing of
+    size B K or B P. The data are read once more before the fit, to check them and to draw the rows
+    to start from.
 
     Args:
         rng_key: A JAX random key.

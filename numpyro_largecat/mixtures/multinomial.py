@@ -10,7 +10,7 @@ from jax import Array
 from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, is_concrete
+from numpyro_largecat._checks import check_count
 from numpyro_largecat.mixtures.family import ConjugateFamily
 from numpyro_largecat.mixtures.parameters import positive
 
@@ -96,7 +96,7 @@ class MultinomialFamily(ConjugateFamily):
                 f"rows must have a count for each of the {size} outcomes of `concentration`; got "
                 f"shape {x.shape}."
             )
-        if is_concrete(x) and x.size and x.min() < 0:
+        if x.size and x.min() < 0:
             row, column = np.unravel_index(np.argmin(x), x.shape)
             raise ValueError(
                 f"counts must be at least 0; got {x[row, column]} at row {row}, column {column}."

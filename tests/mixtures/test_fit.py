@@ -211,6 +211,15 @@ def test_posterior_in_usual_parameters() -> None:
     np.testing.assert_allclose(found.counts.sum(), len(x), rtol=1e-5)
 
 
+@pytest.mark.usefixtures("x64")
+def test_the_type_of_the_data_is_kept() -> None:
+    """Where 64 bits are enabled, rows in float32 are still treated in float32."""
+    for dtype in (np.float32, np.float64):
+        found = fit(POINTS.astype(dtype), CASES["gaussian"].family, 2, num_passes=1)
+        assert found.log_likelihood(POINTS).dtype == found.components().loc.dtype == dtype
+        assert found.mixing().logits.dtype == found.responsibilities(POINTS).probs.dtype == dtype
+
+
 def test_more_components_than_rows() -> None:
     """The rest keep the prior and are not counted as used."""
     family = lc.GaussianFamily(LOC, COVARIANCE)
