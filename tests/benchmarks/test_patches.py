@@ -53,6 +53,8 @@ def test_patches_are_windows_without_their_means() -> None:
 )
 def test_time_to_a_score_is_interpolated(score: float, seconds: float | None) -> None:
     """Between the points around the first crossing."""
-    points = [(1, 1.0, -4.0), (2, 2.0, 1.0), (3, 3.0, 0.0), (4, 5.0, 4.0)]
+    points = [(1, 1.0, 2.0, -4.0), (2, 2.0, 4.0, 1.0), (3, 3.0, 6.0, 0.0), (4, 5.0, 10.0, 4.0)]
     run = patches.Run(None, iter(()), curve=[patches.Point(*p) for p in points])
-    assert run.seconds_to_reach(score) == seconds
+    assert run.seconds_to_reach(score) == pytest.approx(seconds)
+    doubled = None if seconds is None else 2 * seconds
+    assert run.seconds_to_reach(score, "processor") == pytest.approx(doubled)
