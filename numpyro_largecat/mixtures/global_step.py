@@ -81,14 +81,21 @@ def global_step(
 def _potentials(
     family: ConjugateFamily, mixing: MixingPrior, statistics: Statistics, objective: Objective
 ) -> tuple[Array, Array, Array, Array]:
-    """Gain of each component and of the weights, with gradients in the statistics."""
+    """Gain of each component and of the weights, with gradients in the statistics.
+
+    The prior is one more row of the batch. Two batches of Cholesky factors that do not wait for
+    each other may block all threads of a CPU: each of jaxlib's kernels then waits for tasks that
+    only the other's thread could run.
+    """
     prior = family.prior()
     of_component, of_weights = family.log_normalizer, mixing.log_normalizer
     if objective == "map":
         of_component, of_weights = family.max_log_density, mixing.max_log_density
-    values, slopes = jax.vmap(jax.value_and_grad(of_component))(prior + statistics.features)
+    natural = jnp.concatenate([prior + statistics.features, prior[None]])
+    values, slopes = jax.vmap(jax.value_and_grad(of_component))(natural)
     value, log_weights = jax.value_and_grad(of_weights)(statistics.counts)
+    gains = values[:-1]
     if objective == "variational":
-        values -= of_component(prior)
+        gains -= values[-1]
         value -= of_weights(jnp.zeros_like(statistics.counts))
-    return values, slopes, value, log_weights
+    return gains, slopes[:-1], value, log_weights

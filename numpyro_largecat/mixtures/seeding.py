@@ -17,7 +17,6 @@ from numpyro_largecat.mixtures.global_step import Statistics
 Start = Literal["kmeans++", "random"]
 CANDIDATES = 5  # rows to choose from, for each component
 LEAST_CANDIDATES = 1000
-G_TOGETHER = 256  # rows whose G is evaluated at once
 
 
 def num_candidates(num_components: int) -> int:
@@ -53,7 +52,8 @@ def _spread_seeds(family: ConjugateFamily, rows: Array, rng_key: Array, *, num_s
     """
     natural = family.prior() + family.features(rows)
     of_slope = jax.value_and_grad(family.max_log_density)
-    own = lax.map(family.max_log_density, natural, batch_size=min(G_TOGETHER, len(rows)))
+    # One row at a time: a batch and its rest could block each other, as in `global_step`.
+    own = lax.map(family.max_log_density, natural)
 
     def choose(place: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         chosen, nearest = state

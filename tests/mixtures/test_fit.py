@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from scipy.special import gammaln
 
 import numpyro_largecat as lc
 from numpyro_largecat.mixtures.fit import memoized_steps, mixture_model, stochastic_steps
-from numpyro_largecat.mixtures.global_step import Statistics, global_step
+from numpyro_largecat.mixtures.global_step import Statistics, _potentials, global_step
 from numpyro_largecat.mixtures.row_stream import RowStream
 from tests import reference_mixtures as reference
 from tests.mixtures.cases import CASES, COVARIANCE, LOC, MIXING, ROWS, one_hot, summed
@@ -281,6 +282,15 @@ def with_nan() -> np.ndarray:
     x = POINTS.copy()
     x[17, 1] = np.nan
     return x
+
+
+@pytest.mark.parametrize("objective", ["variational", "map"])
+def test_no_two_factorisations_are_in_flight(objective: Any) -> None:
+    """On a CPU of two threads, two batches of Cholesky factors at once may wait for ever."""
+    statistics = summed(GAUSSIAN, POINTS, one_hot(60, 4))
+    arguments = (GAUSSIAN, lc.DirichletMixing(), statistics)
+    program = _potentials.lower(*arguments, objective).as_text()
+    assert len(re.findall(r"custom_call @\w*potrf|stablehlo.cholesky", program)) == 1
 
 
 GAUSSIAN = CASES["gaussian"].family
