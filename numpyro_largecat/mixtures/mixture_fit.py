@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fitted mixture: its posterior, and what it says of data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from numpyro_largecat._checks import check_count, check_finite, is_concrete
+from numpyro_largecat.mixtures.family import ConjugateFamily
+from numpyro_largecat.mixtures.global_step import GlobalStep, Objective, Statistics, global_step
+from numpyro_largecat.mixtures.local_step import (
+    Globals,
+    Responsibilities,
+    chunk_rows,
+    log_weights_of,
+    sparse_step,
+)
+from numpyro_largecat.mixtures.mixing import MixingPrior
+from numpyro_largecat.mixtures.row_stream import padded
+
+USED = 1.0  # observations in a component that counts as used
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureFit:
+    """What ``fit_mixture`` returns.
+
+    Point estimates are posterior means, so that ``mixing()`` and ``components()`` are ordinary
+    NumPyro distributions; rows are shape (N, ...), as in the fit, and are treated in chunks.
+
+    Attributes:
+        family: The family of the components, with its prior.
+        mixing_prior: The prior of the mixing weights.
+        objective: "variational" or "map".
+        num_active: Components L that carry mass for an observation.
+        counts: Expected observations in each component, float64 of shape (K,).
+        statistics: Weighted sums of features of each component, float64 of shape (K, P).
+        bounds: Objective after each pass in nats, over all rows, shape (passes,).
+        dtype: Float type of computations with rows.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_largecat as lc
+        >>> x = dist.Normal(jnp.array([[0.0], [9.0]]), 1).sample(jax.random.key(0), (99,))
+        >>> x = x.swapaxes(0, 1).reshape(198, 1)  # 99 rows of one component, then of the other
+        >>> family = lc.GaussianFamily(x.mean(0), jnp.eye(1))
+        >>> fit = lc.fit_mixture(jax.random.key(0), x, family, 2, progress_bar=False)
+        >>> mixture = dist.MixtureSameFamily(fit.mixing(), fit.components())
+        >>> bool(jnp.allclose(mixture.log_prob(x), fit.log_likelihood(x), atol=1e-3))
+        True
+        >>> jnp.unique(fit.assign(x)[:99]).size, fit.num_used
+        (1, 2)
+    """
+
+    family: ConjugateFamily
+    mixing_prior: MixingPrior
+    objective: Objective
+    num_active: int
+    counts: np.ndarray
+    statistics: np.ndarray
+    bounds: np.ndarray
+    dtype: np.dtype
+
+    @property
+    def num_components(self) -> int:
+        """K, used or not."""
+        return len(self.counts)
+
+    @property
+    def num_used(self) -> int:
+        """Components with an expected count of at least one observation."""
+        return int((self.counts >= USED).sum())
+
+    @cached_property
+    def natural_parameters(self) -> np.ndarray:
+        """Natural parameters of the posterior, prior plus statistics, float64 of shape (K, P)."""
+        with jax.enable_x64(True):
+            return np.asarray(self.family.prior()) + self.statistics
+
+    def posterior(self) -> Any:
+        """The posterior in the family's usual parameters, such as ``NormalWishart``."""
+        return self._in_float64(self.family.posterior)
+
+    def components(self) -> dist.Distribution:
+        """The components at the posterior means, a distribution of batch shape (K,)."""
+        return self._in_float64(self.family.components)
+
+    def mixing(self) -> dist.Distribution:
+        """Categorical over the components with the posterior means of the mixing weights."""
+        log_weights = _normalised(self._step("map").log_weights)
+        return dist.CategoricalLogits(jnp.asarray(log_weights, self.dtype))
+
+    def log_likelihood(self, x: ArrayLike) -> Array:
+        """Log density of each row under the posterior means, over all K components, shape (N,).
+
+        Cost: O(N K P), one product of matrices, in chunks of bounded memory.
+        """
+        return self._of_rows(_log_likelihood, x, self._globals("map"))
+
+    def responsibilities(self, x: ArrayLike, num_active: int | None = None) -> Responsibilities:
+        """Soft assignments of rows under the posterior, the best L-sparse ones.
+
+        Args:
+            x: Rows, shape (N, ...).
+            num_active: L in [1, K]; that of the fit by default.
+        """
+        active = check_active(
+            self.num_active if num_active is None else num_active, self.num_components
+        )
+        run = partial(_responsibilities, num_active=active)
+        return self._of_rows(run, x, self._globals(self.objective))
+
+    def assign(self, x: ArrayLike) -> Array:
+        """Most probable component of each row, integers of shape (N,)."""
+        return self.responsibilities(x, num_active=1).indices[:, 0]
+
+    def _step(self, objective: Objective) -> GlobalStep:
+        statistics = Statistics(self.counts, self.statistics)
+        return global_step(self.family, self.mixing_prior, statistics, objective)
+
+    def _globals(self, objective: Objective) -> Globals:
+        kept = self.__dict__.setdefault("_kept", {})
+        if objective not in kept:
+            step = self._step(objective)
+            if objective == "map":
+                step = step._replace(log_weights=_normalised(step.log_weights))
+            kept[objective] = step.parameters(self.dtype)
+        return kept[objective]
+
+    def _in_float64(self, of_natural: Any) -> Any:
+        """Compute in float64, then give floats the type of the fit."""
+        with jax.enable_x64(True):
+            result = of_natural(jnp.asarray(self.natural_parameters))
+            leaves, structure = jax.tree.flatten(result)
+            leaves = [np.asarray(leaf) for leaf in leaves]
+        is_float = [np.issubdtype(leaf.dtype, np.floating) for leaf in leaves]
+        leaves = [
+            jnp.asarray(a, self.dtype if f else None) for a, f in zip(leaves, is_float, strict=True)
+        ]
+        return jax.tree.unflatten(structure, leaves)
+
+    def _of_rows(self, run: Any, x: ArrayLike, parameters: Globals) -> Any:
+        num_rows, *shape = np.shape(x)
+        if is_concrete(x):
+            check_finite([("`x`", x)])
+            self.family.check_rows(np.asarray(x))
+        chunk = chunk_rows(num_rows, self.statistics.shape[1], self.num_components)
+        rows, _ = padded(x, self.dtype, chunk)
+        result = run(self.family, rows.reshape(-1, chunk, *shape), parameters)
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:num_rows], result)
+
+
+def _normalised(log_weights: np.ndarray) -> np.ndarray:
+    """Divide what is left to components that the posterior does not have."""
+    return log_weights - np.logaddexp.reduce(log_weights)
+
+
+def check_active(num_active: Any, num_components: int) -> int:
+    """Return the number of active components, or raise unless it is in [1, K]."""
+    active = check_count("num_active", num_active, 1)
+    if active > num_components:
+        raise ValueError(
+            f"`num_active` must be at most the {num_components} components; got {active}."
+        )
+    return active
+
+
+@jax.jit
+def _log_likelihood(family: ConjugateFamily, chunks: Array, parameters: Globals) -> Array:
+    def one(rows: Array) -> Array:
+        log_weights = log_weights_of(family, rows, parameters)
+        return jax.nn.logsumexp(log_weights, axis=-1) + family.log_base(rows)
+
+    return lax.map(one, chunks)
+
+
+@partial(jax.jit, static_argnames="num_active")
+def _responsibilities(
+    family: ConjugateFamily, chunks: Array, parameters: Globals, *, num_active: int
+) -> Responsibilities:
+    def one(rows: Array) -> Responsibilities:
+        return sparse_step(log_weights_of(family, rows, parameters), num_active)[0]
+
+    return lax.map(one, chunks)

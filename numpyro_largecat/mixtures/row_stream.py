@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of rows that are read again in each pass, and a first look at all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_largecat._checks import check_count
+from numpyro_largecat.mixtures.family import ConjugateFamily
+
+ROWS_TO_CHECK = 2**14  # of an array, read at once
+
+
+class RowStream:
+    """Batches of an array, or of a source that gives the same batches again and again.
+
+    An array is cut at random into batches of equal size, give or take one row, which stay as they
+    are. A source is an iterable that can be iterated again, or a function that returns an iterator.
+    """
+
+    def __init__(self, data: Any, batch_size: int | None, rng: np.random.Generator) -> None:
+        self.source: Callable[[], Iterable[Any]] | None = None
+        self.parts: list[Any] = [slice(None)]
+        self.array = data
+        if hasattr(data, "shape") and hasattr(data, "dtype"):
+            if batch_size is not None:
+                check_count("batch_size", batch_size, 1)
+            if np.ndim(data) == 0 or len(data) == 0:
+                raise ValueError(f"`data` must hold at least one row; got shape {np.shape(data)}.")
+            if batch_size is not None and batch_size < len(data):
+                order = rng.permutation(len(data))
+                num_batches = -(-len(data) // batch_size)
+                self.parts = [np.sort(part) for part in np.array_split(order, num_batches)]
+            return
+        if batch_size is not None:
+            raise ValueError(
+                f"`batch_size` is for an array; got {batch_size} with a {type(data).__name__}, "
+                "which gives batches of its own size."
+            )
+        self.source = data if callable(data) else lambda: data
+        if not callable(data) and (not hasattr(data, "__iter__") or iter(data) is data):
+            raise TypeError(
+                "`data` must be an array, an iterable of batches that can be iterated again in "
+                "each pass, such as a list, or a function that returns an iterator; got a "
+                f"{type(data).__name__}."
+            )
+
+    def pieces(self) -> Iterator[tuple[str, int, Any]]:
+        """All rows once, in order: what they are called, the number of the first, and the rows."""
+        if self.source is None:
+            for start in range(0, len(self.array), ROWS_TO_CHECK):
+                yield "`data`", start, self.array[start : start + ROWS_TO_CHECK]
+            return
+        for b, batch in enumerate(self.source()):
+            yield f"batch {b} of `data`", 0, batch
+
+    def batches(self, rng: np.random.Generator | None = None) -> Iterator[tuple[int, Any]]:
+        """One pass, in order; batches of an array in random order if ``rng`` is given."""
+        if self.source is not None:
+            yield from enumerate(self.source())
+            return
+        order = np.arange(len(self.parts))
+        for b in order if rng is None else rng.permutation(order):
+            yield int(b), self.array[self.parts[b]]
+
+
+class FirstLook(NamedTuple):
+    """What is known of the data before the fit."""
+
+    num_rows: int
+    sizes: tuple[int, ...]  # rows of each batch
+    dtype: np.dtype  # in which the local step computes
+    sample: np.ndarray  # rows drawn without replacement
+
+
+def look_at(
+    stream: RowStream, family: ConjugateFamily, num_sampled: int, rng: np.random.Generator
+) -> FirstLook:
+    """Read all rows once, refuse bad ones, and draw some of them.
+
+    Cost: one reading of the data; memory for one batch and the drawn rows.
+    """
+    lengths, sample, keys, dtype = [], None, np.zeros(0), None
+    for name, start, piece in stream.pieces():
+        rows = np.asarray(piece)
+        _check_rows(name, start, rows, None if sample is None else sample.shape[1:])
+        _name_errors(name, start, family, rows)
+        lengths.append(len(rows))
+        dtype = rows.dtype if dtype is None else np.promote_types(dtype, rows.dtype)
+        keys = np.concatenate([keys, rng.random(len(rows))])
+        sample = rows if sample is None else np.concatenate([sample, rows])
+        kept = np.argpartition(keys, num_sampled)[:num_sampled] if len(keys) > num_sampled else ...
+        keys, sample = keys[kept], sample[kept]
+    if sample is None or dtype is None:
+        raise ValueError("`data` gave no batch.")
+    order = np.argsort(keys)
+    sizes = lengths if stream.source is not None else [len(p) for p in _parts_of(stream)]
+    computed = jax.dtypes.canonicalize_dtype(np.promote_types(dtype, np.float32))
+    return FirstLook(sum(lengths), tuple(sizes), np.dtype(computed), sample[order])
+
+
+def _parts_of(stream: RowStream) -> list[Any]:
+    return [range(len(stream.array)) if isinstance(p, slice) else p for p in stream.parts]
+
+
+def _check_rows(name: str, start: int, rows: np.ndarray, shape: tuple[int, ...] | None) -> None:
+    if rows.ndim == 0 or rows.shape[0] == 0:
+        raise ValueError(f"{name} must hold at least one row; got shape {rows.shape}.")
+    if not (np.issubdtype(rows.dtype, np.number) and np.isrealobj(rows)):
+        raise TypeError(f"{name} must hold real numbers; got dtype {rows.dtype}.")
+    if shape is not None and rows.shape[1:] != shape:
+        raise ValueError(
+            f"{name} must have rows of shape {shape}, as before; got {rows.shape[1:]}."
+        )
+    bad = ~np.isfinite(rows)
+    if bad.any():
+        place = np.unravel_index(int(np.argmax(bad)), rows.shape)
+        row, column = start + int(place[0]), tuple(int(i) for i in place[1:])
+        where = f"row {row}" + (f", column {', '.join(map(str, column))}" if column else "")
+        raise ValueError(
+            f"{name} must be finite; got {rows[place]} at {where}. Leave such rows out, or fill "
+            "them in."
+        )
+
+
+def _name_errors(name: str, start: int, family: ConjugateFamily, rows: np.ndarray) -> None:
+    """Let the family check rows, and say where they are if it refuses them."""
+    try:
+        family.check_rows(rows)
+    except ValueError as error:
+        raise ValueError(f"{name}, from row {start} on: {error}") from None
+
+
+def padded(rows: Any, dtype: np.dtype, chunk: int) -> tuple[Array, Array]:
+    """Rows on the device, filled up to a multiple of ``chunk``, and which of them are rows.
+
+    The filling is copies of the last row: their features are finite, whatever the family.
+    """
+    x = jnp.asarray(rows, dtype)
+    missing = -x.shape[0] % chunk
+    is_row = (jnp.arange(x.shape[0] + missing) < x.shape[0]).astype(dtype)
+    return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), mode="edge"), is_row
