@@ -11,6 +11,7 @@ from numpyro_largecat.distributions import (
     NoiseContrastive,
     OneVsEach,
     TopLCategorical,
+    TopLMixture,
     UtilityCategorical,
     error_distribution,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "SparseRows",
     "SubsampledSVI",
     "TopLCategorical",
+    "TopLMixture",
     "UMax",
     "UtilityCategorical",
     "Vanilla",

@@ -9,6 +9,7 @@ from numpyro_largecat.distributions.gaussian_utility_bound import GaussianUtilit
 from numpyro_largecat.distributions.noise_contrastive import NoiseContrastive
 from numpyro_largecat.distributions.one_vs_each import OneVsEach
 from numpyro_largecat.distributions.top_l_categorical import TopLCategorical
+from numpyro_largecat.distributions.top_l_mixture import TopLMixture
 from numpyro_largecat.distributions.utility_categorical import UtilityCategorical
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "NoiseContrastive",
     "OneVsEach",
     "TopLCategorical",
+    "TopLMixture",
     "UtilityCategorical",
     "error_distribution",
 ]

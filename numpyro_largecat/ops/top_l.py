@@ -53,8 +53,16 @@ def top_l(log_weights: ArrayLike, num_active: int) -> tuple[Array, Array]:
     weights = lax.stop_gradient(jnp.asarray(log_weights))
     check_active(num_active, np.shape(weights), "log_weights")
     check_weights("`log_weights`", weights)
-    values, indices = lax.top_k(weights, num_active)
-    return indices, values
+    indices = largest(weights, num_active)
+    return indices, take_last(weights, indices)
+
+
+def largest(weights: Array, num_active: int) -> Array:
+    """Indices of the largest weights on the last axis, those that are NaN first.
+
+    XLA does not say where its ``top_k`` puts NaN; lost there, it would not show in any result.
+    """
+    return lax.top_k(jnp.where(jnp.isnan(weights), jnp.inf, weights), num_active)[1]
 
 
 def log_sum(log_weights: Array) -> Array:
