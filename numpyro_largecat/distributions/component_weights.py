@@ -8,11 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 from jax import Array, lax
 
-from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.distributions.component_parameters import replace_parameters
 from numpyro_largecat.ops.pair_blocks import pair_blocks
 from numpyro_largecat.ops.row_chunks import map_rows
@@ -51,6 +49,8 @@ class Components:
         """All components for observations ``rows`` (A,): batch shape (A, K)."""
 
         def take(array: Array, event_dim: int) -> Array:
+            if _is_common(array, event_dim):
+                return array
             table, row = self._table(array, event_dim, rows)
             return table if row is None else table[row]
 
@@ -69,6 +69,8 @@ class Components:
         """
 
         def take(array: Array, event_dim: int) -> Array:
+            if _is_common(array, event_dim):
+                return array
             outer = _axes(jnp.shape(array), event_dim)[0]
             shares = shared_rows is not None and _is_within(outer, shared_rows)
             table, row = self._table(array, event_dim, rows[:, :1] if shares else rows)
@@ -100,11 +102,7 @@ class Components:
         """Array as (C, 1 or K, *event), and its row for each observation; None if C is 1."""
         outer, last, event = _axes(jnp.shape(array), event_dim)
         num_rows = math.prod(outer)
-        if num_rows == last == 1 and is_concrete(array):
-            array = np.asarray(array)  # such as a count that NumPyro wants to look at
-        else:
-            array = jnp.asarray(array)
-        table = array.reshape(num_rows, last, *event)
+        table = jnp.reshape(array, (num_rows, last, *event))
         return table, None if num_rows == 1 else self.row_in(outer, rows)
 
     def row_in(self, outer: tuple[int, ...], rows: Array) -> Array:
@@ -221,6 +219,12 @@ def _axes(shape: tuple[int, ...], event_dim: int) -> tuple[tuple[int, ...], int,
     cut = max(0, len(shape) - event_dim)
     batch = shape[:cut] or (1,)
     return batch[:-1], batch[-1], shape[cut:]
+
+
+def _is_common(array: Array, event_dim: int) -> bool:
+    """Whether a parameter is the same for all observations and components."""
+    outer, last, _ = _axes(jnp.shape(array), event_dim)
+    return last * math.prod(outer) == 1
 
 
 def _is_within(outer: tuple[int, ...], rows: tuple[int, ...]) -> bool:

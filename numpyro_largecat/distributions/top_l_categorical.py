@@ -52,7 +52,8 @@ class TopLCategorical(dist.Distribution):
         indices: Stored outcomes i, distinct integers in [0, num_categories), shape (..., L).
         logits: Unnormalised log weights in nats, shape (..., L). -inf is a weight of zero.
         num_categories: Number of outcomes K, a Python int of at least L.
-        validate_args: Check values, outside ``jit``. Shapes are always checked.
+        validate_args: False to leave values unchecked; under ``jit`` they always are. Shapes are
+            always checked.
 
     Raises:
         ValueError: If the last axes of ``indices`` and ``logits`` differ, are empty or longer than
@@ -105,15 +106,12 @@ class TopLCategorical(dist.Distribution):
                 "`indices` must hold at least one outcome, and at most `num_categories`, "
                 f"{self.num_categories}, for they are distinct; got shape {shapes[0]}."
             )
+        if validate_args is not False:
+            check_in_range("`indices`", self.indices, self.num_categories, "outcomes")
+            check_distinct("`indices`", self.indices)
+            check_weights("`logits`", self.logits)
         batch_shape = lax.broadcast_shapes(shapes[0][:-1], shapes[1][:-1])
         super().__init__(batch_shape=batch_shape, validate_args=validate_args)
-
-    def validate_args(self, strict: bool = True) -> None:
-        """Refuse outcomes that repeat or are out of range, and logits that are NaN or +inf."""
-        del strict
-        check_in_range("`indices`", self.indices, self.num_categories, "outcomes")
-        check_distinct("`indices`", self.indices)
-        check_weights("`logits`", self.logits)
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
     def support(self) -> constraints.Constraint:

@@ -59,7 +59,7 @@ class TopLMixture(dist.MixtureSameFamily):
         mixing: ``Categorical`` over the components, K on its last axis.
         components: Distribution whose last batch axis has length K.
         num_active: Number of components to keep for each observation L, a Python int in [1, K].
-        validate_args: Check values, outside ``jit``. Shapes are always checked.
+        validate_args: Also check that values are in the support, as NumPyro does.
 
     Raises:
         ValueError: If ``num_active`` is outside [1, K], or K differs between ``mixing`` and
@@ -103,6 +103,7 @@ class TopLMixture(dist.MixtureSameFamily):
                 "`components` must have the components on the last axis of its batch shape, "
                 f"{num_components} as `mixing`; got batch shape {components.batch_shape}."
             )
+        check_weights("logits of `mixing`", mixing.logits)
         self.num_active = check_active(num_active, (num_components,), "mixing")
         self._mixing_distribution = mixing
         self._component_distribution = components
@@ -113,11 +114,6 @@ class TopLMixture(dist.MixtureSameFamily):
         dist.Distribution.__init__(
             self, batch_shape, components.event_shape, validate_args=validate_args
         )
-
-    def validate_args(self, strict: bool = True) -> None:
-        """Refuse log probabilities of the components that are NaN or +inf."""
-        del strict
-        check_weights("logits of `mixing`", self.mixing_distribution.logits)
 
     @constraints.dependent_property
     def support(self) -> constraints.Constraint:

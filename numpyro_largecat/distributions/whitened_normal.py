@@ -24,9 +24,9 @@ class WhitenedNormal(dist.Distribution):
     magnitude slower on a CPU.
 
     Args:
-        loc: Means, shape (A, B, D), where A and B may be 1.
-        whitening: Lower triangular matrices P, shape (A, B, D, D), where A and B may be 1.
-        log_det: Log determinants of ``whitening``, shape (A, B), where A and B may be 1.
+        loc: Means, shape (A, B, D), where A and B may be 1 or missing, as in the others.
+        whitening: Lower triangular matrices P, shape (A, B, D, D).
+        log_det: Log determinants of ``whitening``, shape (A, B).
         batch_shape: (A, B), or any shape as long as no value is evaluated.
     """
 
@@ -48,21 +48,25 @@ class WhitenedNormal(dist.Distribution):
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         """Log density, for values of shape (A, B, D), where A and B may be 1."""
         del intermediates
-        matrix = self.whitening
+        matrix, loc = _with_axes(self.whitening, 4), _with_axes(self.loc, 3)
         if matrix.shape[0] == 1:  # the same for all A, which become the columns of a product
-            centred = value.transpose(1, 2, 0) - self.loc.transpose(1, 2, 0)  # (B, D, A)
+            centred = value.transpose(1, 2, 0) - loc.transpose(1, 2, 0)  # (B, D, A)
             distance = ((matrix[0] @ centred) ** 2).sum(axis=1).T
         elif matrix.shape[1] == 1:  # the same for all B
-            centred = value.transpose(0, 2, 1) - self.loc.transpose(0, 2, 1)  # (A, D, B)
+            centred = value.transpose(0, 2, 1) - loc.transpose(0, 2, 1)  # (A, D, B)
             distance = ((matrix[:, 0] @ centred) ** 2).sum(axis=1)
         else:
-            centred = value - self.loc
+            centred = value - loc
             distance = ((matrix @ centred[..., None]) ** 2).sum(axis=(-2, -1))
         # A select, which changes no value, ends a fusion of XLA's CPU compiler that would make the
         # product four times as slow.
         distance = jnp.where(jnp.isnan(distance), jnp.nan, distance)
         log_volume = 0.5 * self.event_shape[0] * math.log(2 * math.pi)
         return self.log_det - 0.5 * distance - log_volume
+
+
+def _with_axes(array: Array, ndim: int) -> Array:
+    return array.reshape((1,) * (ndim - array.ndim) + array.shape)
 
 
 def whiten(distribution: dist.Distribution, num_values: int) -> dist.Distribution:
