@@ -11,6 +11,8 @@ from numpyro_largecat.distributions import (
     GaussianUtilityBound,
     NoiseContrastive,
     OneVsEach,
+    TopLCategorical,
+    TopLMixture,
     UtilityCategorical,
     error_distribution,
 )
@@ -95,6 +97,8 @@ __all__ = [
     "StickBreaking",
     "SubsampledSVI",
     "TopClasses",
+    "TopLCategorical",
+    "TopLMixture",
     "UMax",
     "UtilityCategorical",
     "Vanilla",

@@ -100,3 +100,37 @@ def check_finite(named_values: Iterable[tuple[str, Any]]) -> None:
                 f"{name} must be finite; got {_first(array, bad)}, and {int(bad.sum())} of "
                 f"{bad.size} are not finite."
             )
+
+
+def check_distinct(name: str, values: Any) -> None:
+    """Raise ValueError at the first of ``values`` that repeats on the last axis; tracers pass."""
+    if not is_concrete(values):
+        return
+    array = np.asarray(values)
+    order = np.argsort(array, axis=-1, kind="stable")
+    in_order = np.take_along_axis(array, order, axis=-1)
+    repeats = np.zeros(array.shape, bool)
+    np.put_along_axis(repeats, order[..., 1:], in_order[..., 1:] == in_order[..., :-1], axis=-1)
+    if repeats.any():
+        raise ValueError(
+            f"{name} must be distinct on the last axis; got {_first(array, repeats)} a second time."
+        )
+
+
+def check_weights(name: str, values: Any) -> None:
+    """Raise ValueError at the first log weight that is NaN or +inf; tracers pass, and so does -inf.
+
+    Raises:
+        TypeError: If the weights are not floats.
+    """
+    if not jnp.issubdtype(jnp.result_type(values), jnp.floating):
+        raise TypeError(f"{name} must be floats, log weights in nats; got {values.dtype}.")
+    if not is_concrete(values):
+        return
+    array = np.asarray(values)
+    bad = np.isnan(array) | (array == np.inf)
+    if bad.any():
+        raise ValueError(
+            f"{name} must be below +inf, and not NaN; got {_first(array, bad)}, and "
+            f"{int(bad.sum())} of {bad.size} are not."
+        )

@@ -8,6 +8,8 @@ from numpyro_largecat.distributions.gaussian_error_bound import GaussianErrorBou
 from numpyro_largecat.distributions.gaussian_utility_bound import GaussianUtilityBound
 from numpyro_largecat.distributions.noise_contrastive import NoiseContrastive
 from numpyro_largecat.distributions.one_vs_each import OneVsEach
+from numpyro_largecat.distributions.top_l_categorical import TopLCategorical
+from numpyro_largecat.distributions.top_l_mixture import TopLMixture
 from numpyro_largecat.distributions.utility_categorical import UtilityCategorical
 
 __all__ = [
@@ -18,6 +20,8 @@ __all__ = [
     "GaussianUtilityBound",
     "NoiseContrastive",
     "OneVsEach",
+    "TopLCategorical",
+    "TopLMixture",
     "UtilityCategorical",
     "error_distribution",
 ]

@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from numpyro_largecat.mixtures.family import ConjugateFamily
 from numpyro_largecat.ops.grouped_sums import grouped_sums
-from numpyro_largecat.ops.top_l import top_l
+from numpyro_largecat.ops.top_l import take_last, top_l
 
 CHUNK_ENTRIES = 2**23  # features and log weights that are held at once
 DENSE_SHARE = 8  # from L = K / 8 on, a product with all K components sums faster than a sort
@@ -68,7 +68,8 @@ def sparse_step(log_weights: Array, num_active: int) -> tuple[Responsibilities, 
         indices = jnp.broadcast_to(jnp.arange(num_active, dtype=jnp.int32), log_weights.shape)
         values = log_weights
     else:
-        indices, values = top_l(log_weights, num_active)
+        indices, _ = top_l(log_weights, num_active)
+        values = take_last(log_weights, indices)
     bound = jax.nn.logsumexp(values, axis=-1)
     return Responsibilities(indices, jnp.exp(values - bound[..., None])), bound
 
