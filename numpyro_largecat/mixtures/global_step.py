@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from numpyro_largecat.mixtures.family import ConjugateFamily
 from numpyro_largecat.mixtures.local_step import Globals
 from numpyro_largecat.mixtures.mixing import MixingPrior
 
 Objective = Literal["variational", "map"]
+TOGETHER = 32  # components whose posteriors are computed at once
 
 
 class Statistics(NamedTuple):
@@ -81,21 +83,31 @@ def global_step(
 def _potentials(
     family: ConjugateFamily, mixing: MixingPrior, statistics: Statistics, objective: Objective
 ) -> tuple[Array, Array, Array, Array]:
-    """Gain of each component and of the weights, with gradients in the statistics.
-
-    The prior is one more row of the batch. Two batches of Cholesky factors that do not wait for
-    each other may block all threads of a CPU: each of jaxlib's kernels then waits for tasks that
-    only the other's thread could run.
-    """
+    """Gain of each component and of the weights, with gradients in the statistics."""
     prior = family.prior()
     of_component, of_weights = family.log_normalizer, mixing.log_normalizer
     if objective == "map":
         of_component, of_weights = family.max_log_density, mixing.max_log_density
-    natural = jnp.concatenate([prior + statistics.features, prior[None]])
-    values, slopes = jax.vmap(jax.value_and_grad(of_component))(natural)
+    num_components = len(statistics.counts)
+    values, slopes = map_in_groups(
+        jax.value_and_grad(of_component),
+        jnp.concatenate([prior[None], prior + statistics.features]),
+    )
     value, log_weights = jax.value_and_grad(of_weights)(statistics.counts)
-    gains = values[:-1]
+    gains = values[1:]
     if objective == "variational":
-        gains -= values[-1]
-        value -= of_weights(jnp.zeros_like(statistics.counts))
-    return gains, slopes[:-1], value, log_weights
+        gains -= values[0]
+        value -= of_weights(jnp.zeros(num_components, value.dtype))
+    return gains, slopes[1:], value, log_weights
+
+
+def map_in_groups(function: Callable[[Array], Any], natural: Array) -> Any:
+    """Apply a function to each row, a few together: their matrices should stay in the cache.
+
+    Groups are all of one size and follow each other. A family may use LAPACK, and two batches of
+    its factors at once may block all threads of a CPU, since each waits for tasks in their pool.
+    """
+    size = min(TOGETHER, len(natural))
+    padded = jnp.pad(natural, [(0, -len(natural) % size), (0, 0)], mode="edge")
+    results = lax.map(jax.vmap(function), padded.reshape(-1, size, natural.shape[1]))
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[: len(natural)], results)

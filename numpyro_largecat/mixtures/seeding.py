@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from numpyro_largecat.mixtures.family import ConjugateFamily
-from numpyro_largecat.mixtures.global_step import Statistics
+from numpyro_largecat.mixtures.global_step import Statistics, map_in_groups
 
 Start = Literal["kmeans++", "random"]
 CANDIDATES = 5  # rows to choose from, for each component
@@ -52,8 +52,7 @@ def _spread_seeds(family: ConjugateFamily, rows: Array, rng_key: Array, *, num_s
     """
     natural = family.prior() + family.features(rows)
     of_slope = jax.value_and_grad(family.max_log_density)
-    # One row at a time: a batch and its rest could block each other, as in `global_step`.
-    own = lax.map(family.max_log_density, natural)
+    own = map_in_groups(family.max_log_density, natural)
 
     def choose(place: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         chosen, nearest = state

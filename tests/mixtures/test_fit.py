@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from scipy.special import gammaln
 
 import numpyro_largecat as lc
 from numpyro_largecat.mixtures.fit import memoized_steps, mixture_model, stochastic_steps
-from numpyro_largecat.mixtures.global_step import Statistics, _potentials, global_step
+from numpyro_largecat.mixtures.global_step import Statistics, global_step, map_in_groups
 from numpyro_largecat.mixtures.row_stream import RowStream
 from tests import reference_mixtures as reference
+from tests.memory import temp_bytes
 from tests.mixtures.cases import CASES, COVARIANCE, LOC, MIXING, ROWS, one_hot, summed
 
 KEY = jax.random.key(0)
@@ -284,13 +284,17 @@ def with_nan() -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("objective", ["variational", "map"])
-def test_no_two_factorisations_are_in_flight(objective: Any) -> None:
-    """On a CPU of two threads, two batches of Cholesky factors at once may wait for ever."""
-    statistics = summed(GAUSSIAN, POINTS, one_hot(60, 4))
-    arguments = (GAUSSIAN, lc.DirichletMixing(), statistics)
-    program = _potentials.lower(*arguments, objective).as_text()
-    assert len(re.findall(r"custom_call @\w*potrf|stablehlo.cholesky", program)) == 1
+def test_posteriors_of_many_components_are_computed_in_groups() -> None:
+    """Whatever their number, each row is its own; groups of full covariances hold few matrices."""
+    found = map_in_groups(lambda row: {"sum": row.sum()}, jnp.arange(210.0).reshape(70, 3))
+    np.testing.assert_allclose(found["sum"], np.arange(210.0).reshape(70, 3).sum(1))
+    scratch = [temp_bytes(_potential_values, jnp.zeros((k, 1 + 300))) for k in (200, 400)]
+    assert scratch[1] - scratch[0] < 200 * 4 * 24**2  # a matrix for each further component
+
+
+def _potential_values(natural: Any) -> Any:
+    family = lc.ZeroMeanGaussianFamily(np.eye(24))
+    return map_in_groups(lambda row: family.log_normalizer(family.prior() + row), natural)
 
 
 GAUSSIAN = CASES["gaussian"].family
