@@ -10,6 +10,7 @@ from numpyro_largecat.distributions import (
     GaussianUtilityBound,
     NoiseContrastive,
     OneVsEach,
+    TopicDocument,
     UtilityCategorical,
     error_distribution,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "RowSubset",
     "SparseRows",
     "SubsampledSVI",
+    "TopicDocument",
     "UMax",
     "UtilityCategorical",
     "Vanilla",

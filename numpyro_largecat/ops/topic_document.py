@@ -72,6 +72,7 @@ class Topics(NamedTuple):
         return self.table.shape[1]
 
 
+@partial(jax.jit, static_argnames="num_active")
 def fit_documents(
     log_probs: Array,
     concentration: Array,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -21,6 +22,7 @@ from numpyro_largecat.ops.topic_sweeps import responsibilities, select, sweep
 FEW = 32  # up to so many topics of a word its entries are added one by one, else as a row
 
 
+@partial(jax.jit, static_argnames="num_active", donate_argnames="initial")
 def word_topic_counts(
     log_probs: Array,
     concentration: Array,

@@ -16,7 +16,7 @@ from tests import reference_topics as reference
 from tests.memory import temp_bytes
 
 EXACT = Effort(num_sweeps=400, tolerance=1e-9, num_restarts=0)
-solve = jax.jit(fit_documents, static_argnames="num_active")
+solve = fit_documents
 
 
 def corpus(num_docs, num_topics, vocabulary, num_tokens, *, sparsity=0.1, seed=0):

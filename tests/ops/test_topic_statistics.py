@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,9 +23,10 @@ CONCENTRATION = np.full(50, 0.02)
 def test_counts_are_sums_of_responsibilities(num_active: int) -> None:
     """For few topics a word and for many, which are added in different ways."""
     effort = Effort(60, 1e-6, 2)
-    fit = jax.jit(fit_documents, static_argnames="num_active")
     basis = np.asarray(
-        fit(LOG_PROBS, CONCENTRATION, WORDS, COUNTS, num_active=num_active, effort=effort).basis
+        fit_documents(
+            LOG_PROBS, CONCENTRATION, WORDS, COUNTS, num_active=num_active, effort=effort
+        ).basis
     )
     scale = rng.uniform(size=20)
     expected = np.ones_like(LOG_PROBS)
@@ -34,7 +34,7 @@ def test_counts_are_sums_of_responsibilities(num_active: int) -> None:
         weights = np.where(basis[d] > 0, reference.digamma(CONCENTRATION + basis[d]), -np.inf)
         r = reference.softmax_of_largest(LOG_PROBS[WORDS[d]] + weights, num_active)
         np.add.at(expected, WORDS[d], scale[d] * COUNTS[d][:, None] * r)
-    found = jax.jit(word_topic_counts, static_argnames="num_active")(
+    found = word_topic_counts(
         LOG_PROBS,
         CONCENTRATION,
         WORDS,
