@@ -27,6 +27,7 @@ from numpyro_largecat.primitives import sample_choice
 from numpyro_largecat.proposals import ClassProposal, FrequencyProposal, HeadProposal
 from numpyro_largecat.sparse_rows import SparseRows
 from numpyro_largecat.subsets import ClassSubset, RowSubset
+from numpyro_largecat.topics import TopicFit, TopWord, fit_topics
 from numpyro_largecat.weights import GaussianWeights, gaussian_weights
 
 __version__ = "0.1.0"
@@ -57,7 +58,9 @@ __all__ = [
     "RowSubset",
     "SparseRows",
     "SubsampledSVI",
+    "TopWord",
     "TopicDocument",
+    "TopicFit",
     "UMax",
     "UtilityCategorical",
     "Vanilla",
@@ -66,6 +69,7 @@ __all__ = [
     "data_plate",
     "error_distribution",
     "fit_double_sum",
+    "fit_topics",
     "gaussian_weights",
     "plot_elbo",
     "plot_intervals",
