@@ -5,6 +5,7 @@ from numpyro_largecat.arviz import to_arviz
 from numpyro_largecat.distributions import (
     AugmentedCategorical,
     Bouchard,
+    DocumentPosterior,
     ErrorFamily,
     GaussianErrorBound,
     GaussianUtilityBound,
@@ -40,6 +41,7 @@ __all__ = [
     "Bouchard",
     "ClassProposal",
     "ClassSubset",
+    "DocumentPosterior",
     "DoubleSumFit",
     "ErrorFamily",
     "ErrorGuideList",

@@ -23,7 +23,12 @@ from numpyro_largecat.topic_start import start_at_random, start_from_documents
 
 
 class TopWord(NamedTuple):
-    """A word of a topic."""
+    """A word of a topic, in what ``TopicFit.top_words`` gives.
+
+    Example:
+        >>> TopWord("sea", 0.2).word
+        'sea'
+    """
 
     word: str | int  # its id where the vocabulary is not known
     probability: float

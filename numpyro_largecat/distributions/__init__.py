@@ -8,12 +8,13 @@ from numpyro_largecat.distributions.gaussian_error_bound import GaussianErrorBou
 from numpyro_largecat.distributions.gaussian_utility_bound import GaussianUtilityBound
 from numpyro_largecat.distributions.noise_contrastive import NoiseContrastive
 from numpyro_largecat.distributions.one_vs_each import OneVsEach
-from numpyro_largecat.distributions.topic_document import TopicDocument
+from numpyro_largecat.distributions.topic_document import DocumentPosterior, TopicDocument
 from numpyro_largecat.distributions.utility_categorical import UtilityCategorical
 
 __all__ = [
     "AugmentedCategorical",
     "Bouchard",
+    "DocumentPosterior",
     "ErrorFamily",
     "GaussianErrorBound",
     "GaussianUtilityBound",

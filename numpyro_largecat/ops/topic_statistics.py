@@ -11,13 +11,14 @@ from jax import Array, lax
 
 from numpyro_largecat.ops.topic_document import (
     SIZES,
+    Topics,
     block_size_for,
     in_blocks,
     num_active_topics,
     share_topics,
     take_active,
 )
-from numpyro_largecat.ops.topic_sweeps import responsibilities, select, sweep
+from numpyro_largecat.ops.topic_sweeps import ActiveTopics, responsibilities, select, sweep
 
 FEW = 32  # up to so many topics of a word its entries are added one by one, else as a row
 
@@ -61,18 +62,13 @@ def word_topic_counts(
     num_slots = min(num_active, topics.num_topics)
 
     def tokens(size: int, words: Array, word_counts: Array, basis: Array) -> tuple[Array, Array]:
-        """Expected tokens (B, S, U) and their topics, which broadcast to the same shape."""
-        document, own = take_active(topics, words, word_counts, basis, size)
-        selection = select(document, own, num_active)
-        shares = responsibilities(document, selection, sweep(document, selection, own))
-        if num_slots > FEW:
-            rows = jnp.zeros((len(words), topics.num_topics, words.shape[1]), shares.dtype)
-            return rows.at[jnp.arange(len(words))[:, None], document.topics].set(shares), rows[:0]
-        if size > num_slots:
-            return _entries(shares, document.topics, num_slots)
-        empty = ((0, 0), (0, num_slots - size), (0, 0))
-        ids = jnp.broadcast_to(document.topics[..., None], shares.shape)
-        return jnp.pad(shares, empty), jnp.pad(ids, empty)
+        """Responsibilities (B, S, U), and their topics of the same shape unless S is K."""
+        block = words, word_counts, basis
+        if num_slots <= FEW:
+            return _sparse(topics, num_active, size, *block)
+        document, shares = _shares(topics, num_active, size, *block)
+        rows = jnp.zeros((len(words), topics.num_topics, words.shape[1]), shares.dtype)
+        return rows.at[jnp.arange(len(words))[:, None], document.topics].set(shares), rows[:0]
 
     def add(table: Array, block: tuple[Array, ...]) -> tuple[Array, None]:
         words, word_counts, basis, scale = block
@@ -89,6 +85,54 @@ def word_topic_counts(
     size = block_size_for(words.shape[0])
     blocks = in_blocks((words, word_counts, basis, scale[:, None]), size)
     return lax.scan(add, table, blocks)[0]
+
+
+def word_topics(
+    log_probs: Array,
+    concentration: Array,
+    words: Array,
+    word_counts: Array,
+    basis: Array,
+    *,
+    num_active: int,
+) -> tuple[Array, Array]:
+    """Responsibilities of each word's L topics, and which these are, each (N, U, L).
+
+    Cost: O(U A) per document. Arguments as for ``word_topic_counts``.
+    """
+    topics = share_topics(log_probs, concentration, exponentiate=False)
+
+    def solve(block: tuple[Array, ...]) -> tuple[Array, Array]:
+        sizes = (*(size for size in SIZES if size < topics.num_topics), topics.num_topics)
+        index = (num_active_topics(block[2]).max() > jnp.array(sizes)).sum()
+        return lax.switch(
+            index, [partial(_sparse, topics, num_active, size) for size in sizes], *block
+        )
+
+    inputs = words, word_counts.astype(log_probs.dtype), basis
+    shares, ids = lax.map(solve, in_blocks(inputs, block_size_for(len(words))))
+    return tuple(x.reshape(-1, *x.shape[2:])[: len(words)].swapaxes(1, 2) for x in (shares, ids))
+
+
+def _shares(
+    topics: Topics, num_active: int, size: int, words: Array, word_counts: Array, basis: Array
+) -> tuple[ActiveTopics, Array]:
+    """Responsibilities on the active topics, (B, A, U)."""
+    document, own = take_active(topics, words, word_counts, basis, size)
+    selection = select(document, own, num_active)
+    return document, responsibilities(document, selection, sweep(document, selection, own))
+
+
+def _sparse(
+    topics: Topics, num_active: int, size: int, words: Array, word_counts: Array, basis: Array
+) -> tuple[Array, Array]:
+    """Responsibilities of each word's topics, and which these are, (B, L, U)."""
+    document, shares = _shares(topics, num_active, size, words, word_counts, basis)
+    if size > num_active:
+        return _entries(shares, document.topics, num_active)
+    empty = ((0, 0), (0, num_active - size), (0, 0))
+    ids = jnp.broadcast_to(document.topics[..., None], shares.shape)
+    return jnp.pad(shares, empty), jnp.pad(ids, empty)
 
 
 def _entries(shares: Array, topics: Array, num_slots: int) -> tuple[Array, Array]:

@@ -271,3 +271,46 @@ def test_memory_of_a_gradient_follows_the_topics_table() -> None:
 
     extra = gradient(512) - gradient(64)
     assert extra < 0.2 * 448 * 40 * 250 * 4
+
+
+@pytest.mark.parametrize("num_active", [2, K])
+def test_guide_of_frequencies_and_assignments_has_the_bound(num_active: int) -> None:
+    """A model with the sites pi and z and this guide: the ELBO is ``log_prob``, by enough draws.
+
+    4,000 draws at 5.5 standard errors; FALSE_ALARM = 1e-7.
+    """
+    tokens = np.array([[0, 1, 2, 3, 7, 7, 5], [4, 4, 4, 2, 9, 10, 11]])
+    documents = np.stack([tokens, np.ones_like(tokens)], axis=-1)
+    log_probs = jnp.asarray(TOPICS)
+    likelihood = lc.TopicDocument(log_probs, CONCENTRATION, num_active, tolerance=1e-5)
+    found = likelihood.posterior(documents)
+    rows = jax.nn.one_hot(found.topics, K) * jnp.exp(found.logits)[..., None]
+    assert ((rows.sum(axis=-2) > 0).sum(axis=-1) <= num_active).all()
+
+    def with_sites():
+        with numpyro.plate("documents", 2, dim=-2):
+            pi = numpyro.sample("pi", dist.Dirichlet(jnp.asarray(CONCENTRATION)))
+            with numpyro.plate("tokens", 7, dim=-1):
+                z = numpyro.sample("z", dist.Categorical(probs=pi))
+                logits = jax.nn.log_softmax(log_probs, axis=-1)[z]
+                numpyro.sample("x", dist.Categorical(logits=logits), obs=jnp.asarray(tokens))
+
+    def guide():
+        with numpyro.plate("documents", 2, dim=-2):
+            frequencies = dist.Dirichlet(found.frequencies.concentration[:, None])
+            numpyro.sample("pi", frequencies)
+            with numpyro.plate("tokens", 7, dim=-1):
+                numpyro.sample("z", dist.Categorical(probs=rows.sum(axis=-2)))
+
+    loss = jax.jit(jax.vmap(lambda key: Trace_ELBO().loss(key, {}, with_sites, guide)))
+    draws = -np.asarray(loss(jax.random.split(jax.random.key(0), 4000)))
+    normalizers = jax.nn.logsumexp(log_probs, axis=1)  # these topics sum to a little above 1
+    assert np.ptp(normalizers) < 2e-3
+    expected = float(likelihood.log_prob(documents).sum()) - 14 * float(normalizers.mean())
+    error = draws.std() / np.sqrt(len(draws))
+    assert abs(draws.mean() - expected) < 5.5 * error + 0.02
+
+
+def test_posterior_needs_one_set_of_topics() -> None:
+    with pytest.raises(NotImplementedError, match="one set of topics"):
+        lc.TopicDocument(SETS, 0.1, 2).posterior(DOCUMENTS[:2])
