@@ -191,8 +191,7 @@ def learn_memoized(
         total = np.zeros(start.shape)
         for batch, part in zip(batches, memory, strict=True):
             if part is not None:
-                coo = part.tocoo()
-                np.add.at(total, (batch.rows[coo.coords[0]], coo.coords[1]), coo.data)
+                np.add.at(total, batch.rows, part.toarray())
         table = Table(total, dtype)
         bounds.append(topic_term(total, problem.word_concentration) + float(rest.sum()))
     return table.numpy(), bounds

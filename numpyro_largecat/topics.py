@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from numpyro_largecat._checks import check_count
 from numpyro_largecat.data.corpus import Corpus
@@ -133,17 +134,18 @@ class TopicFit:
         used, place = np.unique(tops, return_inverse=True)
         owner = np.repeat(np.arange(corpus.num_documents), np.diff(corpus.offsets))
         is_used = np.isin(corpus.words, used)
-        has = np.zeros((corpus.num_documents, len(used)), np.float32)
-        has[owner[is_used], np.searchsorted(used, corpus.words[is_used])] = 1
-        own = has.mean(axis=0)
+        columns = np.searchsorted(used, corpus.words[is_used])
+        shape = corpus.num_documents, len(used)
+        has = csr_array((np.ones(len(columns)), (owner[is_used], columns)), shape)
+        has.data[:] = 1  # a word in two slots of a document is one
+        together = (has.T @ has).toarray() / corpus.num_documents
         place = place.reshape(tops.shape)
         scores = np.zeros(len(tops))
         for k, columns in enumerate(place):
-            both = has[:, columns].T @ has[:, columns] / corpus.num_documents
             scores[k] = np.mean(
                 [
-                    _npmi(both[i, j], own[columns[i]], own[columns[j]])
-                    for i, j in itertools.combinations(range(len(columns)), 2)
+                    _npmi(together[i, j], together[i, i], together[j, j])
+                    for i, j in itertools.combinations(columns, 2)
                 ]
             )
         return scores

@@ -91,7 +91,8 @@ class TopicDocument(dist.Distribution):
         num_active: Largest number L of topics that a word of a document has, a Python int in
             [1, K]. With K it is the bound of dense mean-field inference.
         num_tokens: Length of documents that ``sample`` draws, a Python int.
-        max_sweeps: Largest number of sweeps, at least 10.
+        max_sweeps: Largest number of sweeps until a document is done, at least 10; as many again
+            where a topic was made to leave.
         tolerance: A document is done when no topic's count changes by so many tokens.
         num_restarts: Topics that are proposed to leave a document, smallest first; what does not
             raise its bound is undone.

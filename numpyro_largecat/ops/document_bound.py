@@ -24,7 +24,7 @@ from jax.custom_batching import custom_vmap
 
 from numpyro_largecat.ops.topic_document import DocumentFit, Effort, fit_documents
 from numpyro_largecat.ops.topic_statistics import word_topic_counts
-from numpyro_largecat.ops.topic_sweeps import LEAST_COUNT, digamma
+from numpyro_largecat.ops.topic_sweeps import digamma
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -59,9 +59,7 @@ def _backward(num_active: int, kept: tuple[Any, ...], cotangent: Array) -> tuple
     )
     total = concentration.sum()
     shared = digamma(total) - digamma(total + word_counts.sum(axis=1))
-    own = jnp.where(
-        counts > LEAST_COUNT, digamma(concentration + counts) - digamma(concentration), 0
-    )
+    own = digamma(concentration + counts) - digamma(concentration)  # 0 for topics that left
     of_concentration = (cotangent * shared).sum() + cotangent @ own
     return of_topics, of_concentration, None, None, None
 
