@@ -6,11 +6,13 @@ from numpyro_largecat.diagnosis import Diagnosis, Finding, diagnose
 from numpyro_largecat.distributions import (
     AugmentedCategorical,
     Bouchard,
+    DocumentPosterior,
     ErrorFamily,
     GaussianErrorBound,
     GaussianUtilityBound,
     NoiseContrastive,
     OneVsEach,
+    TopicDocument,
     TopLCategorical,
     TopLMixture,
     UtilityCategorical,
@@ -55,6 +57,7 @@ from numpyro_largecat.primitives import sample_choice
 from numpyro_largecat.proposals import ClassProposal, FrequencyProposal, HeadProposal
 from numpyro_largecat.sparse_rows import SparseRows
 from numpyro_largecat.subsets import ClassSubset, RowSubset
+from numpyro_largecat.topics import TopicFit, TopWord, fit_topics
 from numpyro_largecat.weights import GaussianWeights, gaussian_weights
 
 __version__ = "0.1.0"
@@ -71,6 +74,7 @@ __all__ = [
     "Diagnosis",
     "DiagonalGaussianFamily",
     "DirichletMixing",
+    "DocumentPosterior",
     "DoubleSumFit",
     "ErrorFamily",
     "ErrorGuideList",
@@ -99,6 +103,9 @@ __all__ = [
     "TopClasses",
     "TopLCategorical",
     "TopLMixture",
+    "TopWord",
+    "TopicDocument",
+    "TopicFit",
     "UMax",
     "UtilityCategorical",
     "Vanilla",
@@ -114,6 +121,7 @@ __all__ = [
     "error_distribution",
     "fit_double_sum",
     "fit_mixture",
+    "fit_topics",
     "gaussian_weights",
     "log_likelihood",
     "plot_accuracy_by_frequency",

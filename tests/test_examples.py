@@ -115,3 +115,22 @@ def test_modecanada_coefficients_belong_to_their_features(tmp_path):
         "in vehicle (h), bus": 4,
     }
     assert problem.published[problem.coefficients.index("in vehicle (h), air")] > 0
+
+
+def test_topics(tmp_path, capsys):
+    """It fits a corpus in LDA-C's format, prints the topics and draws them."""
+    rng = np.random.default_rng(0)
+    lines = []
+    for _ in range(60):
+        words = np.unique(rng.integers(0, 10, size=8) + 10 * rng.integers(2))
+        lines.append(f"{len(words)} " + " ".join(f"{w}:{rng.integers(1, 4)}" for w in words))
+    (tmp_path / "ap.dat").write_text("\n".join(lines) + "\n")
+    (tmp_path / "ap.vocab.txt").write_text("\n".join(f"word{i}" for i in range(20)) + "\n")
+    main = runpy.run_path(str(EXAMPLES / "topics.py"))["main"]
+    picture = tmp_path / "topics.png"
+    options = ["--data", str(tmp_path), "--topics", "2", "--passes", "5"]
+    fit = main([*options, "--output", str(picture)])
+    halves = [{int(w.word[4:]) // 10 for w in topic} for topic in fit.top_words(8)]
+    assert sorted(map(sorted, halves)) == [[0], [1]]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "Held-out log likelihood" in capsys.readouterr().out

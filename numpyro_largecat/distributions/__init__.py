@@ -10,11 +10,13 @@ from numpyro_largecat.distributions.noise_contrastive import NoiseContrastive
 from numpyro_largecat.distributions.one_vs_each import OneVsEach
 from numpyro_largecat.distributions.top_l_categorical import TopLCategorical
 from numpyro_largecat.distributions.top_l_mixture import TopLMixture
+from numpyro_largecat.distributions.topic_document import DocumentPosterior, TopicDocument
 from numpyro_largecat.distributions.utility_categorical import UtilityCategorical
 
 __all__ = [
     "AugmentedCategorical",
     "Bouchard",
+    "DocumentPosterior",
     "ErrorFamily",
     "GaussianErrorBound",
     "GaussianUtilityBound",
@@ -22,6 +24,7 @@ __all__ = [
     "OneVsEach",
     "TopLCategorical",
     "TopLMixture",
+    "TopicDocument",
     "UtilityCategorical",
     "error_distribution",
 ]

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topic models: speed of the local step in K, and held-out words against wall time.
+
+Speed: 1000 synthetic documents with about 150 distinct words each, V = 6000, 100 sweeps for each
+document, L = 8. Documents per second, with and without restart proposals, on all cores as
+``lc.fit_topics`` uses them. And the mean total variation between topic frequencies with L = 8 and
+with all topics, on documents broader than the fitted prior (their concentration is 8 over all
+topics, the prior's 0.5; local optima differ then, by about a nat of the bound) and on narrower
+ones (1).
+
+Quality: for each corpus, number of topics and L, the document-completion log likelihood per word of
+held-out documents after some passes, beside scikit-learn's online LDA, gensim's and tomotopy's. All
+are scored in the same way, with alpha = 0.5, from their point estimates of the topics. The time is
+of the fit, with compilation. gensim, tomotopy and scikit-learn are left out if they are not
+installed (``pip install scikit-learn gensim tomotopy``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+
+import numpyro_largecat as lc
+from benchmarks.records import (
+    MachineRecord,
+    Record,
+    argument_parser,
+    machine_record,
+    print_table,
+    write_json,
+)
+from numpyro_largecat.data import Corpus, read_lda_c, read_uci_bag_of_words
+from numpyro_largecat.ops.topic_document import DocumentFit, Effort, fit_documents
+from numpyro_largecat.topic_chunks import Chunk, chunks_of, on_all_cores
+from numpyro_largecat.topics import completion_score
+
+NAME = "topics"
+ALPHA = 0.5
+WORD_CONCENTRATION = 0.1
+BROAD, NARROW = 8.0, 1.0  # concentrations of synthetic documents, over all topics
+
+
+class Size(NamedTuple):
+    """How much to measure."""
+
+    num_documents: int
+    vocabulary: int
+    speed_topics: tuple[int, ...]
+    repeats: int
+    quality_topics: tuple[int, ...]
+    quality_active: tuple[int, ...]  # 0 for all topics
+    passes: tuple[int, ...]
+    gibbs_passes: int
+
+
+FULL = Size(1000, 6000, (200, 400, 800, 1600), 5, (50, 100, 200, 400), (1, 4, 8, 0), (5, 20), 200)
+QUICK = Size(40, 200, (20, 40), 1, (4,), (1, 0), (2,), 5)
+
+
+def synthetic_topics(
+    num_topics: int, size: Size, concentration: float = BROAD
+) -> tuple[NDArray[np.floating], Corpus]:
+    """Topics (K, V) over words of Zipf-like frequencies, and documents of 180 tokens."""
+    rng = np.random.default_rng(0)
+    zipf = 1 / (np.arange(size.vocabulary) + 10)
+    shape = 0.1 * zipf * size.vocabulary / zipf.sum() + 1e-3
+    topics = rng.gamma(shape, size=(num_topics, size.vocabulary)) + 1e-12
+    topics /= topics.sum(axis=1, keepdims=True)
+    rows = []
+    for _ in range(size.num_documents):
+        probs = rng.dirichlet(np.full(num_topics, concentration / num_topics)) @ topics
+        tokens = rng.choice(size.vocabulary, size=180, p=probs / probs.sum())
+        rows.append(np.unique(tokens, return_counts=True))
+    return topics, Corpus.from_rows(rows, size.vocabulary)
+
+
+def measure_speed(size: Size) -> list[Record]:
+    """Documents per second of the local step."""
+    records, table = [], []
+    for num_topics in size.speed_topics:
+        topics, corpus = synthetic_topics(num_topics, size)
+        smooth = 0.999 * topics + 0.001 / size.vocabulary
+        log_probs = jnp.asarray(np.log(smooth).T, jnp.float32)
+        concentration = jnp.full(num_topics, ALPHA / num_topics, jnp.float32)
+        num_active = min(8, num_topics)
+        widths = (180,)  # documents are of about one length
+        chunks = list(chunks_of(corpus, np.arange(corpus.num_documents), widths))
+        cells = {}
+        for restarts in (0, 5):
+
+            def solve(chunk: Chunk, num_active: int, restarts: int = restarts) -> DocumentFit:
+                return jax.block_until_ready(
+                    fit_documents(
+                        log_probs,  # noqa: B023  called before the next round
+                        concentration,  # noqa: B023
+                        jnp.asarray(chunk.words),
+                        jnp.asarray(chunk.counts),
+                        num_active,
+                        Effort(100, 0.0, restarts),
+                    )
+                )
+
+            solve(chunks[0], num_active)  # compiles
+            rates = []
+            for _ in range(size.repeats):
+                start = time.perf_counter()
+                on_all_cores(partial(solve, num_active=num_active), iter(chunks))
+                rates.append(corpus.num_documents / (time.perf_counter() - start))
+            cells[restarts] = (statistics.median(rates), min(rates), max(rates))
+        distances = {}
+        for broadness in (BROAD, NARROW):
+            some = synthetic_topics(num_topics, size, broadness)[1]
+            chunk = next(chunks_of(some, np.arange(min(some.num_documents, 128)), widths[-1:]))
+            used = slice(len(chunk.documents))
+            both = [solve(chunk, n).counts[used] for n in (num_active, num_topics)]
+            shares = [np.asarray(n / n.sum(axis=1, keepdims=True)) for n in both]
+            distances[broadness] = float((np.abs(shares[0] - shares[1]).sum(axis=1) / 2).mean())
+        setting = {"K": num_topics, "L": num_active, "V": size.vocabulary, "sweeps": 100}
+        for restarts, (middle, least, most) in cells.items():
+            cell = partial(
+                Record,
+                benchmark=NAME,
+                setting=setting,
+                method=f"{restarts} restarts",
+                unit="documents per second",
+                better="higher",
+            )
+            records += [
+                cell(metric="speed", value=middle),
+                cell(metric="speed_min", value=least),
+                cell(metric="speed_max", value=most),
+            ]
+            table.append([str(num_topics), str(restarts), f"{middle:.0f}", f"{least:.0f}"])
+            table[-1] += [f"{most:.0f}"]
+            table[-1] += [f"{d:.4f}" if restarts else "" for d in distances.values()]
+        for broadness, distance in distances.items():
+            records.append(
+                Record(
+                    benchmark=NAME,
+                    setting={**setting, "document_concentration": broadness},
+                    method="5 restarts",
+                    metric="distance_to_dense",
+                    value=distance,
+                    unit="mean total variation",
+                    better="lower",
+                )
+            )
+    print("Documents per second, 100 sweeps each, L = 8")
+    header = ["K", "restarts", "median", "least", "most", "to dense, broad", "to dense, narrow"]
+    print_table(header, table)
+    print()
+    return records
+
+
+def read_corpora(folder: Path) -> dict[str, Corpus]:
+    """The corpora of the folder: AP, and a tenth of the tokens of NIPS 1 to 17."""
+    text = folder / "text"
+    return {
+        "AP": read_lda_c(text / "ap.dat.gz", text / "ap.vocab.txt.gz"),
+        "NIPS": read_uci_bag_of_words(
+            text / "docword.nips1-17_tenth.txt.gz", text / "vocab.nips1-17.txt.gz"
+        ),
+    }
+
+
+class Split(NamedTuple):
+    """Documents to fit, and others whose words are divided in two."""
+
+    train: Corpus
+    seen: Corpus
+    unseen: Corpus
+
+
+def split_corpus(corpus: Corpus) -> Split:
+    """Hold out a tenth of the documents, and a fifth of the words of each of these."""
+    order = np.random.default_rng(0).permutation(corpus.num_documents)
+    cut = corpus.num_documents // 10
+    seen, unseen = corpus.select(order[:cut]).split_words(seed=0)
+    return Split(corpus.select(np.sort(order[cut:])), seen, unseen)
+
+
+Fit = Callable[[Corpus, int, int], NDArray[np.floating]]  # corpus, topics, passes: topics (K, V)
+
+
+def our_fit(num_active: int, corpus: Corpus, num_topics: int, num_passes: int) -> Any:
+    """Memoized, with everything at its default."""
+    return lc.fit_topics(
+        jax.random.key(0),
+        corpus,
+        num_topics,
+        num_active or num_topics,
+        concentration=ALPHA,
+        word_concentration=WORD_CONCENTRATION,
+        num_passes=num_passes,
+    ).topics
+
+
+def sklearn_fit(corpus: Corpus, num_topics: int, num_passes: int) -> Any:
+    from sklearn.decomposition import LatentDirichletAllocation
+
+    counts = csr_matrix(
+        (corpus.counts, corpus.words, corpus.offsets), (corpus.num_documents, corpus.num_words)
+    )
+    found = LatentDirichletAllocation(
+        num_topics,
+        learning_method="online",
+        batch_size=512,
+        max_iter=num_passes,
+        random_state=0,
+        doc_topic_prior=ALPHA / num_topics,
+        topic_word_prior=WORD_CONCENTRATION,
+    ).fit(counts)
+    return found.components_ / found.components_.sum(axis=1, keepdims=True)
+
+
+def gensim_fit(corpus: Corpus, num_topics: int, num_passes: int) -> Any:
+    from gensim.models import LdaModel
+
+    rows = [
+        list(zip(*(x.tolist() for x in corpus.document(d)), strict=True))
+        for d in range(corpus.num_documents)
+    ]
+    return LdaModel(
+        rows,
+        num_topics=num_topics,
+        id2word={i: str(i) for i in range(corpus.num_words)},
+        passes=num_passes,
+        chunksize=512,
+        alpha=[ALPHA / num_topics] * num_topics,
+        eta=WORD_CONCENTRATION,
+        eval_every=None,
+        random_state=0,
+    ).get_topics()
+
+
+def tomotopy_fit(corpus: Corpus, num_topics: int, num_passes: int) -> Any:
+    import tomotopy
+
+    model = tomotopy.LDAModel(
+        k=num_topics, alpha=ALPHA / num_topics, eta=WORD_CONCENTRATION, seed=0
+    )
+    for d in range(corpus.num_documents):
+        words, counts = corpus.document(d)
+        model.add_doc(list(map(str, np.repeat(words, counts))))
+    model.train(num_passes, workers=1)
+    counts = np.full((num_topics, corpus.num_words), WORD_CONCENTRATION)
+    columns = [int(word) for word in model.used_vocabs]
+    weights = np.asarray(model.get_count_by_topics(), float)
+    for k in range(num_topics):
+        counts[k, columns] += model.get_topic_word_dist(k) * weights[k]
+    return counts / counts.sum(axis=1, keepdims=True)
+
+
+PEERS: dict[str, tuple[str, Fit]] = {
+    "scikit-learn": ("sklearn", sklearn_fit),
+    "gensim": ("gensim", gensim_fit),
+    "tomotopy": ("tomotopy", tomotopy_fit),
+}
+
+
+def available_peers() -> dict[str, Fit]:
+    """The peers that are installed; says which are not."""
+    found = {}
+    for name, (module, fit) in PEERS.items():
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            print(f"{name} is not installed, and is left out: pip install {name}")
+        else:
+            found[name] = fit
+    return found
+
+
+def measure_quality(corpora: dict[str, Corpus], size: Size, peers: dict[str, Fit]) -> list[Record]:
+    """Held-out log likelihood per word and seconds, of every method on the same split."""
+    records: list[Record] = []
+    for corpus_name, corpus in corpora.items():
+        split = split_corpus(corpus)
+        for num_topics in size.quality_topics:
+            methods: dict[str, tuple[Fit, tuple[int, ...]]] = {
+                f"L = {num_active or 'K'}": (partial(our_fit, num_active), size.passes)
+                for num_active in size.quality_active
+            }
+            for name, fit in peers.items():
+                gibbs = (min(10, size.gibbs_passes), size.gibbs_passes)
+                methods[name] = (fit, gibbs if name == "tomotopy" else size.passes)
+            table = []
+            for method, (fit, passes) in methods.items():
+                for num_passes in passes:
+                    start = time.perf_counter()
+                    topics = fit(split.train, num_topics, num_passes)
+                    seconds = time.perf_counter() - start
+                    prior = np.full(num_topics, ALPHA / num_topics)
+                    score = completion_score(topics, prior, split.seen, split.unseen)
+                    cell = partial(
+                        Record,
+                        benchmark=NAME,
+                        setting={"corpus": corpus_name, "K": num_topics, "passes": num_passes},
+                        method=method,
+                    )
+                    records += [
+                        cell(metric="score", value=score, unit="nats per token", better="higher"),
+                        cell(metric="seconds", value=seconds, unit="s", better="lower"),
+                    ]
+                    table.append([method, str(num_passes), f"{score:.4f}", f"{seconds:.1f}"])
+            print(f"{corpus_name}, K = {num_topics}: held-out log likelihood per word")
+            print_table(["", "passes", "score", "seconds"], table)
+            print(flush=True)
+    return records
+
+
+def main() -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--data", type=Path, help="the folder that holds text/, with the corpora")
+    parser.add_argument("--only", choices=("speed", "quality"), help="measure one part only")
+    parser.add_argument("--topics", type=int, nargs="+", help="numbers of topics for quality")
+    parser.add_argument("--corpora", nargs="+", choices=("AP", "NIPS"), help="for quality")
+    arguments = parser.parse_args()
+    size = QUICK if arguments.quick else FULL
+    if arguments.topics:
+        size = size._replace(quality_topics=tuple(arguments.topics))
+    records: list[Record | MachineRecord] = [machine_record(NAME, jax.devices()[0].device_kind)]
+    if arguments.only != "quality":
+        records += measure_speed(size)
+    if arguments.only != "speed":
+        if arguments.quick:
+            corpora = {"synthetic": synthetic_topics(4, size)[1]}
+            peers: dict[str, Fit] = {}
+        elif arguments.data is None:
+            parser.error("--data is needed for quality: the folder that holds text/")
+        else:
+            corpora = read_corpora(arguments.data)
+            corpora = {n: c for n, c in corpora.items() if n in (arguments.corpora or corpora)}
+            peers = available_peers()
+        records += measure_quality(corpora, size, peers)
+    write_json(arguments.json, records)
+
+
+if __name__ == "__main__":
+    main()

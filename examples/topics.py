@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topics of the Associated Press corpus: fit, read, score and draw them.
+
+    python examples/topics.py --data ../shared/data/text
+
+The folder must hold ``ap.dat`` and ``ap.vocab.txt`` of LDA-C, plain or with ``.gz``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+
+import numpyro_largecat as lc
+from numpyro_largecat.data import Corpus, read_lda_c
+from numpyro_largecat.data.files import find_file
+
+
+def draw(fit: lc.TopicFit, shown: Sequence[int], shares: np.ndarray, path: Path) -> None:
+    """Bars of the top words of some topics, with the topic's share of all tokens."""
+    figure, axes = plt.subplots(3, 4, figsize=(13, 8), layout="constrained")
+    tops = fit.top_words(8)
+    for axis, k in zip(axes.flat, shown, strict=False):
+        words = tops[k][::-1]
+        axis.barh([w.word for w in words], [w.probability for w in words], color="#4477aa")
+        axis.set_title(f"{100 * shares[k]:.1f} % of the tokens", fontsize=10)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(axis="x", labelsize=8)
+    for axis in axes.flat[len(shown) :]:
+        axis.set_visible(False)
+    figure.supxlabel("probability of the word in the topic")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> lc.TopicFit:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the AP corpus")
+    parser.add_argument("--topics", type=int, default=50)
+    parser.add_argument("--passes", type=int, default=20)
+    parser.add_argument("--output", type=Path, default=Path("topics.png"), help="the picture")
+    options = parser.parse_args(arguments)
+
+    corpus: Corpus = read_lda_c(
+        find_file(options.data, "ap.dat"), find_file(options.data, "ap.vocab.txt")
+    )
+    order = np.random.default_rng(0).permutation(corpus.num_documents)
+    cut = corpus.num_documents // 10
+    train, held_out = corpus.select(np.sort(order[cut:])), corpus.select(np.sort(order[:cut]))
+
+    num_active = min(8, options.topics)
+    fit = lc.fit_topics(
+        jax.random.key(0), train, options.topics, num_active, num_passes=options.passes
+    )
+    lengths = np.bincount(
+        np.repeat(np.arange(train.num_documents), np.diff(train.offsets)), train.counts
+    )
+    shares = lengths @ fit.proportions(train) / lengths.sum()
+    coherence = fit.coherence(train)
+    shown = np.argsort(-shares)[:12]
+    print("The largest topics: share of the tokens, coherence, top words")
+    tops = fit.top_words(8)
+    for k in shown:
+        words = " ".join(str(w.word) for w in tops[k])
+        print(f"{100 * shares[k]:5.1f} %  {coherence[k]:5.2f}  {words}")
+    print(f"Held-out log likelihood per word: {fit.score(held_out):.3f}")
+    draw(fit, shown.tolist(), shares, options.output)
+    print(f"The picture is in {options.output}")
+    return fit
+
+
+if __name__ == "__main__":
+    main()

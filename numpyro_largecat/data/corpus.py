@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A corpus: the words of many documents and how often each occurs, in memory or on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_ARRAYS = ("words", "counts", "offsets")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    r"""Documents as words and counts, one after the other.
+
+    Document d has the words ``words[offsets[d]:offsets[d + 1]]`` with the same part of ``counts``.
+    The arrays may be memory maps, so that a corpus need not fit in memory: see ``save`` and
+    ``open``. A document may be empty. It is checked when it is made: O(entries).
+
+    Args:
+        words: Word of each entry, integers in [0, ``num_words``), shape (entries,).
+        counts: Tokens of each entry, integers of at least 1, shape (entries,).
+        offsets: Where documents start and end, ascending from 0, shape (N + 1,).
+        num_words: Size V of the vocabulary.
+        vocabulary: The V words themselves, all different; None where they are not known.
+
+    Raises:
+        ValueError: If a word is out of range, a count is below 1 or not whole, offsets do not fit,
+            or the vocabulary does not have V different words. The message says which document.
+
+    Example:
+        >>> corpus = Corpus.from_documents([["a", "b", "a"], [], ["c"]])
+        >>> corpus.vocabulary, corpus.num_documents, corpus.num_tokens
+        (('a', 'b', 'c'), 3, 4)
+        >>> corpus.padded([0, 1])[1].tolist()
+        [[2, 1], [0, 0]]
+    """
+
+    words: NDArray[np.integer]
+    counts: NDArray[np.integer]
+    offsets: NDArray[np.integer]
+    num_words: int
+    vocabulary: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        shapes = {name: np.shape(getattr(self, name)) for name in _ARRAYS}
+        offsets = np.asarray(self.offsets)
+        if (
+            len({shapes["words"], shapes["counts"], (int(offsets[-1]),)}) > 1
+            or offsets[0] != 0
+            or (np.diff(offsets) < 0).any()
+        ):
+            raise ValueError(
+                "`words` and `counts` must have one entry for each word of a document, and "
+                f"`offsets` must ascend from 0 to their number; got shapes {shapes}, and offsets "
+                f"from {offsets[0]} to {offsets[-1]}."
+            )
+        if self.vocabulary is not None:
+            size = len(set(self.vocabulary))
+            if not len(self.vocabulary) == size == self.num_words:
+                raise ValueError(
+                    f"`vocabulary` must have {self.num_words} different words; got "
+                    f"{len(self.vocabulary)}, of which {size} differ."
+                )
+        self._refuse(
+            (self.words < 0) | (self.words >= self.num_words),
+            f"words must be integers in [0, {self.num_words})",
+        )
+        self._refuse(self.counts < 1, "counts must be at least 1")
+
+    def _refuse(self, bad: NDArray[np.bool_], need: str) -> None:
+        if bad.any():
+            entry = int(np.argmax(bad))
+            document = int(np.searchsorted(self.offsets, entry, side="right")) - 1
+            raise ValueError(
+                f"{need}; got word {self.words[entry]} with count {self.counts[entry]} in document "
+                f"{document}, and {int(bad.sum())} entries like it."
+            )
+
+    @classmethod
+    def from_csr(cls, matrix: Any, vocabulary: Sequence[str] | None = None) -> Corpus:
+        """From a scipy sparse matrix of counts (N, V), as ``CountVectorizer`` makes.
+
+        Args:
+            matrix: Sparse, with whole numbers of at least 0; zeros are dropped.
+            vocabulary: What ``CountVectorizer.get_feature_names_out`` gives.
+        """
+        matrix = matrix.tocsr().copy()
+        matrix.sum_duplicates()
+        values = matrix.data
+        bad = ~(values >= 0) | (values != np.floor(values))
+        if bad.any():
+            entry = int(np.argmax(bad))
+            document = int(np.searchsorted(matrix.indptr, entry, side="right")) - 1
+            raise ValueError(
+                f"counts must be whole numbers of at least 0; got {values[entry]} for word "
+                f"{matrix.indices[entry]} of document {document}. Weights such as those of "
+                "TfidfTransformer are no counts."
+            )
+        matrix.eliminate_zeros()
+        return cls(
+            matrix.indices.astype(np.int32),
+            matrix.data.astype(np.int32),
+            matrix.indptr.astype(np.int64),
+            matrix.shape[1],
+            None if vocabulary is None else tuple(map(str, vocabulary)),
+        )
+
+    @classmethod
+    def from_documents(
+        cls, documents: Sequence[Sequence[str]], vocabulary: Sequence[str] | None = None
+    ) -> Corpus:
+        """From lists of tokens; words that are not in a given vocabulary are dropped."""
+        if vocabulary is None:
+            vocabulary = sorted({token for document in documents for token in document})
+        position = {word: i for i, word in enumerate(vocabulary)}
+        rows = [
+            np.unique([position[t] for t in document if t in position], return_counts=True)
+            for document in documents
+        ]
+        return cls.from_rows(rows, len(vocabulary), tuple(vocabulary))
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[tuple[ArrayLike, ArrayLike]],
+        num_words: int,
+        vocabulary: tuple[str, ...] | None = None,
+    ) -> Corpus:
+        """From the words and counts of each document."""
+        words = [np.asarray(row[0], np.int32) for row in rows] or [np.zeros(0, np.int32)]
+        counts = [np.asarray(row[1], np.int32) for row in rows] or [np.zeros(0, np.int32)]
+        sizes = [len(row[0]) for row in rows]  # type: ignore[arg-type]
+        offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        return cls(
+            np.concatenate(words),
+            np.concatenate(counts),
+            offsets.astype(np.int64),
+            num_words,
+            vocabulary,
+        )
+
+    @property
+    def num_documents(self) -> int:
+        """N."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Sum of all counts."""
+        return int(np.sum(self.counts, dtype=np.int64))
+
+    def document(self, index: int) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+        """Words and counts of one document."""
+        part = slice(self.offsets[index], self.offsets[index + 1])
+        return self.words[part], self.counts[part]
+
+    def select(self, indices: ArrayLike) -> Corpus:
+        """The corpus of some documents, in that order, with the same vocabulary."""
+        rows = [self.document(int(i)) for i in np.asarray(indices)]
+        return Corpus.from_rows(rows, self.num_words, self.vocabulary)
+
+    def padded(
+        self, indices: ArrayLike | None = None, width: int | None = None
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Words and counts of documents, each (n, width); empty slots have word 0 and count 0."""
+        indices = np.arange(self.num_documents) if indices is None else np.asarray(indices)
+        rows = [self.document(int(i)) for i in indices]
+        width = max([1, *(len(words) for words, _ in rows)]) if width is None else width
+        words, counts = np.zeros((2, len(rows), width), np.int32)
+        for i, (own, own_counts) in enumerate(rows):
+            words[i, : len(own)], counts[i, : len(own)] = own, own_counts
+        return words, counts
+
+    def values(self, indices: ArrayLike | None = None) -> NDArray[np.int32]:
+        """Documents as values of ``TopicDocument``, shape (n, U, 2)."""
+        return np.stack(self.padded(indices), axis=-1)
+
+    def split_words(self, seed: int = 0, fraction: float = 0.2) -> tuple[Corpus, Corpus]:
+        """Divide the distinct words of each document at random in two parts.
+
+        Returns:
+            The larger part of each document, and the rest, about ``fraction`` of the words, for
+            scores by document completion.
+        """
+        rng = np.random.default_rng(seed)
+        parts: tuple[list[Any], list[Any]] = ([], [])
+        for d in range(self.num_documents):
+            words, counts = self.document(d)
+            order = rng.permutation(len(words))
+            cut = len(words) - round(fraction * len(words))
+            for part, chosen in zip(parts, (order[:cut], order[cut:]), strict=True):
+                chosen = np.sort(chosen)
+                part.append((words[chosen], counts[chosen]))
+        seen, unseen = (Corpus.from_rows(p, self.num_words, self.vocabulary) for p in parts)
+        return seen, unseen
+
+    def save(self, directory: str | PathLike[str]) -> None:
+        """Write the corpus to a folder, which ``open`` reads without loading it."""
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _ARRAYS:
+            np.save(folder / f"{name}.npy", getattr(self, name))
+        about = {"num_words": self.num_words, "vocabulary": self.vocabulary}
+        (folder / "corpus.json").write_text(json.dumps(about), encoding="utf-8")
+
+    @classmethod
+    def open(cls, directory: str | PathLike[str]) -> Corpus:
+        """Open a corpus that ``save`` wrote; its entries stay on disk until they are used."""
+        folder = Path(directory)
+        about = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+        words, counts, offsets = (np.load(folder / f"{n}.npy", mmap_mode="r") for n in _ARRAYS)
+        vocabulary = None if about["vocabulary"] is None else tuple(about["vocabulary"])
+        return cls(words, counts, offsets, about["num_words"], vocabulary)

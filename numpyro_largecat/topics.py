@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fit topics to a corpus, and read what was found."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from numpyro_largecat._checks import check_count
+from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.ops.topic_document import Effort
+from numpyro_largecat.topic_chunks import solve_corpus
+from numpyro_largecat.topic_learning import Problem, learn_memoized, learn_stochastic
+from numpyro_largecat.topic_start import start_at_random, start_from_documents
+
+
+class TopWord(NamedTuple):
+    """A word of a topic, in what ``TopicFit.top_words`` gives.
+
+    Example:
+        >>> TopWord("sea", 0.2).word
+        'sea'
+    """
+
+    word: str | int  # its id where the vocabulary is not known
+    probability: float
+
+
+@dataclass(frozen=True)
+class TopicFit:
+    """Topics with Dirichlet posteriors, as ``fit_topics`` returns them.
+
+    Example:
+        >>> import jax, numpyro_largecat as lc
+        >>> from numpyro_largecat.data import Corpus
+        >>> documents = [["sea", "ship", "sea"], ["star", "moon"], ["ship", "sea"], ["moon"]] * 5
+        >>> corpus = Corpus.from_documents(documents)
+        >>> fit = lc.fit_topics(jax.random.key(0), corpus, num_topics=2, num_active=2)
+        >>> sorted(sorted(w.word for w in topic) for topic in fit.top_words(2))
+        [['moon', 'star'], ['sea', 'ship']]
+        >>> fit.proportions(corpus.select([0])).max() > 0.8
+        np.True_
+    """
+
+    posterior: NDArray[np.floating]  # (K, V), Dirichlet concentrations
+    concentration: NDArray[np.floating]  # (K,), of topic frequencies
+    num_active: int  # L
+    vocabulary: tuple[str, ...] | None
+    bounds: tuple[float, ...]  # of the corpus after each pass, nats; empty if stochastic
+
+    @property
+    def topics(self) -> NDArray[np.floating]:
+        """Posterior mean probabilities of the words in each topic, (K, V)."""
+        return self.posterior / self.posterior.sum(axis=1, keepdims=True)
+
+    def top_words(self, num_words: int = 10) -> list[list[TopWord]]:
+        """The most probable words of each topic, with their posterior mean probabilities."""
+        check_count("num_words", num_words, 1)
+        found = []
+        for probs in self.topics:
+            order = np.argsort(-probs, kind="stable")[:num_words]
+            names = (
+                order.tolist() if self.vocabulary is None else [self.vocabulary[i] for i in order]
+            )
+            found.append([TopWord(n, float(p)) for n, p in zip(names, probs[order], strict=True)])
+        return found
+
+    def proportions(self, corpus: Corpus) -> NDArray[np.floating]:
+        """Posterior mean topic frequencies of documents, (N, K), each row summing to 1.
+
+        A document without words has those of the prior, and a warning says how many there are.
+
+        Raises:
+            ValueError: If the corpus has another vocabulary.
+        """
+        self._check(corpus)
+        empty = int((np.diff(corpus.offsets) == 0).sum())
+        if empty:
+            warnings.warn(
+                f"{empty} of {corpus.num_documents} documents have no words; their topic "
+                "frequencies are those of the prior.",
+                stacklevel=2,
+            )
+        posterior = jnp.asarray(self.posterior)
+        totals = jax.scipy.special.digamma(posterior.sum(axis=1, keepdims=True))
+        log_probs = (jax.scipy.special.digamma(posterior) - totals).T
+        return self._frequencies(corpus, log_probs, self.num_active)
+
+    def score(self, corpus: Corpus, *, seed: int = 0, fraction: float = 0.2) -> float:
+        r"""Mean log likelihood of held-out words by document completion, nats per token.
+
+        A share of each document's distinct words is held out at random. From the rest come its
+        topic frequencies, with dense inference and topics fixed at their means;
+
+        .. math:: \mathrm{score} = \frac{\sum_d \sum_{n} \log \sum_k \hat\pi_{dk}
+                  \hat\phi_{k x_{dn}}}{\sum_d |x_d|}
+
+        over the tokens held out. Documents with no word held out have no part in it.
+
+        Args:
+            corpus: Documents that were not fitted, with the same vocabulary.
+            seed: Of the division.
+            fraction: Share of the distinct words of each document to hold out, in (0, 1).
+
+        References:
+            Hughes and Sudderth, arXiv:1609.07521, Appendix E.
+        """
+        self._check(corpus)
+        if not 0 < fraction < 1:
+            raise ValueError(f"`fraction` must be in (0, 1); got {fraction}.")
+        seen, unseen = corpus.split_words(seed, fraction)
+        return completion_score(self.topics, self.concentration, seen, unseen)
+
+    def coherence(self, corpus: Corpus, num_words: int = 10) -> NDArray[np.floating]:
+        r"""Mean normalised pointwise mutual information of each topic's top words, (K,).
+
+        .. math:: \mathrm{NPMI}(v, w) = \frac{\log (p_{vw} / (p_v p_w))}{-\log p_{vw}}
+
+        with p the shares of documents that have a word, or both; -1 for a pair that never occurs
+        together. Cost: O(entries) and the square of K ``num_words`` at worst.
+        """
+        self._check(corpus)
+        check_count("num_words", num_words, 2)
+        tops = np.argsort(-self.topics, axis=1, kind="stable")[:, :num_words]
+        used, place = np.unique(tops, return_inverse=True)
+        owner = np.repeat(np.arange(corpus.num_documents), np.diff(corpus.offsets))
+        is_used = np.isin(corpus.words, used)
+        columns = np.searchsorted(used, corpus.words[is_used])
+        shape = corpus.num_documents, len(used)
+        has = csr_array((np.ones(len(columns)), (owner[is_used], columns)), shape)
+        has.data[:] = 1  # a word in two slots of a document is one
+        together = (has.T @ has).toarray() / corpus.num_documents
+        place = place.reshape(tops.shape)
+        scores = np.zeros(len(tops))
+        for k, columns in enumerate(place):
+            scores[k] = np.mean(
+                [
+                    _npmi(together[i, j], together[i, i], together[j, j])
+                    for i, j in itertools.combinations(columns, 2)
+                ]
+            )
+        return scores
+
+    def _frequencies(
+        self, corpus: Corpus, log_probs: Array, num_active: int
+    ) -> NDArray[np.floating]:
+        effort = Effort(100, 1e-3, 5)
+        concentration = jnp.asarray(self.concentration)
+        _, counts = solve_corpus(corpus, log_probs, concentration, num_active, effort)
+        posterior = counts + self.concentration
+        return posterior / posterior.sum(axis=1, keepdims=True)
+
+    def _check(self, corpus: Corpus) -> None:
+        """Raise ValueError unless the corpus has the vocabulary of the fit."""
+        if corpus.num_words != self.posterior.shape[1]:
+            raise ValueError(
+                f"`corpus` must have the vocabulary of the fit, {self.posterior.shape[1]} words; "
+                f"got {corpus.num_words}. Make it with the fit's `vocabulary`."
+            )
+        if None not in (corpus.vocabulary, self.vocabulary) and (
+            corpus.vocabulary != self.vocabulary
+        ):
+            pairs = zip(corpus.vocabulary, self.vocabulary, strict=True)  # type: ignore[arg-type]
+            place, (got, need) = next((i, p) for i, p in enumerate(pairs) if p[0] != p[1])
+            raise ValueError(
+                f"`corpus` must have the vocabulary of the fit; word {place} is {got!r}, and in "
+                f"the fit {need!r}. Make it with the fit's `vocabulary`."
+            )
+
+
+def _npmi(both: float, first: float, second: float) -> float:
+    if both == 0:
+        return -1.0
+    if both == 1:
+        return 1.0
+    return float(np.log(both / (first * second)) / -np.log(both))
+
+
+def completion_score(
+    topics: NDArray[np.floating],
+    concentration: NDArray[np.floating],
+    seen: Corpus,
+    unseen: Corpus,
+) -> float:
+    """Document completion with point estimates of topics (K, V); see ``TopicFit.score``."""
+    topics = np.asarray(topics, np.float32)
+    log_probs = jnp.log(jnp.asarray(topics.T))
+    effort = Effort(100, 1e-3, 0)
+    alphas = jnp.asarray(concentration, jnp.float32)
+    _, counts = solve_corpus(seen, log_probs, alphas, topics.shape[0], effort)
+    frequencies = counts + np.asarray(concentration)
+    frequencies /= frequencies.sum(axis=1, keepdims=True)
+    total, by_word = 0.0, np.ascontiguousarray(topics.T)
+    for d in range(unseen.num_documents):
+        words, word_counts = unseen.document(d)
+        total += float(word_counts @ np.log(by_word[words] @ frequencies[d]))
+    if unseen.num_tokens == 0:
+        raise ValueError("`corpus` must have documents with words to hold out; it has none.")
+    return total / unseen.num_tokens
+
+
+def fit_topics(
+    rng_key: Array,
+    corpus: Corpus,
+    num_topics: int,
+    num_active: int = 8,
+    *,
+    concentration: float = 0.5,
+    word_concentration: float = 0.1,
+    method: Literal["memoized", "stochastic"] = "memoized",
+    num_passes: int = 10,
+    batch_size: int = 512,
+    start: Literal["documents", "random"] = "documents",
+    warm_start: bool = False,
+    max_sweeps: int = 100,
+    tolerance: float = 0.05,
+    num_restarts: int = 5,
+    delay: float = 1.0,
+    forgetting: float = 0.55,
+) -> TopicFit:
+    r"""Fit topics with Dirichlet posteriors by closed-form steps, a batch of documents at a time.
+
+    .. math:: \phi_k \sim \mathrm{Dirichlet}_V(\bar\lambda), \quad
+              \pi_d \sim \mathrm{Dirichlet}_K(\alpha / K), \quad
+              \hat\lambda_{kv} = \bar\lambda + S_{kv}
+
+    with S the expected tokens of each word in each topic, of which each word of a document has at
+    most L. ``"memoized"`` keeps each batch's share of S, sparse, and replaces it when the batch is
+    visited again; ``"stochastic"`` steps by :math:`\rho_t = (\mathrm{delay} + t)^{-\mathrm{
+    forgetting}}` towards the S that a batch suggests. Documents start from scratch at each visit.
+
+    Cost: per document as ``TopicDocument``; per batch O(R K) for the R different words in it;
+    per pass O(V K). Documents are read as they are needed, so the corpus may be on disk.
+    The memory of ``"memoized"`` is at most L numbers for each entry of the corpus.
+
+    Args:
+        rng_key: A JAX random key.
+        corpus: The documents.
+        num_topics: K.
+        num_active: Largest number L of topics of a word in a document, in [1, K].
+        concentration: alpha, over all topics, positive; each topic has alpha / K.
+        word_concentration: Prior :math:`\bar\lambda` of each word in a topic, positive.
+        method: ``"memoized"`` or ``"stochastic"``.
+        num_passes: Visits of each document, at least 1.
+        batch_size: Documents in a batch, at least 1.
+        start: ``"documents"``: each topic from a document, drawn by the k-means++ rule with a
+            Bregman divergence. ``"random"``: words divided at random.
+        warm_start: Keep topic counts of documents between visits: the bound then never decreases,
+            but often ends lower. For ``"memoized"`` only.
+        max_sweeps: Of a document and visit, at least 10.
+        tolerance: Largest change in a topic's count of a document that is done, tokens.
+        num_restarts: Topics that are proposed to leave a document, smallest first.
+        delay: Of the steps, at least 0.
+        forgetting: Of the steps, in (0.5, 1].
+
+    Returns:
+        A ``TopicFit``.
+
+    Raises:
+        ValueError: If an argument is out of range, or no document has words.
+
+    Example:
+        >>> import jax, numpyro_largecat as lc
+        >>> from numpyro_largecat.data import Corpus
+        >>> corpus = Corpus.from_documents([["sea", "ship"], ["moon", "star"]] * 10)
+        >>> fit = lc.fit_topics(jax.random.key(0), corpus, num_topics=2, num_active=1)
+        >>> fit.topics.shape
+        (2, 4)
+
+    References:
+        Hughes and Sudderth, Fast Learning of Clusters and Topics via Sparse Posteriors, 2016,
+        arXiv:1609.07521, sections 3.4 and 5, Eqs. 35 and 41 to 49.
+    """
+    num_topics = check_count("num_topics", num_topics, 1)
+    num_active = check_count("num_active", num_active, 1)
+    if num_active > num_topics:
+        raise ValueError(
+            f"`num_active` must be at most `num_topics`, {num_topics}; got {num_active}."
+        )
+    check_count("num_passes", num_passes, 1)
+    check_count("batch_size", batch_size, 1)
+    check_count("max_sweeps", max_sweeps, 10)
+    check_count("num_restarts", num_restarts, 0)
+    for name, value in (
+        ("concentration", concentration),
+        ("word_concentration", word_concentration),
+    ):
+        if not 0 < value < np.inf:
+            raise ValueError(f"`{name}` must be positive and finite; got {value}.")
+    if method not in ("memoized", "stochastic"):
+        raise ValueError(f"`method` must be 'memoized' or 'stochastic'; got {method!r}.")
+    if start not in ("documents", "random"):
+        raise ValueError(f"`start` must be 'documents' or 'random'; got {start!r}.")
+    if warm_start and method != "memoized":
+        raise ValueError("`warm_start` needs `method='memoized'`, which keeps what it visited.")
+    if not (delay >= 0 and 0.5 < forgetting <= 1):
+        raise ValueError(
+            "`delay` must be at least 0 and `forgetting` in (0.5, 1], or the steps do not "
+            f"converge; got {delay} and {forgetting}."
+        )
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
+    dtype = jnp.result_type(float)
+    problem = Problem(
+        corpus,
+        num_active,
+        jnp.full(num_topics, concentration / num_topics, dtype),
+        word_concentration,
+        Effort(max_sweeps, tolerance, num_restarts),
+    )
+    if start == "documents":
+        first = start_from_documents(rng, corpus, num_topics)
+    else:
+        first = start_at_random(rng, corpus, num_topics)
+    bounds: list[float] = []
+    if method == "memoized":
+        counts, bounds = learn_memoized(
+            rng, problem, first, batch_size, num_passes, warm_start=warm_start, dtype=dtype
+        )
+    else:
+        counts = learn_stochastic(
+            rng,
+            problem,
+            first,
+            batch_size,
+            num_passes,
+            delay=delay,
+            forgetting=forgetting,
+            dtype=dtype,
+        )
+    return TopicFit(
+        np.ascontiguousarray(counts.T) + word_concentration,
+        np.asarray(problem.concentration),
+        num_active,
+        corpus.vocabulary,
+        tuple(bounds),
+    )

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Corpora: what they hold, their files, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from numpyro_largecat.data import Corpus, read_lda_c, read_uci_bag_of_words
+
+COUNTS = np.array([[2, 0, 1, 0], [0, 0, 0, 0], [0, 3, 1, 1]])
+WORDS = ("a", "b", "c", "d")
+
+
+def dense(corpus: Corpus) -> np.ndarray:
+    table = np.zeros((corpus.num_documents, corpus.num_words), int)
+    for d in range(corpus.num_documents):
+        words, counts = corpus.document(d)
+        table[d, words] = counts
+    return table
+
+
+def test_formats_have_the_same_documents(tmp_path) -> None:
+    """LDA-C, UCI, scipy and lists of tokens; gzip too; and what was saved is opened again."""
+    lda_c, uci, packed = tmp_path / "a.dat", tmp_path / "a.txt", tmp_path / "a.dat.gz"
+    lda_c.write_text("2 0:2 2:1\n0\n3 1:3 2:1 3:1\n")
+    packed.write_bytes(gzip.compress(lda_c.read_bytes()))
+    uci.write_text("3\n4\n5\n1 1 2\n1 3 1\n3 2 3\n3 3 1\n3 4 1\n")
+    (tmp_path / "vocab.txt").write_text("a\nb\nc\nd\n")
+    corpora = [
+        read_lda_c(lda_c, WORDS),
+        read_lda_c(packed, tmp_path / "vocab.txt"),
+        read_uci_bag_of_words(uci, tmp_path / "vocab.txt"),
+        Corpus.from_csr(csr_array(COUNTS), list(WORDS)),
+        Corpus.from_documents([list("aac"), [], list("bbbcd")]),
+    ]
+    corpora[0].save(tmp_path / "saved")
+    opened = Corpus.open(tmp_path / "saved")
+    assert isinstance(opened.words, np.memmap)
+    for corpus in (*corpora, opened):
+        assert dense(corpus).tolist() == COUNTS.tolist()
+        assert corpus.vocabulary == WORDS and corpus.num_tokens == 8
+    assert dense(opened.select([2, 0])).tolist() == COUNTS[[2, 0]].tolist()
+
+
+def test_padded_documents_have_empty_slots() -> None:
+    corpus = Corpus.from_csr(csr_array(COUNTS))
+    assert corpus.values([0, 1]).tolist() == [[[0, 2], [2, 1]], [[0, 0], [0, 0]]]
+    assert corpus.padded([2], width=5)[1].tolist() == [[3, 1, 1, 0, 0]]
+
+
+def test_split_divides_the_words_of_each_document() -> None:
+    """Both parts together are the corpus, and no word is in both parts of a document."""
+    counts = np.random.default_rng(0).integers(0, 3, size=(30, 40))
+    corpus = Corpus.from_csr(csr_array(counts))
+    seen, unseen = corpus.split_words(seed=1)
+    assert (dense(seen) + dense(unseen)).tolist() == counts.tolist()
+    assert not (dense(seen) * dense(unseen)).any()
+    sizes = (counts > 0).sum(axis=1)
+    assert (np.diff(unseen.offsets) == np.round(0.2 * sizes)).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2 0:1 4:1\n", "line 1: need words of the 4 in the vocabulary; got number 4"),
+        ("1 0:1\n1 2:0\n", "line 2: need counts of at least 1; got 0"),
+        ("1 0:1.5\n", "line 1: need `M word:count"),
+        ("3 0:1 1:1\n", "line 1: need `M word:count"),
+        ("2 1:1 1:1\n", "line 1: need `M word:count"),
+        ("\n", "line 1: need `M word:count"),
+    ],
+)
+def test_bad_lda_c_files_are_refused(tmp_path, text, message) -> None:
+    (tmp_path / "a.dat").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_lda_c(tmp_path / "a.dat", WORDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2\n4\n1\n3 1 1\n", r"line 4: need documents that ascend, in \[1, 2\]"),
+        ("2\n4\n2\n2 1 1\n1 1 1\n", "line 5: need documents that ascend"),
+        ("2\n4\n1\n1 5 1\n", "line 4: need words of the 4"),
+        ("2\n4\n1\n1 0 1\n", "line 4: need words of the 4"),
+        ("2\n4\n1\n1 1 -1\n", "line 4: need counts of at least 1; got -1"),
+        ("2\n4\n2\n1 1 1\n", "as many entries as the header says"),
+        ("2\n3\n1\n1 1 1\n", "as many words as in the vocabulary, 4"),
+        ("2\n4\n1\n1 1\n", "line 4: need `document word count`"),
+        ("x\n", "line 1: need whole numbers"),
+    ],
+)
+def test_bad_uci_files_are_refused(tmp_path, text, message) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_uci_bag_of_words(tmp_path / "a.txt", WORDS)
+
+
+def test_bad_arrays_are_refused() -> None:
+    """The message says which document and which word."""
+    with pytest.raises(ValueError, match=r"in \[0, 3\); got word 3 with count 1 in document 2"):
+        Corpus.from_rows([([0], [1]), ([], []), ([1, 3], [2, 1])], 3)
+    with pytest.raises(ValueError, match="at least 1; got word 0 with count -2 in document 0"):
+        Corpus.from_rows([([0], [-2])], 3)
+    with pytest.raises(ValueError, match=r"whole numbers.*got 0\.5 for word 1 of document 1"):
+        Corpus.from_csr(csr_array(np.array([[1, 0], [0, 0.5]])))
+    with pytest.raises(ValueError, match="4 different words; got 4, of which 3 differ"):
+        Corpus.from_csr(csr_array(COUNTS), ["a", "b", "c", "c"])
+    with pytest.raises(ValueError, match="`offsets` must ascend"):
+        Corpus(np.zeros(3, int), np.ones(3, int), np.array([0, 2]), 4)

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents as a distribution: shapes, gradients by the envelope theorem, use in models."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_largecat as lc
+from tests import reference_topics as reference
+from tests.memory import temp_bytes
+
+rng = np.random.default_rng(0)
+K, V, U = 5, 12, 7
+TOPICS = np.log(rng.dirichlet(np.full(V, 0.3), size=K) + 1e-4)
+DOCUMENTS = np.stack(
+    [np.stack([rng.permutation(V)[:U], rng.integers(0, 5, size=U)], axis=-1) for _ in range(6)]
+)
+CONCENTRATION = np.linspace(0.1, 0.5, K)
+EXACT = dict(max_sweeps=3000, tolerance=1e-12, num_restarts=0)
+
+
+def bounds(topics, concentration, num_active=K):
+    """The reference's bound of each document, at its optimum."""
+    return np.array(
+        [
+            reference.solve_document(
+                topics.T[document[:, 0]],
+                document[:, 1],
+                concentration,
+                num_active=num_active,
+                num_sweeps=300,
+            )[2][-1]
+            for document in DOCUMENTS
+        ]
+    )
+
+
+@pytest.mark.usefixtures("x64")
+def test_gradient_is_that_of_the_optimised_bound() -> None:
+    """Finite differences through the whole optimisation, in topics and in concentrations."""
+
+    def total(topics, concentration):
+        return lc.TopicDocument(topics, concentration, K, **EXACT).log_prob(DOCUMENTS).sum()
+
+    found = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))
+    value, (of_topics, of_concentration) = found(TOPICS, CONCENTRATION)
+    assert value == pytest.approx(bounds(TOPICS, CONCENTRATION).sum(), abs=1e-6)
+    size = 1e-5
+    for k, v in ((0, 3), (4, 0)):
+        step = np.zeros((K, V))
+        step[k, v] = size
+        above, below = (bounds(TOPICS + s * step, CONCENTRATION).sum() for s in (1, -1))
+        assert of_topics[k, v] == pytest.approx((above - below) / (2 * size), abs=1e-4)
+    for k in range(K):
+        step = size * np.eye(K)[k]
+        above, below = (bounds(TOPICS, CONCENTRATION + s * step).sum() for s in (1, -1))
+        assert of_concentration[k] == pytest.approx((above - below) / (2 * size), abs=1e-4)
+
+
+@pytest.mark.usefixtures("x64")
+def test_gradient_of_a_sparse_bound() -> None:
+    """With two topics a word, the gradient has the responsibilities, weighted by cotangents."""
+    weights = rng.uniform(size=6)
+
+    def total(topics):
+        return weights @ lc.TopicDocument(topics, CONCENTRATION, 2, **EXACT).log_prob(DOCUMENTS)
+
+    value, gradient = jax.value_and_grad(total)(TOPICS)
+    size = 1e-6
+    direction = rng.normal(size=(K, V))
+    above, below = (float(total(TOPICS + s * size * direction)) for s in (1, -1))
+    assert np.vdot(np.asarray(gradient), direction) == pytest.approx(
+        (above - below) / (2 * size), rel=1e-4
+    )
+    expected = sum(w * d[d[:, 0] == 7, 1].sum() for w, d in zip(weights, DOCUMENTS, strict=True))
+    assert float(gradient[:, 7].sum()) == pytest.approx(float(expected))  # tokens of word 7
+    assert value < 0
+
+
+SETS = np.stack([TOPICS, TOPICS[::-1] - 0.5])
+
+
+@pytest.mark.parametrize(
+    ("topics", "concentration", "value", "shape"),
+    [
+        (TOPICS, 0.2, DOCUMENTS[0], ()),
+        (TOPICS, CONCENTRATION, DOCUMENTS.reshape(2, 3, U, 2), (2, 3)),
+        (SETS, 0.2, DOCUMENTS[0], (2,)),
+        (SETS, CONCENTRATION, DOCUMENTS.reshape(3, 2, U, 2), (3, 2)),
+        (TOPICS, np.ones((3, 1, K)), DOCUMENTS[:2], (3, 2)),
+    ],
+)
+def test_shapes_broadcast(topics, concentration, value, shape) -> None:
+    """As other distributions: each document under each set of topics by itself is the same."""
+    d = lc.TopicDocument(topics, concentration, 3)
+    found = d.log_prob(value)
+    assert found.shape == shape == d.fit(value).bound.shape
+    concentrations = np.broadcast_to(concentration, (*d.batch_shape, K))
+    tables = np.broadcast_to(topics, (*d.batch_shape, K, V))
+    for index in np.ndindex(shape):
+        own = tuple(
+            i if n > 1 else 0
+            for i, n in zip(index[len(shape) - len(d.batch_shape) :], d.batch_shape, strict=True)
+        )
+        document = np.broadcast_to(value, (*shape, U, 2))[index]
+        one = lc.TopicDocument(tables[own], concentrations[own], 3).log_prob(document)
+        np.testing.assert_allclose(found[index], one, rtol=1e-5)
+
+
+def test_it_is_the_same_under_jit_vmap_expand_and_as_a_pytree() -> None:
+    d = lc.TopicDocument(TOPICS, CONCENTRATION, 3)
+    expected = d.log_prob(DOCUMENTS)
+    np.testing.assert_allclose(jax.vmap(d.log_prob)(jnp.asarray(DOCUMENTS)), expected, rtol=1e-5)
+    leaves, structure = jax.tree.flatten(d)
+    again = jax.jit(lambda leaves, x: jax.tree.unflatten(structure, leaves).log_prob(x))
+    np.testing.assert_allclose(again(leaves, DOCUMENTS), expected, rtol=1e-5)
+    expanded = d.expand([6])
+    assert expanded.batch_shape == (6,) and expanded.event_shape == (1, 2)
+    np.testing.assert_allclose(expanded.log_prob(DOCUMENTS), expected, rtol=1e-5)
+    of_topics = jax.vmap(lambda t: lc.TopicDocument(t, CONCENTRATION, 3).log_prob(DOCUMENTS[0]))
+    np.testing.assert_allclose(
+        of_topics(jnp.stack([TOPICS, TOPICS])), expected[jnp.array([0, 0])], rtol=1e-5
+    )
+
+
+def test_gradient_under_vmap_is_that_of_each() -> None:
+    """Over documents, and over topics."""
+
+    def value(topics, document):
+        return lc.TopicDocument(topics, CONCENTRATION, 3).log_prob(document)
+
+    gradient = jax.grad(value)
+    each = [gradient(jnp.asarray(TOPICS), document) for document in DOCUMENTS[:2]]
+    both = jnp.stack([TOPICS] * 2)
+    for axes, topics in (((None, 0), jnp.asarray(TOPICS)), ((0, 0), both)):
+        found = jax.vmap(gradient, axes)(topics, DOCUMENTS[:2])
+        np.testing.assert_allclose(found, each, atol=1e-4)
+
+
+def test_draws_have_the_words_of_the_topics() -> None:
+    """Frequencies of words over 20,000 tokens, at 5.5 standard errors of independent documents.
+
+    FALSE_ALARM = 1e-6.
+    """
+    d = lc.TopicDocument(TOPICS, CONCENTRATION * 10, 3, num_tokens=5)
+    draws = np.asarray(d.sample(jax.random.key(0), (4000,)))
+    assert draws.shape == (4000, 5, 2) and (draws[..., 1] == 1).all()
+    probs = np.exp(TOPICS) / np.exp(TOPICS).sum(axis=1, keepdims=True)
+    expected = CONCENTRATION / CONCENTRATION.sum() @ probs
+    shares = (draws[..., 0, None] == np.arange(V)).mean(axis=1)  # (4000, V), one row a document
+    errors = shares.std(axis=0) / np.sqrt(4000)
+    assert (np.abs(shares.mean(axis=0) - expected) < 5.5 * errors).all()
+    assert (d.log_prob(draws[:3]) < 0).all()
+
+
+def model(documents, size=None, num_active=2):
+    """Topics with a Dirichlet prior and a learned concentration."""
+    with numpyro.plate("topics", 2):
+        phi = numpyro.sample("phi", dist.Dirichlet(jnp.full(6, 0.5)))
+    alpha = numpyro.sample("alpha", dist.Gamma(2.0, 4.0))
+    with numpyro.plate("documents", len(documents), subsample_size=size) as index:
+        likelihood = lc.TopicDocument(jnp.log(phi), alpha, num_active)
+        numpyro.sample("document", likelihood, obs=documents[index])
+
+
+def logistic_normal(documents, size=None):
+    """Topics whose scores are Gaussian."""
+    with numpyro.plate("topics", 2):
+        scores = numpyro.sample("scores", dist.Normal(0, 2).expand([6]).to_event(1))
+    with numpyro.plate("documents", len(documents), subsample_size=size) as index:
+        likelihood = lc.TopicDocument(jax.nn.log_softmax(scores), 0.1, 2)
+        numpyro.sample("document", likelihood, obs=documents[index])
+
+
+def two_kinds_of_documents():
+    """Thirty documents of words 0 to 2, or of words 3 to 5."""
+    kinds = rng.integers(2, size=30)
+    counts = rng.integers(1, 6, size=(30, 3))
+    words = np.arange(3) + 3 * kinds[:, None]
+    return jnp.asarray(np.stack([words, counts], axis=-1))
+
+
+@pytest.mark.parametrize(("make", "size"), [(model, 10), (logistic_normal, None)])
+def test_svi_finds_the_topics(make, size) -> None:
+    """With an autoguide and ``jit``, on all documents and on minibatches."""
+    documents = two_kinds_of_documents()
+    guide = AutoNormal(make)
+    svi = SVI(make, guide, numpyro.optim.Adam(0.1), Trace_ELBO())
+    result = svi.run(jax.random.key(1), 300, documents, size=size, progress_bar=False)
+    median = guide.median(result.params)
+    found = median["phi"] if "phi" in median else jax.nn.softmax(median["scores"])
+    first = np.sort(np.asarray(found[:, :3].sum(axis=1)))
+    assert first[0] < 0.15 and first[1] > 0.85
+    assert result.losses[-20:].mean() < result.losses[:20].mean()
+
+
+def test_subsampled_log_density_is_scaled() -> None:
+    """A plate over ten of thirty documents counts each three times."""
+    documents = two_kinds_of_documents()
+    values = {"phi": jnp.exp(jnp.asarray(TOPICS[:2, :6])) / 1, "alpha": jnp.array(0.3)}
+    values["phi"] /= values["phi"].sum(axis=1, keepdims=True)
+    traced = handlers.trace(handlers.seed(handlers.substitute(model, values), 0))
+    site = traced.get_trace(documents, size=10)["document"]
+    assert site["scale"] == 3 and site["fn"].log_prob(site["value"]).shape == (10,)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(num_active=6), ValueError, "at most 5"),
+        (dict(num_active=0), ValueError, "at least 1"),
+        (dict(concentration=np.ones(3)), ValueError, "one entry for each of 5 topics"),
+        (dict(topic_log_probs=np.ones(3)), ValueError, "last two axes"),
+        (dict(max_sweeps=3), ValueError, "at least 10"),
+    ],
+)
+def test_bad_arguments_are_refused(change, error, message) -> None:
+    arguments = dict(topic_log_probs=TOPICS, concentration=0.1, num_active=2) | change
+    with pytest.raises(error, match=message):
+        lc.TopicDocument(**arguments)
+
+
+def test_bad_documents_are_refused() -> None:
+    """The message says which document, which word and which count; under jit they are NaN."""
+    d = lc.TopicDocument(TOPICS, 0.1, 2)
+    outside, negative = DOCUMENTS.copy(), DOCUMENTS.copy()
+    outside[3, 2] = V, 1
+    negative[4, 1, 1] = -2
+    with pytest.raises(ValueError, match=r"integers in \[0, 12\).*got 12 in document 3"):
+        d.log_prob(outside)
+    with pytest.raises(ValueError, match=r"-2 for word .* of document 4"):
+        d.log_prob(negative)
+    with pytest.raises(TypeError, match="must be integers"):
+        d.log_prob(DOCUMENTS.astype(float))
+    with pytest.raises(ValueError, match=r"shape \(\.\.\., U, 2\)"):
+        d.log_prob(DOCUMENTS[..., 0])
+    for bad, row in ((outside, 3), (negative, 4)):
+        found = np.asarray(jax.jit(d.log_prob)(bad))
+        assert np.flatnonzero(np.isnan(found)).tolist() == [row]
+
+
+def test_a_word_that_no_topic_has_is_impossible() -> None:
+    """log_prob is -inf, the gradient is finite, and other documents do not notice."""
+    topics = TOPICS.copy()
+    topics[:, 4] = -np.inf
+    documents = DOCUMENTS.copy()
+    documents[:, :, 0] = [0, 1, 2, 3, 5, 6, 7]
+    documents[1, 0] = 4, 2
+    d = lc.TopicDocument(topics, 0.1, 2)
+    found = np.asarray(d.log_prob(documents))
+    assert found[1] == -np.inf and np.isfinite(np.delete(found, 1)).all()
+
+
+def test_memory_of_a_gradient_follows_the_topics_table() -> None:
+    """Not documents times words times topics."""
+
+    def gradient(num_docs):
+        def total(topics, documents):
+            return lc.TopicDocument(topics, 0.01, 4).log_prob(documents).sum()
+
+        shapes = ((250, 500), jnp.float32), ((num_docs, 40, 2), jnp.int32)
+        return temp_bytes(jax.grad(total), *(jax.ShapeDtypeStruct(*s) for s in shapes))
+
+    extra = gradient(512) - gradient(64)
+    assert extra < 0.2 * 448 * 40 * 250 * 4
+
+
+@pytest.mark.parametrize("num_active", [2, K])
+def test_guide_of_frequencies_and_assignments_has_the_bound(num_active: int) -> None:
+    """A model with the sites pi and z and this guide: the ELBO is ``log_prob``, by enough draws.
+
+    4,000 draws at 5.5 standard errors; FALSE_ALARM = 1e-7.
+    """
+    tokens = np.array([[0, 1, 2, 3, 7, 7, 5], [4, 4, 4, 2, 9, 10, 11]])
+    documents = np.stack([tokens, np.ones_like(tokens)], axis=-1)
+    log_probs = jnp.asarray(TOPICS)
+    likelihood = lc.TopicDocument(log_probs, CONCENTRATION, num_active, tolerance=1e-5)
+    found = likelihood.posterior(documents)
+    rows = jax.nn.one_hot(found.topics, K) * jnp.exp(found.logits)[..., None]
+    assert ((rows.sum(axis=-2) > 0).sum(axis=-1) <= num_active).all()
+
+    def with_sites():
+        with numpyro.plate("documents", 2, dim=-2):
+            pi = numpyro.sample("pi", dist.Dirichlet(jnp.asarray(CONCENTRATION)))
+            with numpyro.plate("tokens", 7, dim=-1):
+                z = numpyro.sample("z", dist.Categorical(probs=pi))
+                logits = jax.nn.log_softmax(log_probs, axis=-1)[z]
+                numpyro.sample("x", dist.Categorical(logits=logits), obs=jnp.asarray(tokens))
+
+    def guide():
+        with numpyro.plate("documents", 2, dim=-2):
+            frequencies = dist.Dirichlet(found.frequencies.concentration[:, None])
+            numpyro.sample("pi", frequencies)
+            with numpyro.plate("tokens", 7, dim=-1):
+                numpyro.sample("z", dist.Categorical(probs=rows.sum(axis=-2)))
+
+    loss = jax.jit(jax.vmap(lambda key: Trace_ELBO().loss(key, {}, with_sites, guide)))
+    draws = -np.asarray(loss(jax.random.split(jax.random.key(0), 4000)))
+    normalizers = jax.nn.logsumexp(log_probs, axis=1)  # these topics sum to a little above 1
+    assert np.ptp(normalizers) < 2e-3
+    expected = float(likelihood.log_prob(documents).sum()) - 14 * float(normalizers.mean())
+    error = draws.std() / np.sqrt(len(draws))
+    assert abs(draws.mean() - expected) < 5.5 * error + 0.02
+
+
+def test_posterior_needs_one_set_of_topics() -> None:
+    with pytest.raises(NotImplementedError, match="one set of topics"):
+        lc.TopicDocument(SETS, 0.1, 2).posterior(DOCUMENTS[:2])

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning topics in closed form: what the bound does, and what can be read from a fit."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import digamma
+
+import numpyro_largecat as lc
+from numpyro_largecat import topic_learning
+from numpyro_largecat.data import Corpus
+from numpyro_largecat.ops.topic_document import Effort
+from numpyro_largecat.topic_start import start_at_random, start_from_documents
+from tests import reference_topics as reference
+
+V, K = 60, 6
+WORDS = tuple(f"w{i}" for i in range(V))
+
+
+def topic_corpus(num_documents=150, seed=0):
+    """Documents of six topics with ten words each; a tenth of the tokens is noise."""
+    rng = np.random.default_rng(seed)
+    documents = []
+    for _ in range(num_documents):
+        frequencies = 0.9 * np.repeat(rng.dirichlet(np.full(K, 0.1)), V // K) / 10 + 0.1 / V
+        tokens = rng.choice(V, size=rng.integers(20, 40), p=frequencies / frequencies.sum())
+        documents.append([WORDS[t] for t in tokens])
+    return Corpus.from_documents(documents, WORDS)
+
+
+CORPUS = topic_corpus()
+KEY = jax.random.key(0)
+
+
+def corpus_bound(fit, corpus, num_sweeps=300):
+    """The whole bound of Eqs. 35 and 41 to 49 by the reference, documents solved densely."""
+    counts = fit.posterior - 0.1
+    log_probs = (digamma(fit.posterior) - digamma(fit.posterior.sum(1, keepdims=True))).T
+    value = reference.topic_term(0.1, fit.posterior)
+    for d in range(corpus.num_documents):
+        words, own = corpus.document(d)
+        value += reference.solve_document(
+            log_probs[words], own, fit.concentration, num_sweeps=num_sweeps
+        )[2][-1]
+    # Eq. 35 has (S + prior - posterior) E[log phi], and documents have S E[log phi] once more.
+    return value - (counts * log_probs.T).sum()
+
+
+@pytest.mark.usefixtures("x64")
+def test_bound_is_that_of_the_equations() -> None:
+    """After a fit that has converged, the recorded bound is the reference's."""
+    fit = lc.fit_topics(
+        KEY, CORPUS, K, K, num_passes=60, max_sweeps=400, tolerance=1e-9, num_restarts=0
+    )
+    assert fit.bounds[-1] - fit.bounds[-2] < 1e-2
+    assert fit.bounds[-1] == pytest.approx(corpus_bound(fit, CORPUS), abs=0.1)
+
+
+@pytest.mark.parametrize("num_active", [2, K])
+@pytest.mark.usefixtures("x64")
+def test_warm_starts_never_lower_the_bound(num_active: int) -> None:
+    fit = lc.fit_topics(
+        KEY, CORPUS, K, num_active, num_passes=12, warm_start=True, batch_size=40, start="random"
+    )
+    assert np.diff(fit.bounds).min() > -1e-6
+    assert fit.bounds[-1] - fit.bounds[0] > 50
+
+
+@pytest.mark.parametrize("start", ["documents", "random"])
+def test_cold_starts_with_restarts_hardly_lower_the_bound(start) -> None:
+    """Any decrease is below 1e-4 of the bound."""
+    fit = lc.fit_topics(KEY, CORPUS, K, 3, num_passes=12, batch_size=40, start=start)
+    bounds = np.array(fit.bounds)
+    assert (np.diff(bounds) / np.abs(bounds[1:])).min() > -1e-4
+    assert bounds[-1] > bounds[0]
+
+
+@pytest.mark.parametrize("method", ["memoized", "stochastic"])
+def test_topics_are_found(method: str) -> None:
+    """With a few topics to spare, each true topic's ten words lead one that was found."""
+    fit = lc.fit_topics(KEY, CORPUS, 9, 3, method=method, num_passes=20, batch_size=50)
+    found = np.array([[int(w.word[1:]) // 10 for w in topic] for topic in fit.top_words(10)])
+    shares = np.array([np.bincount(row, minlength=K) for row in found])
+    assert shares.max(axis=0).min() >= 8
+    np.testing.assert_allclose(fit.topics.sum(axis=1), 1, rtol=1e-5)
+
+
+def test_counts_are_those_of_the_corpus() -> None:
+    """Memoized: each token is counted once, whatever was the start."""
+    fit = lc.fit_topics(KEY, CORPUS, K, 2, num_passes=2, batch_size=40)
+    by_word = (fit.posterior - 0.1).sum(axis=0)
+    expected = np.bincount(CORPUS.words, CORPUS.counts, V)
+    np.testing.assert_allclose(by_word, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_a_batch_touches_the_rows_of_its_words() -> None:
+    """Rows of the table that do not occur in a batch stay as they are, bit by bit."""
+    corpus = Corpus.from_documents([["w1", "w2"], ["w2", "w5"]], WORDS)
+    problem = topic_learning.Problem(corpus, 2, jnp.full(2, 0.1), 0.1, Effort())
+    batch = topic_learning.Batch(np.array([0]), np.array([1, 2, 2]))
+    table = topic_learning.Table(np.random.default_rng(0).gamma(1.0, size=(V, 2)), np.float32)
+    before = table.numpy().copy()
+    summary = topic_learning.visit(problem, batch, table, (2,))
+    assert summary.counts.shape == (3, 2)
+    table.add(batch.rows, summary.counts)
+    changed = np.flatnonzero((table.numpy() != before).any(axis=1))
+    assert changed.tolist() == [1, 2]
+    np.testing.assert_allclose((table.numpy() - before).sum(), 2, rtol=1e-5)
+    table.shrink(1e-8)  # below the least scale: folded into the counts
+    np.testing.assert_allclose(table.numpy().sum(), (before.sum() + 2) * 1e-8, rtol=1e-5)
+
+
+def test_a_corpus_on_disk_gives_the_same_fit(tmp_path) -> None:
+    CORPUS.save(tmp_path)
+    options = dict(num_topics=K, num_active=2, num_passes=1)
+    here, there = (
+        lc.fit_topics(KEY, corpus, **options) for corpus in (CORPUS, Corpus.open(tmp_path))
+    )
+    np.testing.assert_allclose(here.posterior, there.posterior, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def fit():
+    return lc.fit_topics(KEY, CORPUS, K, 3, num_passes=5)
+
+
+def test_score_is_document_completion(fit) -> None:
+    """Appendix E, document by document."""
+    corpus = topic_corpus(20, seed=1)
+    seen, unseen = corpus.split_words(seed=3)
+    total = tokens = 0.0
+    for d in range(20):
+        part, size = reference.completion_score(
+            fit.topics, fit.concentration, *seen.document(d), *unseen.document(d)
+        )
+        total, tokens = total + part, tokens + size
+    assert fit.score(corpus, seed=3) == pytest.approx(total / tokens, abs=2e-3)
+
+
+def test_coherence_is_npmi(fit) -> None:
+    found = fit.coherence(CORPUS, 4)
+    documents = [set(CORPUS.document(d)[0].tolist()) for d in range(CORPUS.num_documents)]
+    for k in range(K):
+        top = np.argsort(-fit.topics[k], kind="stable")[:4]
+        assert found[k] == pytest.approx(reference.npmi(documents, top, 150), abs=1e-4)
+
+
+def test_documents_without_words_have_the_prior(fit) -> None:
+    corpus = Corpus.from_documents([["w1", "w2"], []], WORDS)
+    with pytest.warns(UserWarning, match="1 of 2 documents have no words"):
+        found = fit.proportions(corpus)
+    np.testing.assert_allclose(found[1], 1 / K, rtol=1e-5)
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
+
+
+def test_another_vocabulary_is_refused(fit) -> None:
+    with pytest.raises(ValueError, match="60 words; got 2"):
+        fit.proportions(Corpus.from_documents([["a", "b"]]))
+    other = (*WORDS[:5], "other", *WORDS[6:])
+    with pytest.raises(ValueError, match="word 5 is 'other', and in the fit 'w5'"):
+        fit.score(Corpus.from_documents([["w1"]], other))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(num_active=7), "at most `num_topics`, 6; got 7"),
+        (dict(concentration=0.0), "`concentration` must be positive"),
+        (dict(method="online"), "'memoized' or 'stochastic'"),
+        (dict(start="zero"), "'documents' or 'random'"),
+        (dict(method="stochastic", forgetting=0.5), "do not converge"),
+        (dict(method="stochastic", warm_start=True), "needs `method='memoized'`"),
+        (dict(corpus=Corpus.from_documents([[], []], WORDS)), "all are empty"),
+    ],
+)
+def test_bad_arguments_are_refused(change, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        lc.fit_topics(**dict(rng_key=KEY, corpus=CORPUS, num_topics=K, num_active=2) | change)
+
+
+def test_starts() -> None:
+    """Chosen documents differ; both starts have the tokens of the corpus."""
+    rng = np.random.default_rng(0)
+    rare = Corpus.from_documents([["w1"]] * 19 + [["w2", "w2"]], WORDS)
+    table = start_from_documents(rng, rare, 2)
+    assert (table[2].max() > 2 * table[2].min()) and table.sum() == pytest.approx(21)
+    table = start_at_random(rng, CORPUS, 4)
+    np.testing.assert_allclose(
+        table.sum(axis=1), np.bincount(CORPUS.words, CORPUS.counts, V), atol=1e-9
+    )
