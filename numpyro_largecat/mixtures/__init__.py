@@ -5,7 +5,6 @@ from numpyro_largecat.mixtures.diagonal_gaussian import DiagonalGaussianFamily
 from numpyro_largecat.mixtures.family import ConjugateFamily
 from numpyro_largecat.mixtures.fit import fit_mixture
 from numpyro_largecat.mixtures.gaussian import GaussianFamily, ZeroMeanGaussianFamily
-from numpyro_largecat.mixtures.local_step import Responsibilities
 from numpyro_largecat.mixtures.mixing import DirichletMixing, MixingPrior, StickBreaking
 from numpyro_largecat.mixtures.mixture_fit import MixtureFit
 from numpyro_largecat.mixtures.multinomial import MultinomialFamily
@@ -18,7 +17,6 @@ __all__ = [
     "MixingPrior",
     "MixtureFit",
     "MultinomialFamily",
-    "Responsibilities",
     "StickBreaking",
     "ZeroMeanGaussianFamily",
     "fit_mixture",

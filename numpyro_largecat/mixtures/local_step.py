@@ -36,17 +36,7 @@ class Summary(NamedTuple):
 
 
 class Responsibilities(NamedTuple):
-    """The L components of each row that carry mass.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> import numpyro_largecat as lc
-        >>> family = lc.DiagonalGaussianFamily(jnp.zeros(1), jnp.ones(1))
-        >>> x = jnp.array([-9.0, -8, 8, 9])[:, None]
-        >>> fit = lc.fit_mixture(jax.random.key(0), x, family, 3, num_active=2, progress_bar=False)
-        >>> fit.responsibilities(x).indices.shape
-        (4, 2)
-    """
+    """The L components of each row that carry mass."""
 
     indices: Array  # (N, L), components
     probs: Array  # (N, L), summing to one

@@ -15,6 +15,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_count, check_finite, is_concrete
+from numpyro_largecat.distributions.top_l_categorical import TopLCategorical
 from numpyro_largecat.mixtures.family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import GlobalStep, Objective, Statistics, global_step
 from numpyro_largecat.mixtures.local_step import (
@@ -107,8 +108,8 @@ class MixtureFit:
         """
         return self._of_rows(_log_likelihood, x, self._globals("map"))
 
-    def responsibilities(self, x: ArrayLike, num_active: int | None = None) -> Responsibilities:
-        """Soft assignments of rows under the posterior, the best L-sparse ones.
+    def responsibilities(self, x: ArrayLike, num_active: int | None = None) -> TopLCategorical:
+        """Soft assignments of rows under the posterior, the best L-sparse ones, batch shape (N,).
 
         Args:
             x: Rows, shape (N, ...).
@@ -118,7 +119,8 @@ class MixtureFit:
             self.num_active if num_active is None else num_active, self.num_components
         )
         run = partial(_responsibilities, num_active=active)
-        return self._of_rows(run, x, self._globals(self.objective))
+        sparse: Responsibilities = self._of_rows(run, x, self._globals(self.objective))
+        return TopLCategorical(sparse.indices, jnp.log(sparse.probs), self.num_components)
 
     def assign(self, x: ArrayLike) -> Array:
         """Most probable component of each row, integers of shape (N,)."""
