@@ -19,7 +19,9 @@ from numpyro_largecat.double_sum import DoubleSumFit, fit_double_sum
 from numpyro_largecat.double_sum_rules import ImplicitSGD, UMax, Vanilla
 from numpyro_largecat.guides import AmortizedErrors, AutoError, ErrorGuideList, LocalErrors
 from numpyro_largecat.infer.batches import ArrayBatches
+from numpyro_largecat.infer.hide_enumerated import hide_enumerated
 from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
+from numpyro_largecat.infer.top_l_elbo import TopL_ELBO
 from numpyro_largecat.infer.update_rules import GaussianNaturalGradient, NaturalGradient
 from numpyro_largecat.plates import class_chunk, class_plate, data_plate
 from numpyro_largecat.plots import plot_elbo, plot_intervals, plot_reliability
@@ -60,6 +62,7 @@ __all__ = [
     "SubsampledSVI",
     "TopLCategorical",
     "TopLMixture",
+    "TopL_ELBO",
     "UMax",
     "UtilityCategorical",
     "Vanilla",
@@ -69,6 +72,7 @@ __all__ = [
     "error_distribution",
     "fit_double_sum",
     "gaussian_weights",
+    "hide_enumerated",
     "plot_elbo",
     "plot_intervals",
     "plot_reliability",
