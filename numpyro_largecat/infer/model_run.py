@@ -51,7 +51,8 @@ class ModelRun:
     def _trace(self, value_of: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         # Outside of the seed, so that the other sites draw with the same keys in every run.
         model = handlers.replay(self.model, self.guide_trace)
-        model = handlers.substitute(model, data=self.params)
+        own = jax.tree.map(lambda x: x, self.params)  # models write into what is mutable
+        model = handlers.substitute(model, data=own)
         model = handlers.substitute(model, substitute_fn=value_of)
         return handlers.trace(model).get_trace(*self.args, **self.kwargs)
 
