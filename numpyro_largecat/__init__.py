@@ -24,7 +24,9 @@ from numpyro_largecat.guides import AmortizedErrors, AutoError, ErrorGuideList, 
 from numpyro_largecat.infer.adaptive_steps import adaptive_steps
 from numpyro_largecat.infer.averaging import average_iterates, averaged_params
 from numpyro_largecat.infer.batches import ArrayBatches
+from numpyro_largecat.infer.hide_enumerated import hide_enumerated
 from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
+from numpyro_largecat.infer.top_l_elbo import TopL_ELBO
 from numpyro_largecat.infer.update_rules import (
     EtaEstimate,
     GaussianNaturalGradient,
@@ -101,6 +103,7 @@ __all__ = [
     "TopClasses",
     "TopLCategorical",
     "TopLMixture",
+    "TopL_ELBO",
     "TopWord",
     "TopicDocument",
     "TopicFit",
@@ -121,6 +124,7 @@ __all__ = [
     "fit_mixture",
     "fit_topics",
     "gaussian_weights",
+    "hide_enumerated",
     "log_likelihood",
     "plot_accuracy_by_frequency",
     "plot_confusion",

@@ -42,7 +42,7 @@ def two_mixtures(make, x, counts, seen, rows=None):
         rate = numpyro.sample("rate", dist.Gamma(2.0, 0.5))
     mixing = dist.Categorical(probs=weights)
     with lc.data_plate("data", N, rows):
-        points = dist.Normal(loc, spread[:, None]).to_event(1)
+        points = dist.MultivariateNormal(loc, scale_tril=spread[:, None, None] * jnp.eye(D))
         with handlers.mask(mask=seen):
             numpyro.sample("x", make(mixing, points), obs=x)
         numpyro.sample("counts", make(mixing, dist.Poisson(rate)), obs=counts)

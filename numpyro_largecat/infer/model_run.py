@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model run again and again, with other values of its discrete sites each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array, lax
+from numpyro import handlers
+from numpyro.distributions.distribution import ExpandedDistribution, MaskedDistribution
+
+from numpyro_largecat._checks import is_concrete
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """A seeded model, with everything given but its discrete sites."""
+
+    model: Callable[..., Any]
+    guide_trace: dict[str, Any]
+    params: dict[str, Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def trace(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Run the model with the discrete sites at ``values``."""
+        return self._trace(lambda msg: values.get(msg["name"]))
+
+    def first_trace(self) -> dict[str, Any]:
+        """Run the model with every marked site at the first value of its support."""
+        return self._trace(lambda msg: first_value(msg) if is_marked(msg) else None)
+
+    def without_gradients(self) -> ModelRun:
+        """The same model, with all that it is given constant for the gradient."""
+
+        def constant(tree: Any) -> Any:
+            return jax.tree.map(lambda x: x if is_concrete(x) else lax.stop_gradient(x), tree)
+
+        guide_trace = {
+            name: {**site, "value": constant(site["value"])}
+            for name, site in self.guide_trace.items()
+        }
+        params, args, kwargs = constant((self.params, self.args, self.kwargs))
+        return replace(self, guide_trace=guide_trace, params=params, args=args, kwargs=kwargs)
+
+    def _trace(self, value_of: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        # Outside of the seed, so that the other sites draw with the same keys in every run.
+        model = handlers.replay(self.model, self.guide_trace)
+        own = jax.tree.map(lambda x: x, self.params)  # models write into what is mutable
+        model = handlers.substitute(model, data=own)
+        model = handlers.substitute(model, substitute_fn=value_of)
+        return handlers.trace(model).get_trace(*self.args, **self.kwargs)
+
+
+def is_marked(site: dict[str, Any]) -> bool:
+    """Whether a message, or a site of a trace, is a latent site that is to be enumerated."""
+    return (
+        site["type"] == "sample"
+        and not site["is_observed"]
+        and site["infer"].get("enumerate") == "parallel"
+    )
+
+
+def first_value(site: dict[str, Any]) -> Array:
+    """First value of a discrete site, at every place of its batch."""
+    return jnp.broadcast_to(support_of(site)[0], site["fn"].batch_shape)
+
+
+def support_of(site: dict[str, Any]) -> Array:
+    """All values of a discrete site, shape (K,)."""
+    fn, name = site["fn"], site["name"]
+    if fn.event_shape:
+        raise NotImplementedError(
+            f"site '{name}' is marked to be enumerated, but one event of it has shape "
+            f"{fn.event_shape}, so that its values would be all combinations. Put it into a plate "
+            "instead of `to_event`."
+        )
+    fn = without_expand(unmasked(fn)[0])
+    if not fn.has_enumerate_support:
+        raise NotImplementedError(
+            f"site '{name}' is marked to be enumerated, but {type(fn).__name__} has no finite list "
+            "of values."
+        )
+    return jnp.asarray(fn.enumerate_support(expand=False)).reshape(-1)
+
+
+def log_prob_of(site: dict[str, Any]) -> Array:
+    """Log density of a site at each place of its batch, masked, without its scale."""
+    intermediates = (site["intermediates"],) if site["intermediates"] else ()
+    return jnp.asarray(site["fn"].log_prob(site["value"], *intermediates))
+
+
+def without_expand(fn: dist.Distribution) -> dist.Distribution:
+    """The distribution under those that expand it."""
+    while isinstance(fn, ExpandedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+def unmasked(fn: dist.Distribution) -> tuple[dist.Distribution, Any]:
+    """The distribution without masks, and the mask: booleans that broadcast to its batch."""
+    if isinstance(fn, ExpandedDistribution):
+        base, mask = unmasked(fn.base_dist)
+        return base.expand(fn.batch_shape), mask
+    if isinstance(fn, MaskedDistribution):
+        base, mask = unmasked(fn.base_dist)
+        if mask is True or fn._mask is False:
+            return base, fn._mask
+        return base, mask if fn._mask is True else jnp.logical_and(mask, fn._mask)
+    return fn, True
