@@ -29,8 +29,8 @@ TRANSFORM_PARAMETERS: dict[type, dict[str, int]] = {
 }
 # Axes in an event of arrays that a distribution keeps beside its arguments.
 DERIVED_ARRAYS = {(dist.LowRankMultivariateNormal, "_capacitance_tril"): 2}
-# Their parts have other batch axes than they.
-UNEVEN = (dist.GaussianCopula, dist.MixtureSameFamily, dist.MixtureGeneral)
+# Their parts have other batch axes than they, or are hidden in a function.
+UNEVEN = (dist.EulerMaruyama, dist.GaussianCopula, dist.MixtureSameFamily, dist.MixtureGeneral)
 
 
 def replace_parameters(
@@ -86,7 +86,7 @@ def _field(d: Any, name: str, replace: Replace, batch_shape: tuple[int, ...], in
         return _transforms(d, replace, inner)
     if isinstance(value, dist.Distribution):
         if isinstance(d, UNEVEN) or not type(d).__module__.startswith("numpyro.distributions."):
-            raise _unknown(d, f"its part `{name}`")
+            raise cannot_take(d, f"its part `{name}`")
         return _distribution(value, replace, batch_shape, inner)
     if isinstance(value, constraints.Constraint):
         return jax.tree.map(lambda bound: replace(bound, inner), value)
@@ -106,7 +106,7 @@ def _event_dim(d: Any, name: str) -> int:
                 return int(constraint.event_dim)
             except NotImplementedError:
                 break
-    raise _unknown(d, f"its field `{name}`")
+    raise cannot_take(d, f"its field `{name}`")
 
 
 def _transforms(d: Any, replace: Replace, inner: int) -> list[Any]:
@@ -115,7 +115,7 @@ def _transforms(d: Any, replace: Replace, inner: int) -> list[Any]:
         parameters = TRANSFORM_PARAMETERS.get(type(transform), {})
         leaves = jax.tree.leaves(transform)
         if not parameters and any(jnp.ndim(leaf) > 0 for leaf in leaves):
-            raise _unknown(d, f"the parameters of {type(transform).__name__}")
+            raise cannot_take(d, f"the parameters of {type(transform).__name__}")
         moved = copy.copy(transform)
         moved._inv = transform._inv if isinstance(transform._inv, transforms.Transform) else None
         for name, more in parameters.items():
@@ -127,7 +127,8 @@ def _transforms(d: Any, replace: Replace, inner: int) -> list[Any]:
     return new
 
 
-def _unknown(d: Any, what: str) -> NotImplementedError:
+def cannot_take(d: Any, what: str) -> NotImplementedError:
+    """Return the error for distributions from which no single component can be taken."""
     return NotImplementedError(
         f"{type(d).__name__} does not say which axis of {what} runs over the components, so "
         "single components cannot be taken from it. Write the model with an explicit component, "

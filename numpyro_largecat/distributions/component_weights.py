@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array, lax
 
-from numpyro_largecat.distributions.component_parameters import replace_parameters
+from numpyro_largecat.distributions.component_parameters import cannot_take, replace_parameters
 from numpyro_largecat.ops.pair_blocks import pair_blocks
 from numpyro_largecat.ops.row_chunks import map_rows
 from numpyro_largecat.ops.top_l import largest
@@ -39,7 +39,9 @@ class Components:
         self.parameters: list[tuple[tuple[int, ...], int]] = []  # rows of each, entries of an event
 
         def note(array: Array, event_dim: int) -> Array:
-            rows, _, event = _axes(jnp.shape(array), event_dim)
+            rows, last, event = _axes(jnp.shape(array), event_dim)
+            if not _is_within((*rows, last), distribution.batch_shape):
+                raise cannot_take(distribution, f"a parameter of shape {jnp.shape(array)}")
             self.parameters.append((rows, math.prod(event)))
             return array
 
@@ -227,10 +229,10 @@ def _is_common(array: Array, event_dim: int) -> bool:
     return last * math.prod(outer) == 1
 
 
-def _is_within(outer: tuple[int, ...], rows: tuple[int, ...]) -> bool:
-    """Whether rows that are the same in ``rows`` are the same in ``outer``."""
-    padded = (1,) * (len(outer) - len(rows)) + rows
-    return all(a in (1, b) for a, b in zip(reversed(outer), reversed(padded), strict=False))
+def _is_within(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether ``shape`` broadcasts to ``other``."""
+    padded = (1,) * (len(shape) - len(other)) + other
+    return all(a in (1, b) for a, b in zip(reversed(shape), reversed(padded), strict=False))
 
 
 def _block_size(num_pairs: int, num_groups: int) -> int:

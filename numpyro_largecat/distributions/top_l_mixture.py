@@ -158,7 +158,10 @@ class TopLMixture(dist.MixtureSameFamily):
         shape = sample_shape + self.batch_shape
         choice_key, draw_key = random.split(key)
         logits = self.mixing_distribution.logits
-        chosen = noisy_max(choice_key, jnp.broadcast_to(logits, (*shape, self.mixture_size)))
+        if logits.ndim > 1:
+            logits = jnp.broadcast_to(logits, (*self.batch_shape, self.mixture_size))
+        own = logits.ndim - 1  # batch axes of the logits; the others are independent draws
+        chosen = noisy_max(choice_key, logits, sample_shape=shape[: len(shape) - own])
         components = Components(self.component_distribution, shape)
         draws = components.draw(draw_key, chosen.reshape(-1))
         return draws.reshape(shape + self.event_shape), [chosen]

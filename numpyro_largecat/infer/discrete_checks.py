@@ -81,6 +81,11 @@ def check_plates(site: dict[str, Any], dependents: list[dict[str, Any]]) -> None
     name = site["name"]
     plates = {frame.name: frame for frame in site["cond_indep_stack"]}
     axes = {frame.dim for frame in plates.values()}
+    if site["kwargs"].get("sample_shape"):
+        raise NotImplementedError(
+            f"the discrete site '{name}' has `sample_shape={site['kwargs']['sample_shape']}` "
+            "outside of a plate. Put the site into a plate of that size instead."
+        )
     for axis, size in enumerate(reversed(site["fn"].batch_shape), start=1):
         if size > 1 and -axis not in axes:
             raise NotImplementedError(

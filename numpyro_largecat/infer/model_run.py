@@ -39,7 +39,8 @@ class ModelRun:
         """The same model, with all that it is given constant for the gradient."""
 
         def constant(tree: Any) -> Any:
-            return jax.tree.map(lambda x: x if is_concrete(x) else lax.stop_gradient(x), tree)
+            # Nothing else is touched: plates tell rows that model and guide share by identity.
+            return jax.tree.map(lambda x: lax.stop_gradient(x) if _has_slope(x) else x, tree)
 
         guide_trace = {
             name: {**site, "value": constant(site["value"])}
@@ -55,6 +56,10 @@ class ModelRun:
         model = handlers.substitute(model, data=own)
         model = handlers.substitute(model, substitute_fn=value_of)
         return handlers.trace(model).get_trace(*self.args, **self.kwargs)
+
+
+def _has_slope(x: Any) -> bool:
+    return not is_concrete(x) and jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def is_marked(site: dict[str, Any]) -> bool:

@@ -101,6 +101,12 @@ def no_plate():
     numpyro.sample("x", dist.Normal(LOC[z], 1).to_event(1), obs=X)
 
 
+def many_draws():
+    prior = dist.Categorical(logits=jnp.zeros(K))
+    z = numpyro.sample("z", prior, sample_shape=(N,), infer=MARK)
+    numpyro.sample("x", dist.Normal(LOC[z], 1), obs=X)
+
+
 def in_a_scan():
     def step(carry, x):
         z = component()
@@ -131,6 +137,7 @@ def state_that_depends():
         (endless, NotImplementedError, "Poisson has no finite list"),
         (one_event, NotImplementedError, r"event of it has shape \(8,\)"),
         (no_plate, NotImplementedError, "axis -1 belongs to no plate"),
+        (many_draws, NotImplementedError, r"`sample_shape=\(8,\)` outside of a plate"),
         (in_a_scan, NotImplementedError, "'z' is inside of a `scan`"),
         (state_that_depends, NotImplementedError, "mutable site 'state' depends"),
     ],
