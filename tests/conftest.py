@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,19 @@ from hypothesis import settings  # noqa: E402
 # A first call compiles, so its time says nothing; the same examples every time.
 settings.register_profile("numpyro_largecat", deadline=None, derandomize=True)
 settings.load_profile("numpyro_largecat")
+
+
+MOST_MAPPINGS = 40_000  # of memory: each compiled program has several, and Linux allows 65,530
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs() -> Iterator[None]:
+    """Drop compiled programs between files where a worker has too many, before it is killed."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
