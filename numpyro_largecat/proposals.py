@@ -57,6 +57,16 @@ class ClassProposal(Protocol):
         ...         return classes, 1 / (num_sampled * q[classes])
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     plate = lc.class_plate("classes", 10, num_sampled=5, proposal=EvenClasses())
+
+        Nothing can tell wrong weights in a fit, which then goes to the wrong place. So try your
+        own before: the weights that classes get must have mean one.
+
+        >>> def weights_of_classes(rng_key):
+        ...     drawn, weights = EvenClasses().draw(rng_key, jnp.array([10]), 10, 5)
+        ...     return jnp.zeros(10).at[drawn].add(weights)
+        >>> means = jax.vmap(weights_of_classes)(jax.random.split(jax.random.key(0), 4000)).mean(0)
+        >>> bool((abs(means - 1) < 0.1).all())
+        True
     """
 
     def draw(

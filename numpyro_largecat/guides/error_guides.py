@@ -42,8 +42,8 @@ class AutoError(AutoGuide):
         create_plates: As in NumPyro's autoguides; not needed with ``SubsampledSVI``.
 
     Raises:
-        ValueError: When it is first run, if the model has no such latent site, or observes no
-            ``AugmentedCategorical``.
+        ValueError: When it is first run, if the model has no such latent site, observes no
+            ``AugmentedCategorical``, or gives the site another family than its choice's ``noise``.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro
@@ -183,7 +183,7 @@ class AutoError(AutoGuide):
         whole = list(jnp.shape(site["value"]))
         for name, frame in frames.items():
             whole[frame.dim - site["fn"].event_dim] = sizes[name]
-        choice = _choice_of(self.site, site["value"], sites)
+        choice = _choice_of(self.site, site, sites)
         return (
             ErrorSite(
                 name=f"{self.site}_{self.prefix}",
@@ -319,7 +319,7 @@ def _run_parts(parts: Iterable[Callable[..., Any]], *args: Any, **kwargs: Any) -
     return {name: value for part in parts for name, value in part(*args, **kwargs).items()}
 
 
-def _choice_of(name: str, error: Array, sites: dict[str, Any]) -> AugmentedCategorical:
+def _choice_of(name: str, site: dict[str, Any], sites: dict[str, Any]) -> AugmentedCategorical:
     """Find the choice that an error belongs to, or else one that it may belong to."""
     found = [base_distribution(s["fn"]) for s in sites.values() if s["type"] == "sample"]
     choices = [fn for fn in found if isinstance(fn, AugmentedCategorical)]
@@ -328,7 +328,17 @@ def _choice_of(name: str, error: Array, sites: dict[str, Any]) -> AugmentedCateg
             f"site '{name}' must be the `error=` of a site of the model with an "
             "`lc.AugmentedCategorical`; the model has none."
         )
-    return next((fn for fn in choices if fn.error is error), choices[0])
+    own = next((fn for fn in choices if fn.error is site["value"]), None)
+    if own is None:  # the model computes `error=` from the site
+        return choices[0]
+    prior, needed = (type(base_distribution(fn)) for fn in (site["fn"], own.noise.distribution()))
+    if prior is not needed:
+        raise ValueError(
+            f"site '{name}' must have the distribution of the errors of its choice, whose `noise` "
+            f"is {own.noise} ({needed.__name__}); got {prior.__name__}. Make both from one name: "
+            f'`numpyro.sample("{name}", lc.error_distribution(noise))`.'
+        )
+    return own
 
 
 def _without_errors(model: Callable[..., Any], errors: Container[Any]) -> block:

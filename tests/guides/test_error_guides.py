@@ -360,12 +360,22 @@ def without_choice(y):
     numpyro.sample("y_error", dist.Normal())
 
 
+def of_two_families(y):
+    error = numpyro.sample("y_error", lc.error_distribution("logistic"))
+    choice = lc.AugmentedCategorical(jnp.zeros(5), noise="normal", error=error)
+    numpyro.sample("y", choice, obs=y[0])
+
+
 BAD_RUNS = {
     "unknown site": (
         lc.AutoError(given_utilities("normal"), "error"),
         r"`site` must name a latent site.*got 'error', and the latent sites are \['y_error'\]",
     ),
     "no choice": (lc.AutoError(without_choice, "y_error"), "must be the `error=` of a site"),
+    "another family": (
+        lc.AutoError(of_two_families, "y_error"),
+        r"whose `noise` is normal \(Normal\); got Logistic",
+    ),
     "rows of features": (
         lc.AutoError(
             given_utilities("normal"), "y_error", lc.AmortizedErrors(lambda y: jnp.ones((3, 2)))
