@@ -27,7 +27,7 @@ demo: $(VENV)/.installed
 	$(IN_VENV) examples/demo.py
 
 test: $(VENV)/.installed-dev
-	$(PYTEST) -n $(WORKERS) $(PYTEST_ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(IN_VENV) -m ruff check
