@@ -155,7 +155,7 @@ def test_chunks_are_few_in_shape_and_bounded() -> None:
     for num_components in (1, 200, 10**4, 10**7):
         chunk = chunk_rows(10**6, 2081, num_components)
         assert chunk & (chunk - 1) == 0
-        assert chunk == 8 or chunk * (2081 + num_components) <= 2**23
+        assert chunk == 8 or chunk * (2081 + num_components) <= 2**22
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
