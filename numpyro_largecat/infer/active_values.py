@@ -18,7 +18,7 @@ from numpyro_largecat.infer.model_run import ModelRun
 from numpyro_largecat.ops.row_chunks import map_rows
 from numpyro_largecat.ops.top_l import largest, take_last
 
-TOLERANCE = 1e-4  # of log weights, relative to the largest
+TOLERANCE = 1e-4  # of a log weight, relative to its size and to the usual size
 
 
 class ActiveValues:
@@ -70,23 +70,25 @@ class ActiveValues:
     def are_apart(self, index: dict[str, Array], rng_key: Array) -> Array:
         """Whether the log weights at one place depend on the value at that place alone.
 
-        The values at about half of the places are changed, which must change nothing at the others.
+        The values at about half of the places are changed, which must change nothing at the others,
+        nor where the site is masked.
 
         Cost: two runs of the model, without gradients.
         """
         run, sites = self._constant()
         first, other, changed = {}, {}, {}
         for site in sites:
-            values = jnp.broadcast_to(index[site.name][0], site.batch_shape)
-            rng_key, key = random.split(rng_key)
-            changed[site.name] = random.bernoulli(key, 0.5, site.batch_shape)
-            first[site.name] = values
+            rng_key, change_key, value_key = random.split(rng_key, 3)
+            changed[site.name] = random.bernoulli(change_key, 0.5, site.batch_shape)
+            # Any of the values: the first may be impossible everywhere, which would hide all.
+            kept = jnp.broadcast_to(index[site.name], (site.num_active, *site.batch_shape))
+            row = random.randint(value_key, (1, *site.batch_shape), 0, site.num_active)
+            values = first[site.name] = jnp.take_along_axis(kept, row, axis=0)[0]
             moved = (values + 1) % site.num_values
             other[site.name] = jnp.where(changed[site.name], moved, values)
         before, after = (_log_weights(run, sites, values) for values in (first, other))
         apart = [
-            changed[name] | (before[name] == after[name]) | _is_close(before[name], after[name])
-            for name in before
+            (changed[s.name] & s.mask) | _is_close(before[s.name], after[s.name]) for s in sites
         ]
         return jnp.stack([places.all() for places in apart]).all()
 
@@ -158,7 +160,14 @@ def _if_value(is_value: Array, weights: Array) -> Array:
 
 
 def _is_close(a: Array, b: Array) -> Array:
-    return jnp.abs(a - b) <= TOLERANCE * (1 + jnp.abs(a).max())
+    """Whether log weights agree but for rounding; one that is NaN shows in the loss itself.
+
+    The usual size is a geometric mean, so that a few outliers do not make all others agree.
+    """
+    size = jnp.where(jnp.isfinite(a), jnp.abs(a), 0)
+    usual = jnp.exp(jnp.log1p(size).mean())
+    is_near = jnp.abs(a - b) <= TOLERANCE * (size + usual)
+    return is_near | (a == b) | (jnp.isnan(a) & jnp.isnan(b))
 
 
 def _merge(best: tuple[Array, Array], new: Array, ks: Array) -> tuple[Array, Array]:

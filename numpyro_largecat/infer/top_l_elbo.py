@@ -56,10 +56,12 @@ class TopL_ELBO(ELBO):
     tried with arrays whose axes of plates have length one, with which ``covariances[z]`` is there
     once, not at every place; if they fit nowhere, with whole ones.
 
-    **Masks.** Where the discrete site or all that depends on it are masked, its value counts
-    nothing.
+    **Masks.** Where all that depends on a discrete site is masked, its value counts nothing. Where
+    the site itself is masked, its value must be of no account: what depends on it there is refused,
+    in the same way.
 
-    **Guides.** ``AutoNormal(lc.hide_enumerated(model))`` leaves the discrete sites out.
+    **Guides.** ``AutoNormal(lc.hide_enumerated(model))`` leaves the discrete sites out; with the
+    model itself NumPyro's guides ask for funsor.
 
     Cost: in each step, K runs of what depends on the discrete sites, without gradients, in chunks
     of values that have ``MAX_ENTRIES`` entries of it at most, and a selection; then L runs, which
@@ -267,7 +269,8 @@ class _Particle:
             raise NotImplementedError(
                 f"a site that depends on one of the discrete sites {sorted(index)} depends on its "
                 "values at other places of its plates too, so that the posterior does not "
-                "factorise. Inside a plate, use the value at the same place only."
+                "factorise, or at places where the discrete site is masked. Inside a plate, use "
+                "the value at the same place only, and mask what depends on it as well."
             )
         weights = active.at(index)
         return [_Active(s, index[s.name], weights[s.name]) for s in sites], are_apart
