@@ -218,6 +218,18 @@ def test_values_at_other_places_show_beside_extreme_weights(what):
         loss(model, K)
 
 
+def test_the_shape_of_the_values_is_not_to_be_used():
+    """It has axes of length one where all values are summed; that gave a number as if N were 1."""
+
+    def model():
+        with data():
+            z = component()
+            numpyro.sample("x", dist.Normal(LOC[z] + jnp.arange(len(z)), 1), obs=X)
+
+    with pytest.raises(NotImplementedError, match="or on their shape"):
+        loss(model, K)
+
+
 @pytest.mark.parametrize("num_active", [1, K])
 def test_what_depends_on_a_masked_site_is_refused(num_active):
     """Its prior is not there to weigh it with."""
