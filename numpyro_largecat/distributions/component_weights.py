@@ -91,6 +91,9 @@ class Components:
 
     def draw(self, rng_key: Array, chosen: Array) -> Array:
         """Draw from the component of each observation, shape (N, *event_shape), by chunks."""
+        if not chosen.size:
+            one = jax.eval_shape(self.distribution.sample, rng_key)
+            return jnp.zeros((0, *self.distribution.event_shape), one.dtype)
         entries = max([math.prod(self.distribution.event_shape), *(n for _, n in self.parameters)])
         size = max(1, MAX_ENTRIES // max(1, entries))
 
@@ -144,14 +147,20 @@ class ComponentWeights:
         def select(rows: Array) -> Array:
             return largest(constant.of(rows), num_active)
 
+        if not self.num_rows:
+            return jnp.zeros((0, num_active), jnp.int32)
         return map_rows(select, self.num_rows, self._chunk_of_all())
 
     def all(self) -> Array:
         """Log weights of all components, shape (N, K)."""
+        if not self.num_rows:
+            return jnp.zeros((0, self.components.num_components), self.mixing.dtype)
         return map_rows(self.of, self.num_rows, self._chunk_of_all())
 
     def at(self, components: Array) -> Array:
         """Log weights of the components (N, L), shape (N, L)."""
+        if not self.num_rows:
+            return jnp.zeros(components.shape, self.mixing.dtype)
 
         def weights(rows: Array) -> Array:
             chosen = components[rows]

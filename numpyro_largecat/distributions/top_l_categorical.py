@@ -188,10 +188,20 @@ class TopLCategorical(dist.Distribution):
 
 @kl_divergence.register(TopLCategorical, dist.CategoricalProbs)
 def _kl_to_probs(p: TopLCategorical, q: dist.CategoricalProbs) -> Array:
+    _check_same_outcomes(p, q.probs)
     return p._expectation(p.log_probs - jnp.log(take_last(q.probs, p.indices)))
 
 
 @kl_divergence.register(TopLCategorical, dist.CategoricalLogits)
 def _kl_to_logits(p: TopLCategorical, q: dist.CategoricalLogits) -> Array:
+    _check_same_outcomes(p, q.logits)
     log_total = jax.nn.logsumexp(q.logits, axis=-1, keepdims=True)
     return p._expectation(p.log_probs - (take_last(q.logits, p.indices) - log_total))
+
+
+def _check_same_outcomes(p: TopLCategorical, table: Array) -> None:
+    if table.shape[-1] != p.num_categories:
+        raise ValueError(
+            f"both categoricals must have the same outcomes, {p.num_categories} of the "
+            f"TopLCategorical; the other has {table.shape[-1]}."
+        )

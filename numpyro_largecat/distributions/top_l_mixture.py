@@ -142,8 +142,8 @@ class TopLMixture(dist.MixtureSameFamily):
         weights, shape = self._weights(value)
         best = weights.best(self.num_active)
         return TopLCategorical(
-            best.reshape(*shape, -1),
-            weights.at(best).reshape(*shape, -1),
+            best.reshape(*shape, self.num_active),
+            weights.at(best).reshape(*shape, self.num_active),
             self.mixture_size,
             validate_args=False,
         )

@@ -18,7 +18,8 @@ from numpyro_largecat.infer.model_run import ModelRun
 from numpyro_largecat.ops.row_chunks import map_rows
 from numpyro_largecat.ops.top_l import largest, take_last
 
-TOLERANCE = 1e-4  # of log weights, relative to the largest
+TOLERANCE = 1e-4  # of a log weight, relative to its size and to the usual size
+OTHER_SHAPE = 0.05  # the same for runs whose arrays have other shapes, and so other rounding
 
 
 class ActiveValues:
@@ -67,27 +68,34 @@ class ActiveValues:
         weights = map_rows(of_rows, most, self.chunk)
         return {name: weights[name][: len(rows)] for name, rows in index.items()}
 
-    def are_apart(self, index: dict[str, Array], rng_key: Array) -> Array:
+    def are_apart(
+        self, index: dict[str, Array], weights: dict[str, Array], rng_key: Array
+    ) -> Array:
         """Whether the log weights at one place depend on the value at that place alone.
 
-        The values at about half of the places are changed, which must change nothing at the others.
+        The values at about half of the places are changed, which must change nothing at the others,
+        nor where the site is masked. ``weights`` (L, *batch_shape), those at ``index``, may be of
+        values that were given with axes of length one; whole arrays must give about the same.
 
         Cost: two runs of the model, without gradients.
         """
         run, sites = self._constant()
-        first, other, changed = {}, {}, {}
+        first, other, changed, found = {}, {}, {}, {}
         for site in sites:
-            values = jnp.broadcast_to(index[site.name][0], site.batch_shape)
-            rng_key, key = random.split(rng_key)
-            changed[site.name] = random.bernoulli(key, 0.5, site.batch_shape)
-            first[site.name] = values
+            rng_key, change_key, value_key = random.split(rng_key, 3)
+            changed[site.name] = random.bernoulli(change_key, 0.5, site.batch_shape)
+            # Any of the values: the first may be impossible everywhere, which would hide all.
+            kept = jnp.broadcast_to(index[site.name], (site.num_active, *site.batch_shape))
+            row = random.randint(value_key, (1, *site.batch_shape), 0, site.num_active)
+            values = first[site.name] = jnp.take_along_axis(kept, row, axis=0)[0]
+            found[site.name] = jnp.take_along_axis(weights[site.name], row, axis=0)[0]
             moved = (values + 1) % site.num_values
             other[site.name] = jnp.where(changed[site.name], moved, values)
         before, after = (_log_weights(run, sites, values) for values in (first, other))
         apart = [
-            changed[name] | (before[name] == after[name]) | _is_close(before[name], after[name])
-            for name in before
+            (changed[s.name] & s.mask) | _is_close(before[s.name], after[s.name]) for s in sites
         ]
+        apart += [_is_close(before[name], found[name], OTHER_SHAPE) for name in found]
         return jnp.stack([places.all() for places in apart]).all()
 
     def _constant(self) -> tuple[ModelRun, list[DiscreteSite]]:
@@ -157,8 +165,15 @@ def _if_value(is_value: Array, weights: Array) -> Array:
     return jnp.where(is_value, jnp.maximum(weights, float(np.finfo(weights.dtype).min)), -jnp.inf)
 
 
-def _is_close(a: Array, b: Array) -> Array:
-    return jnp.abs(a - b) <= TOLERANCE * (1 + jnp.abs(a).max())
+def _is_close(a: Array, b: Array, tolerance: float = TOLERANCE) -> Array:
+    """Whether log weights agree but for rounding; one that is NaN shows in the loss itself.
+
+    The usual size is a geometric mean, so that a few outliers do not make all others agree.
+    """
+    size = jnp.where(jnp.isfinite(a), jnp.abs(a), 0)
+    usual = jnp.exp(jnp.log1p(size).mean())
+    is_near = jnp.abs(a - b) <= tolerance * (size + usual)
+    return is_near | (a == b) | (jnp.isnan(a) & jnp.isnan(b))
 
 
 def _merge(best: tuple[Array, Array], new: Array, ks: Array) -> tuple[Array, Array]:

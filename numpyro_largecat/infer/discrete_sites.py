@@ -43,6 +43,7 @@ class DiscreteSite:
     axes: frozenset[int]  # axes of its plates, counted from the right
     scale: Any  # of the site and of all that depend on it
     dependents: tuple[str, ...]  # sites whose log density depends on this one
+    mask: Any  # broadcasts to the batch shape; False where the value must say nothing
     free: Any  # broadcasts to the batch shape; True where the value says nothing of what is seen
 
     @property
@@ -51,8 +52,9 @@ class DiscreteSite:
         return self.support.shape[0]
 
     def log_prior_at(self, index: Array) -> Array:
-        """Log prior of the values at ``index``, which broadcasts to the batch shape."""
-        return take_last(self.log_prior, index[..., None])[..., 0]
+        """Log prior of the values at ``index``, which broadcasts to the batch shape; masked."""
+        log_prior = take_last(self.log_prior, index[..., None])[..., 0]
+        return log_prior if self.mask is True else jnp.where(self.mask, log_prior, 0)
 
     def log_likelihood(self, model_trace: dict[str, Any]) -> Array:
         """Log density of all that depends on each z, shape ``batch_shape``."""
@@ -89,7 +91,7 @@ def find_discrete_sites(
         site = model_trace[name]
         dependents = [s for s, deps in log_probs.items() if name in deps and s != name]
         check_plates(site, [model_trace[s] for s in dependents])
-        fn = unmasked(site["fn"])[0]
+        fn, mask = unmasked(site["fn"])
         found = DiscreteSite(
             name=name,
             num_active=active[name],
@@ -99,10 +101,10 @@ def find_discrete_sites(
             axes=frozenset(frame.dim for frame in site["cond_indep_stack"]),
             scale=common_scale(site, [model_trace[s] for s in dependents]),
             dependents=tuple(dependents),
+            mask=mask,
             free=False,
         )
         seen = [_is_seen(found, model_trace[s]["fn"], masks[s]) for s in dependents]
-        mask = True if masks[name] else unmasked(site["fn"])[1]
         is_seen = reduce(jnp.logical_or, seen, jnp.array(False))
         sites.append(replace(found, free=~jnp.logical_and(is_seen, mask)))
     return sites

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, random
+from jax import Array, lax, random
 from numpyro import handlers
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.util import compute_log_probs
@@ -54,12 +54,15 @@ class TopL_ELBO(ELBO):
     A model is run with one value of each discrete site at all places. It may be written for arrays
     of the plate's shape, as for ``Predictive``: no axis of values is put in front. First it is
     tried with arrays whose axes of plates have length one, with which ``covariances[z]`` is there
-    once, not at every place; if they fit nowhere, with whole ones.
+    once, not at every place; if they fit nowhere, with whole ones. So the number of observations
+    is to be taken from the data, not from ``len(z)``.
 
-    **Masks.** Where the discrete site or all that depends on it are masked, its value counts
-    nothing.
+    **Masks.** Where all that depends on a discrete site is masked, its value counts nothing. Where
+    the site itself is masked, its value must be of no account: what depends on it there is refused,
+    in the same way.
 
-    **Guides.** ``AutoNormal(lc.hide_enumerated(model))`` leaves the discrete sites out.
+    **Guides.** ``AutoNormal(lc.hide_enumerated(model))`` leaves the discrete sites out; with the
+    model itself NumPyro's guides ask for funsor.
 
     Cost: in each step, K runs of what depends on the discrete sites, without gradients, in chunks
     of values that have ``MAX_ENTRIES`` entries of it at most, and a selection; then L runs, which
@@ -262,14 +265,16 @@ class _Particle:
             return [], True
         active = ActiveValues(self.run, sites, self.model_trace)
         index = active.best()
-        are_apart = active.are_apart(index, self.model_key)
+        weights = active.at(index)
+        are_apart = active.are_apart(index, lax.stop_gradient(weights), self.model_key)
         if is_concrete(are_apart) and not are_apart:
             raise NotImplementedError(
                 f"a site that depends on one of the discrete sites {sorted(index)} depends on its "
                 "values at other places of its plates too, so that the posterior does not "
-                "factorise. Inside a plate, use the value at the same place only."
+                "factorise; or at places where the discrete site is masked; or on their shape. "
+                "Inside a plate, use the value at the same place only, mask what depends on it as "
+                "well, and take the number of places from the data."
             )
-        weights = active.at(index)
         return [_Active(s, index[s.name], weights[s.name]) for s in sites], are_apart
 
 

@@ -79,9 +79,8 @@ def fit_mixture(
             iterator. "memoized" needs the same batches in the same order.
         family: Family of the components with its prior, such as ``lc.GaussianFamily``.
         num_components: Number of components K, at least 1.
-        num_active: Components L that may share an observation, in [1, K]; by default 8, or K if
-        that
-            is smaller. K is the dense mixture.
+        num_active: Components L that may share an observation, in [1, K]; by default 8, or K where
+            that is smaller. K is the dense mixture.
         mixing: ``lc.DirichletMixing`` (the default, with concentration 1) or ``lc.StickBreaking``.
         objective: "variational" or "map".
         algorithm: "memoized" or "stochastic".
@@ -89,7 +88,8 @@ def fit_mixture(
         num_passes: Visits of each batch, at least 1.
         start: "kmeans++", k-means++ with the family's Bregman divergence on a sample of the rows;
             "random", rows drawn uniformly; or an earlier fit of as many components, to go on.
-        delay: Of the stochastic step sizes, at least 1.
+        delay: Of the stochastic step sizes, at least 1. With 1 the first batch takes the place of
+            all that was known; to go on from a fit give the number of steps it took.
         forgetting: Of the stochastic step sizes, in [0, 1]; steps converge above 0.5.
         progress_bar: Show batches, speed and the objective.
 

@@ -17,7 +17,7 @@ from numpyro_largecat.mixtures.local_step import Globals
 from numpyro_largecat.mixtures.mixing import MixingPrior
 
 Objective = Literal["variational", "map"]
-TOGETHER = 32  # components whose posteriors are computed at once
+TOGETHER = 4  # components whose posteriors are computed at once
 
 
 class Statistics(NamedTuple):

@@ -14,7 +14,7 @@ from numpyro_largecat.mixtures.family import ConjugateFamily
 from numpyro_largecat.ops.grouped_sums import grouped_sums
 from numpyro_largecat.ops.top_l import take_last, top_l
 
-CHUNK_ENTRIES = 2**23  # features and log weights that are held at once
+CHUNK_ENTRIES = 2**22  # features and log weights that are held at once
 DENSE_SHARE = 8  # from L = K / 8 on, a product with all K components sums faster than a sort
 
 

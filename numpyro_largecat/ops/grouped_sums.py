@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_largecat.ops.pair_blocks import sort_by_group
+
 BLOCK_ROWS = 128  # rows of one group that are summed by one product
 BLOCKS_TOGETHER = 64  # blocks whose sums are held at once
 
@@ -74,8 +76,8 @@ def grouped_sums(
 
 def _cut_into_blocks(groups: Array, num_groups: int) -> _Blocks:
     """Sort Q pairs by group and cut each group into blocks; at most Q / M + K blocks."""
-    order = jnp.argsort(groups)
-    starts = jnp.searchsorted(groups[order], jnp.arange(num_groups + 1))
+    order, in_order = sort_by_group(groups, num_groups)
+    starts = jnp.searchsorted(in_order, jnp.arange(num_groups + 1))
     num_blocks = -(-jnp.diff(starts) // BLOCK_ROWS)
     ends = jnp.cumsum(num_blocks)
     block = jnp.arange(len(groups) // BLOCK_ROWS + num_groups)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 
 class PairBlocks(NamedTuple):
@@ -37,8 +37,7 @@ def pair_blocks(groups: Array, num_groups: int, block_size: int) -> PairBlocks:
     """
     num_pairs = groups.shape[0]
     num_blocks = num_pairs // block_size + min(num_pairs, num_groups)
-    order = jnp.argsort(groups)
-    in_order = groups[order]
+    order, in_order = sort_by_group(groups, num_groups)
     ends = jnp.searchsorted(in_order, jnp.arange(num_groups), side="right")
     sizes = jnp.diff(ends, prepend=0)
     block_ends = jnp.cumsum(-(-sizes // block_size))
@@ -55,3 +54,21 @@ def pair_blocks(groups: Array, num_groups: int, block_size: int) -> PairBlocks:
     first = (block_ends - -(-sizes // block_size))[in_order] * block_size
     places = jnp.zeros(num_pairs, order.dtype).at[order].set(first + rank, unique_indices=True)
     return PairBlocks(pairs, group, places)
+
+
+def sort_by_group(groups: Array, num_groups: int) -> tuple[Array, Array]:
+    """Places of pairs in the order of their groups, equal ones in their own, and those groups.
+
+    Group and place are sorted as one number while 32 bits hold it: XLA sorts one array about four
+    times as fast as two.
+    """
+    num_pairs = groups.shape[0]
+    if num_groups * num_pairs > 2**32:
+        order = jnp.argsort(groups)
+        return order, groups[order]
+    places = jnp.arange(num_pairs, dtype=jnp.uint32)
+    both = lax.sort(groups.astype(jnp.uint32) * jnp.uint32(num_pairs) + places, is_stable=False)
+    in_order = both // jnp.uint32(num_pairs)
+    return (both - in_order * jnp.uint32(num_pairs)).astype(jnp.int32), in_order.astype(
+        groups.dtype
+    )

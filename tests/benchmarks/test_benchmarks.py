@@ -194,3 +194,19 @@ def test_predict(tmp_path: Path) -> None:
         assert values.keys() == methods
         assert min(values.values()) > 0
     assert "share of the product's speed" in printed
+
+
+def test_mixture_cost(tmp_path: Path) -> None:
+    """Each method has a time and its memory, with each kind of covariance."""
+    printed, records = run_quick("mixture_cost", tmp_path / "out.json")
+    mixtures = {"numpyro", "L = 2", "L = 8"}
+    methods = {"full": mixtures, "diagonal": mixtures | {"elbo, L = 2"}}
+    cells = [(r["setting"]["covariance"], r["method"], r["metric"]) for r in records]
+    assert sorted(cells) == sorted(
+        (covariance, method, metric)
+        for covariance, names in methods.items()
+        for method in names
+        for metric in ("seconds", "memory")
+    )
+    assert all(r["value"] > 0 for r in records)
+    assert "memory, MB" in printed

@@ -79,6 +79,13 @@ def test_kl_is_infinite_only_where_mass_is_lost():
     assert np.isfinite(kl_divergence(make(), dist.Categorical(probs=never))).all()
 
 
+def test_kl_to_other_outcomes_is_refused():
+    """A table that is too short would be read at places that it does not have."""
+    for other in (dist.Categorical(probs=np.ones(4) / 4), dist.Categorical(logits=np.zeros(4))):
+        with pytest.raises(ValueError, match="6 of the TopLCategorical; the other has 4"):
+            kl_divergence(make(), other)
+
+
 def test_draws_follow_the_probabilities():
     """A correct sampler fails with probability FALSE_ALARM: chi-squared, two batch entries."""
     draws = make().sample(jax.random.key(3), (4000,))

@@ -373,6 +373,20 @@ def test_values_outside_the_support_have_density_zero():
         assert mixture.log_prob(-1) == -np.inf
 
 
+@pytest.mark.parametrize("num_active", [2, K])
+def test_no_observation_at_all(num_active):
+    """As in MixtureSameFamily: results of length zero, with large parameters too."""
+    large = dist.MultivariateNormal(jnp.zeros((K, 20)), scale_tril=jnp.eye(20))
+    for components, event in ((dist.Normal(jnp.zeros(K), 1.0), ()), (large, (20,))):
+        # NumPyro's own check of vectors fails where there are none.
+        mixture = lc.TopLMixture(
+            FAMILIES["normal"].mixing, components, num_active, validate_args=False
+        )
+        assert mixture.log_prob(jnp.zeros((0, *event))).shape == (0,)
+        assert mixture.responsibilities(jnp.zeros((0, *event))).probs.shape == (0, num_active)
+        assert mixture.sample(jax.random.key(0), (0,)).shape == (0, *event)
+
+
 MIXING = dist.Categorical(logits=jnp.zeros(3))
 THREE = dist.Normal(jnp.zeros(3), 1.0)
 

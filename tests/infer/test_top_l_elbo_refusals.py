@@ -202,6 +202,57 @@ def test_values_at_other_places_show(location):
     assert np.isnan(jax.jit(lambda: loss(model))())
 
 
+@pytest.mark.parametrize("what", ["a value of probability zero", "an outlier"])
+def test_values_at_other_places_show_beside_extreme_weights(what):
+    """Weights of -inf or of -5e7 at some place hide no difference at the others."""
+    no_first = jnp.array([-jnp.inf, 0.0, 0.0]) if what != "an outlier" else jnp.zeros(K)
+    x = X.at[0].set(1e4) if what == "an outlier" else X
+
+    def model():
+        with data():
+            prior = dist.CategoricalLogits(no_first, validate_args=False)
+            z = numpyro.sample("z", prior, infer=MARK)
+            numpyro.sample("x", dist.Normal(reversed_order(z), 1), obs=x)
+
+    with pytest.raises(NotImplementedError, match="values at other places"):
+        loss(model, K)
+
+
+def test_the_shape_of_the_values_is_not_to_be_used():
+    """It has axes of length one where all values are summed; that gave a number as if N were 1."""
+
+    def model():
+        with data():
+            z = component()
+            numpyro.sample("x", dist.Normal(LOC[z] + jnp.arange(len(z)), 1), obs=X)
+
+    with pytest.raises(NotImplementedError, match="or on their shape"):
+        loss(model, K)
+
+
+@pytest.mark.parametrize("num_active", [1, K])
+def test_what_depends_on_a_masked_site_is_refused(num_active):
+    """Its prior is not there to weigh it with."""
+
+    def model():
+        with data():
+            prior = dist.Categorical(logits=jnp.arange(3.0)).mask(jnp.arange(N) < 4)
+            z = numpyro.sample("z", prior, infer=MARK)
+            numpyro.sample("x", dist.Normal(LOC[z], 1), obs=X)
+
+    with pytest.raises(NotImplementedError, match="where the discrete site is masked"):
+        loss(model, num_active)
+
+
+def test_weights_that_are_nan_are_not_taken_for_dependence():
+    def model():
+        with data():
+            loc = (jnp.nan * LOC)[component()]
+            numpyro.sample("x", dist.Normal(loc, 1, validate_args=False), obs=X)
+
+    assert np.isnan(loss(model))
+
+
 def test_scales_that_are_traced():
     """They must agree too; that shows as NaN, for it is not known before."""
 

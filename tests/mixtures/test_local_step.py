@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import logsumexp, softmax
 
 import numpyro_largecat as lc
 from numpyro_largecat.mixtures.local_step import (
     DENSE_SHARE,
     Globals,
+    Summary,
     chunk_rows,
     log_weights_of,
     sparse_step,
@@ -65,11 +67,12 @@ def test_both_ways_to_sum_are_tested() -> None:
 
 def test_the_bound_increases_with_the_number_of_active_components() -> None:
     """At fixed globals, and at L = K it is that of the dense mixture."""
-    w = 3 * jax.random.normal(jax.random.key(0), (50, 7))
-    bounds = jnp.stack([sparse_step(w, num_active)[1] for num_active in range(1, 8)])
-    assert (jnp.diff(bounds, axis=0) > 0).all()
-    np.testing.assert_allclose(bounds[-1], jax.nn.logsumexp(w, axis=1), rtol=1e-6)
-    np.testing.assert_allclose(sparse_step(w, 7)[0].probs, jax.nn.softmax(w), rtol=1e-5)
+    w = np.random.default_rng(0).normal(size=(50, 7)).astype(np.float32)
+    steps = jax.jit(lambda w: [sparse_step(w, num_active) for num_active in range(1, 8)])(w)
+    bounds = np.stack([bound for _, bound in steps])
+    assert (np.diff(bounds, axis=0) > 0).all()
+    np.testing.assert_allclose(bounds[-1], logsumexp(w, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(steps[-1][0].probs, softmax(w, axis=1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -77,30 +80,34 @@ def test_the_bound_increases_with_the_number_of_active_components() -> None:
 def test_statistics_are_the_derivative_of_the_bound(name: str) -> None:
     """So prior + d bound / d E[t] is the new natural parameter: a natural gradient of step 1."""
     family, _, x = CASES[name]
-    rows = jnp.asarray(x)
-    r = one_hot(len(x), 5)
-    natural = family.prior() + jnp.asarray(r).T @ family.features(rows)
-    expectations = jax.vmap(jax.grad(family.log_normalizer))(natural)
-    parameters = Globals(expectations, jnp.log(jnp.arange(1.0, 6)))
+    r, ones = one_hot(len(x), 5), jnp.ones(len(x))
 
-    def bound(parameters: Globals) -> Any:
-        return sparse_step(log_weights_of(family, rows, parameters), 2)[1].sum()
+    @jax.jit
+    def both(rows: Any) -> tuple[Globals, Summary]:
+        natural = family.prior() + r.T @ family.features(rows)
+        expectations = jax.vmap(jax.grad(family.log_normalizer))(natural)
+        parameters = Globals(expectations, jnp.log(jnp.arange(1.0, 6)))
 
-    slopes = jax.grad(bound)(parameters)
-    ones = jnp.ones(len(x))
-    found = summarize(family, rows, ones, parameters, num_active=2, chunk=len(x))
+        def bound(parameters: Globals) -> Any:
+            return sparse_step(log_weights_of(family, rows, parameters), 2)[1].sum()
+
+        found = summarize(family, rows, ones, parameters, num_active=2, chunk=len(x))
+        return jax.grad(bound)(parameters), found
+
+    slopes, found = both(jnp.asarray(x))
     np.testing.assert_allclose(found.statistics, slopes.expectations, atol=1e-9)
     np.testing.assert_allclose(found.counts, slopes.log_weights, atol=1e-9)
 
 
-@pytest.mark.parametrize("num_rows", [1, 127, 129, 700])
+@pytest.mark.parametrize("num_rows", [1, 127, 700])
 @pytest.mark.usefixtures("x64")
 def test_grouped_sums_of_uneven_groups(num_rows: int) -> None:
     """Empty groups, full blocks, and a group with nearly all rows."""
     random = np.random.default_rng(num_rows)
     groups = random.choice(6, size=(num_rows, 2), p=[0, 0.9, 0.03, 0, 0.07, 0])
     weights, x = random.uniform(size=(num_rows, 2)), random.normal(size=(num_rows, 3))
-    found = grouped_sums(*map(jnp.asarray, (x, groups, weights)), 6, lambda rows, w: w @ rows)
+    sums = jax.jit(lambda *parts: grouped_sums(*parts, 6, lambda rows, w: w @ rows))
+    found = sums(x, groups, weights)
     wanted = np.zeros((6, 3))
     for n in range(num_rows):
         for place in range(2):
@@ -155,7 +162,7 @@ def test_chunks_are_few_in_shape_and_bounded() -> None:
     for num_components in (1, 200, 10**4, 10**7):
         chunk = chunk_rows(10**6, 2081, num_components)
         assert chunk & (chunk - 1) == 0
-        assert chunk == 8 or chunk * (2081 + num_components) <= 2**23
+        assert chunk == 8 or chunk * (2081 + num_components) <= 2**22
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
@@ -164,12 +171,15 @@ def test_full_covariances_in_float32_at_a_large_offset(offset: float) -> None:
     random = np.random.default_rng(5)
     x = (offset + random.normal(size=(200, 3)) @ np.diag([1, 0.1, 3])).astype(np.float32)
     family = lc.GaussianFamily(np.full(3, offset), np.eye(3))
-    with jax.enable_x64(True):
-        rows = jnp.asarray(x, jnp.float64)
+
+    @jax.jit
+    def in_double(rows: Any) -> Any:
         natural = family.prior() + family.features(rows).sum(0)[None]
         expectations = jax.vmap(jax.grad(family.log_normalizer))(natural)
-        exact = np.asarray(log_weights_of(family, rows, Globals(expectations, jnp.zeros(1))))
-        expectations = np.asarray(expectations)
+        return expectations, log_weights_of(family, rows, Globals(expectations, jnp.zeros(1)))
+
+    with jax.enable_x64(True):
+        expectations, exact = map(np.asarray, in_double(jnp.asarray(x, jnp.float64)))
     parameters = Globals(jnp.asarray(expectations, jnp.float32), jnp.zeros(1))
     found = log_weights_of(family, jnp.asarray(x), parameters)
     assert found.dtype == jnp.float32

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_largecat.ops.pair_blocks import pair_blocks
+from numpyro_largecat.ops.pair_blocks import pair_blocks, sort_by_group
 
 rng = np.random.default_rng(0)
 GROUPS = {
@@ -38,3 +38,13 @@ def test_many_random_groups():
         blocks = pair_blocks(jnp.array(groups), 50, 4)
         np.testing.assert_array_equal(blocks.pairs.reshape(-1)[blocks.places], np.arange(200))
         assert (groups[blocks.pairs] == np.asarray(blocks.groups)[:, None]).all()
+
+
+@pytest.mark.parametrize("num_groups", [10, 2**30, 2**31])
+def test_pairs_are_sorted_by_group_and_in_their_own_order(num_groups):
+    """As one number of 32 bits where that holds both (four pairs of 2**30 groups), and as two."""
+    groups = np.array([9, 0, 9, num_groups - 1], np.int32)
+    order, in_order = sort_by_group(jnp.array(groups), num_groups)
+    np.testing.assert_array_equal(order, np.argsort(groups, kind="stable"))
+    np.testing.assert_array_equal(in_order, np.sort(groups))
+    assert order.dtype == jnp.int32
