@@ -31,8 +31,11 @@ class FeatureRows(Protocol):
     def squared_norms(self) -> Array:
         """Of each row."""
 
-    def rows(self, ids: Array, num_features: int) -> Array:
-        """Rows ``ids``, dense; zeros for padding."""
+    def take_batches(self, ids: Array) -> FeatureRows:
+        """Rows ``ids``, of shape (J, B); zeros for padding."""
+
+    def dense(self, num_features: int) -> Array:
+        """All features of each row."""
 
 
 class DenseRows(NamedTuple):
@@ -62,9 +65,14 @@ class DenseRows(NamedTuple):
         """Of each row."""
         return jnp.square(self.x).sum(1)
 
-    def rows(self, ids: Array, num_features: int) -> Array:
-        """Rows ``ids``, dense; zeros for padding."""
-        return self.x.at[ids].get(mode="fill", fill_value=0)
+    def take_batches(self, ids: Array) -> DenseRows:
+        """Rows ``ids``, of shape (J, B); zeros for padding."""
+        return DenseRows(_rows_or_zeros(self.x, ids))
+
+    def dense(self, num_features: int) -> Array:
+        """All features of each row."""
+        del num_features
+        return self.x
 
 
 class PaddedRows(NamedTuple):
@@ -95,17 +103,23 @@ class PaddedRows(NamedTuple):
         """Of each row."""
         return jnp.square(self.values).sum(1)
 
-    def rows(self, ids: Array, num_features: int) -> Array:
-        """Rows ``ids``, dense; zeros for padding."""
-        indices = self.indices.at[ids].get(mode="fill", fill_value=0)
-        values = self.values.at[ids].get(mode="fill", fill_value=0)
-        dense = jnp.zeros((len(ids), num_features), values.dtype)
-        return dense.at[jnp.arange(len(ids))[:, None], indices].add(values)
+    def take_batches(self, ids: Array) -> PaddedRows:
+        """Rows ``ids``, of shape (J, B); zeros for padding."""
+        return PaddedRows(_rows_or_zeros(self.indices, ids), _rows_or_zeros(self.values, ids))
+
+    def dense(self, num_features: int) -> Array:
+        """All features of each row."""
+        empty = jnp.zeros((len(self.values), num_features), self.values.dtype)
+        return empty.at[jnp.arange(len(self.values))[:, None], self.indices].add(self.values)
 
 
 def take_one(table: Array, i: Array) -> Array:
     """Row i of a table."""
     return lax.dynamic_index_in_dim(table, i, 0, keepdims=False)
+
+
+def _rows_or_zeros(table: Array, ids: Array) -> Array:
+    return table.at[ids].get(mode="fill", fill_value=0)
 
 
 def dense_rows(x: Any) -> DenseRows:
