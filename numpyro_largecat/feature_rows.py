@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -76,7 +77,7 @@ class DenseRows(NamedTuple):
 
 
 class PaddedRows(NamedTuple):
-    """The features that are present in each row, padded with value 0."""
+    """The features that are present in each row, each once, padded with value 0."""
 
     indices: Array  # (N, P), or (P,) for one row
     values: Array
@@ -136,7 +137,23 @@ def padded_rows(x: SparseRows) -> PaddedRows:
             f"got {np.shape(x.indices)} and {np.shape(x.values)}."
         )
     check_in_range("`x.indices`", x.indices, x.num_features, "columns of x")
-    return PaddedRows(jnp.asarray(x.indices, jnp.int32), _as_floats("x.values", x.values))
+    indices = jnp.asarray(x.indices, jnp.int32)
+    return PaddedRows(*_add_repeats(indices, _as_floats("x.values", x.values)))
+
+
+@jax.jit
+def _add_repeats(indices: Array, values: Array) -> tuple[Array, Array]:
+    """Put the sum of the values of a repeated index at its first place, and 0 at the others.
+
+    The norm of a row is that of its values only if no feature is there twice.
+    """
+    order = jnp.argsort(indices, axis=1)
+    in_order = jnp.take_along_axis(indices, order, axis=1)
+    is_first = jnp.diff(in_order, axis=1, prepend=-1) != 0
+    place = jnp.cumsum(is_first, axis=1) - 1
+    row = jnp.arange(len(values))[:, None]
+    sums = jnp.zeros_like(values).at[row, place].add(jnp.take_along_axis(values, order, axis=1))
+    return in_order, jnp.where(is_first, jnp.take_along_axis(sums, place, axis=1), 0)
 
 
 def _as_floats(name: str, values: Any) -> Array:

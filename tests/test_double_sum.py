@@ -164,6 +164,19 @@ def test_sparse_features_give_the_weights_of_dense_ones(rule, ridge, x64):
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_features_that_are_given_twice_add_up():
+    """Curvature and radius follow from the norms of the rows."""
+    indices, values = (
+        np.array([[3, 1, 3, 0], [2, 0, 0, 2]]),
+        np.array([[1, 2, 3, 0], [1.0, 4, 0, 5]]),
+    )
+    rows = double_sum.padded_rows(lc.SparseRows(indices, values, 5))
+    dense = np.zeros((2, 5))
+    np.add.at(dense, (np.arange(2)[:, None], indices), values)
+    np.testing.assert_allclose(rows.squared_norms(), np.square(dense).sum(1), rtol=1e-6)
+    np.testing.assert_allclose(rows.dense(5), dense, rtol=1e-6)
+
+
 def test_recorded_losses_are_those_of_all_classes(monkeypatch):
     """Also where the observations are taken in several chunks, the last of them smaller."""
     monkeypatch.setattr(double_sum, "LOSS_ENTRIES", 50 * K)
