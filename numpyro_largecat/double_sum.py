@@ -392,8 +392,8 @@ def _check_weights(w: Array, u: Array, epoch: int, rule: DoubleSumRule) -> None:
 def _warn_of_residual(residual: float, epoch: int) -> None:
     if not residual <= LARGEST_RESIDUAL:
         warnings.warn(
-            f"a minibatch of epoch {epoch} was not solved: its step is off by {residual:.2g} of its "
-            f"length. Take a smaller `step_size`, rows of norm 1, float64, or `batch_size=1`.",
+            f"a minibatch of epoch {epoch} was not solved: its step is off by {residual:.2g} of "
+            "its length. Take a smaller `step_size`, rows of norm 1, float64, or `batch_size=1`.",
             RuntimeWarning,
             stacklevel=3,
         )
