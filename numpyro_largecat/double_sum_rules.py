@@ -14,8 +14,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from numpyro_largecat.infer.update_rules import EtaEstimate
-from numpyro_largecat.ops.implicit_step import implicit_step
-from numpyro_largecat.ops.wright_omega import wright_omega
+from numpyro_largecat.ops.implicit_step import best_u, implicit_step
 
 Schedule = Callable[[int], float]  # of the epoch, such as an optax schedule
 DoubleSum = Literal["gaps", "utilities"]
@@ -67,7 +66,14 @@ class DoubleSumRule:
 
     def __post_init__(self) -> None:
         """Refuse a step size that is none."""
-        if not callable(self.step_size) and not 0 < self.step_size < math.inf:
+        if callable(self.step_size):
+            return
+        if np.ndim(self.step_size) or not np.isreal(self.step_size):
+            raise TypeError(
+                "`step_size` must be a number, or a schedule of the epoch; "
+                f"got {self.step_size!r} of type {type(self.step_size).__name__}."
+            )
+        if not 0 < self.step_size < math.inf:
             raise ValueError(
                 "`step_size` must be above 0 and finite, or a schedule of the epoch; "
                 f"got {self.step_size}."
@@ -258,7 +264,7 @@ class ImplicitSGD(DoubleSumRule):
 
     def move_u(self, u: Array, estimate: EtaEstimate, rate: Array) -> Array:
         """Take one step of u."""
-        return u - rate + wright_omega(rate - u + jnp.log(rate) + estimate.log_eta_hat)
+        return best_u(estimate.log_eta_hat, u, rate).u
 
 
 def _explicit_move(pair: Pair, double_sum: DoubleSum) -> Move:

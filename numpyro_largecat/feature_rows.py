@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -31,8 +32,11 @@ class FeatureRows(Protocol):
     def squared_norms(self) -> Array:
         """Of each row."""
 
-    def rows(self, ids: Array, num_features: int) -> Array:
-        """Rows ``ids``, dense; zeros for padding."""
+    def take_batches(self, ids: Array) -> FeatureRows:
+        """Rows ``ids``, of shape (J, B); zeros for padding."""
+
+    def dense(self, num_features: int) -> Array:
+        """All features of each row."""
 
 
 class DenseRows(NamedTuple):
@@ -62,13 +66,18 @@ class DenseRows(NamedTuple):
         """Of each row."""
         return jnp.square(self.x).sum(1)
 
-    def rows(self, ids: Array, num_features: int) -> Array:
-        """Rows ``ids``, dense; zeros for padding."""
-        return self.x.at[ids].get(mode="fill", fill_value=0)
+    def take_batches(self, ids: Array) -> DenseRows:
+        """Rows ``ids``, of shape (J, B); zeros for padding."""
+        return DenseRows(_rows_or_zeros(self.x, ids))
+
+    def dense(self, num_features: int) -> Array:
+        """All features of each row."""
+        del num_features
+        return self.x
 
 
 class PaddedRows(NamedTuple):
-    """The features that are present in each row, padded with value 0."""
+    """The features that are present in each row, each once, padded with value 0."""
 
     indices: Array  # (N, P), or (P,) for one row
     values: Array
@@ -95,17 +104,23 @@ class PaddedRows(NamedTuple):
         """Of each row."""
         return jnp.square(self.values).sum(1)
 
-    def rows(self, ids: Array, num_features: int) -> Array:
-        """Rows ``ids``, dense; zeros for padding."""
-        indices = self.indices.at[ids].get(mode="fill", fill_value=0)
-        values = self.values.at[ids].get(mode="fill", fill_value=0)
-        dense = jnp.zeros((len(ids), num_features), values.dtype)
-        return dense.at[jnp.arange(len(ids))[:, None], indices].add(values)
+    def take_batches(self, ids: Array) -> PaddedRows:
+        """Rows ``ids``, of shape (J, B); zeros for padding."""
+        return PaddedRows(_rows_or_zeros(self.indices, ids), _rows_or_zeros(self.values, ids))
+
+    def dense(self, num_features: int) -> Array:
+        """All features of each row."""
+        empty = jnp.zeros((len(self.values), num_features), self.values.dtype)
+        return empty.at[jnp.arange(len(self.values))[:, None], self.indices].add(self.values)
 
 
 def take_one(table: Array, i: Array) -> Array:
     """Row i of a table."""
     return lax.dynamic_index_in_dim(table, i, 0, keepdims=False)
+
+
+def _rows_or_zeros(table: Array, ids: Array) -> Array:
+    return table.at[ids].get(mode="fill", fill_value=0)
 
 
 def dense_rows(x: Any) -> DenseRows:
@@ -122,7 +137,23 @@ def padded_rows(x: SparseRows) -> PaddedRows:
             f"got {np.shape(x.indices)} and {np.shape(x.values)}."
         )
     check_in_range("`x.indices`", x.indices, x.num_features, "columns of x")
-    return PaddedRows(jnp.asarray(x.indices, jnp.int32), _as_floats("x.values", x.values))
+    indices = jnp.asarray(x.indices, jnp.int32)
+    return PaddedRows(*_add_repeats(indices, _as_floats("x.values", x.values)))
+
+
+@jax.jit
+def _add_repeats(indices: Array, values: Array) -> tuple[Array, Array]:
+    """Put the sum of the values of a repeated index at its first place, and 0 at the others.
+
+    The norm of a row is that of its values only if no feature is there twice.
+    """
+    order = jnp.argsort(indices, axis=1)
+    in_order = jnp.take_along_axis(indices, order, axis=1)
+    is_first = jnp.diff(in_order, axis=1, prepend=-1) != 0
+    place = jnp.cumsum(is_first, axis=1) - 1
+    row = jnp.arange(len(values))[:, None]
+    sums = jnp.zeros_like(values).at[row, place].add(jnp.take_along_axis(values, order, axis=1))
+    return in_order, jnp.where(is_first, jnp.take_along_axis(sums, place, axis=1), 0)
 
 
 def _as_floats(name: str, values: Any) -> Array:

@@ -164,6 +164,19 @@ def test_sparse_features_give_the_weights_of_dense_ones(rule, ridge, x64):
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_features_that_are_given_twice_add_up():
+    """Curvature and radius follow from the norms of the rows."""
+    indices, values = (
+        np.array([[3, 1, 3, 0], [2, 0, 0, 2]]),
+        np.array([[1, 2, 3, 0], [1.0, 4, 0, 5]]),
+    )
+    rows = double_sum.padded_rows(lc.SparseRows(indices, values, 5))
+    dense = np.zeros((2, 5))
+    np.add.at(dense, (np.arange(2)[:, None], indices), values)
+    np.testing.assert_allclose(rows.squared_norms(), np.square(dense).sum(1), rtol=1e-6)
+    np.testing.assert_allclose(rows.dense(5), dense, rtol=1e-6)
+
+
 def test_recorded_losses_are_those_of_all_classes(monkeypatch):
     """Also where the observations are taken in several chunks, the last of them smaller."""
     monkeypatch.setattr(double_sum, "LOSS_ENTRIES", 50 * K)
@@ -240,15 +253,16 @@ def test_scratch_memory_of_minibatches_does_not_grow_with_categories(ridge):
         data = double_sum._collect(features, y, num_categories, rule, ridge)
         shape = {"batch_size": 10, "num_categories": num_categories}
         batches = double_sum.fixed_batches(jax.random.key(0), y, **shape)
+        x_batches = features.take_batches(batches.rows)
         w = jax.ShapeDtypeStruct((num_categories, num_features), jnp.float32)
-        u = jax.ShapeDtypeStruct((N,), jnp.float32)
+        u = jax.ShapeDtypeStruct(batches.rows.shape, jnp.float32)
 
-        def epoch(w, u, data, batches):
+        def epoch(w, u, data, batches, x_batches):
             run = double_sum._run_batches.__wrapped__
-            arguments = (jax.random.key(0), data, batches, jnp.float32(1.0))
+            arguments = (jax.random.key(0), data, batches, x_batches, jnp.float32(1.0))
             return run(w, u, *arguments, num_sampled=5)
 
-        return temp_bytes(epoch, w, u, data, batches, donate_argnums=(0, 1))
+        return temp_bytes(epoch, w, u, data, batches, x_batches, donate_argnums=(0, 1))
 
     assert scratch(10**5) <= scratch(10**3) + 100
 
@@ -293,6 +307,7 @@ def test_rules_refuse_bad_settings(make, message):
         ({"batch_size": 3, "num_sampled": 4}, ValueError, "at most the 6 classes"),
         ({"x": lambda x: x}, TypeError, "`x` must be an array or SparseRows.*SubsampledSVI"),
         ({"batch_size": 3, "rule": lc.UMax(1.0)}, ValueError, "minibatches need `ImplicitSGD`"),
+        ({"rule": lc.NaturalGradient()}, TypeError, "`rule` must be a rule of the double sum"),
         ({"ridge": -1.0}, ValueError, "`ridge` must be finite and at least 0"),
     ],
 )

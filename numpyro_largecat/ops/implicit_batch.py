@@ -13,6 +13,12 @@ from jax import Array, lax
 
 from numpyro_largecat.ops.implicit_step import best_u, finfo
 
+# Products in the first Newton steps. Most minibatches need these steps, which are written out: on a
+# CPU a loop costs as much as the few small products in it.
+FIRST_PRODUCTS = (2, 3)
+FEW_ROWS = (
+    12  # up to here sums are quicker than XLA's product of matrices on a CPU; from 20, slower
+)
 MOST_STEPS = 100  # Newton; few are needed unless utilities are extreme
 MOST_PRODUCTS = 60  # of conjugate gradients, within each Newton step
 MOST_HALVINGS = 20
@@ -24,7 +30,7 @@ class BatchStep(NamedTuple):
 
     u: Array  # (B,), new local variables
     forces: Array  # (B, M), row m becomes keep[m] * (w[m] - forces[:, m] @ x)
-    residual: Array  # (), largest error of a force relative to the largest force
+    residual: Array  # (), error of x.T @ forces relative to its length, rows weighted by keep
     num_steps: Array  # ()
 
 
@@ -32,10 +38,13 @@ class _State(NamedTuple):
     """The forces, the utilities that they lead to, and what those ask for."""
 
     forces: Array  # (B, M)
+    fall: Array  # (B, M), of the utilities, spread of the forces
     u: Array  # (B,)
     shares: Array  # (B, M), of the classes in eta
-    pulls: Array  # (B,)
-    asked: Array  # (B, M), gradient of the integrated objective in the utilities
+    pulls: Array  # (B, 1)
+    rest: Array  # (B, M), what is asked for (gradient in the utilities) less the forces
+    spread: Array  # (B, M), of the rest
+    residual: Array  # ()
 
 
 @jax.jit
@@ -64,9 +73,9 @@ def implicit_batch_step(
 
     Newton steps with conjugate gradients in the inner product of the Gram matrix find them; a step
     is halved until the slope along it has all but gone. The first sum grows only quadratically, so
-    nothing overflows. It ends where no force is off by more than 64 eps of the largest, or by
-    8 sqrt(eps) before the last step; or after ``MOST_STEPS``. With a rate above 1e5 times the norms
-    of x, float32 does not resolve the utilities that large forces leave: see ``residual``.
+    nothing overflows. It ends where the residual is at most 8 eps, or 8 sqrt(eps) before the last
+    step; or after ``MOST_STEPS``. With a rate above 1e5 times the norms of x, float32 does not
+    resolve the utilities that large forces leave: see ``residual``.
 
     Cost: O(B^2 M) for each product with the Gram matrix, mostly two or three in each of two or
     three steps.
@@ -90,60 +99,73 @@ def implicit_batch_step(
     log_weights = jnp.where(weights > 0, jnp.log(jnp.where(weights > 0, weights, 1)), -jnp.inf)
 
     def spread(forces: Array) -> Array:
-        return gram @ forces * keep
+        if len(gram) <= FEW_ROWS:
+            return (gram[:, :, None] * forces).sum(1) * keep
+        return jnp.matmul(gram, forces, precision=lax.Precision.HIGHEST) * keep
 
-    def at(forces: Array) -> _State:
-        moved = utilities - spread(forces)
-        own = jnp.where(is_label, moved, 0).sum(1)  # finite for padding too, whose rate is 0
-        heights = moved + log_weights
-        log_eta = jax.nn.logsumexp(heights, axis=1) - own
-        best = best_u(log_eta, u, rates)
-        shares = jnp.exp(heights - own[:, None] - log_eta[:, None])
-        return _State(forces, best.u, shares, best.force, best.force[:, None] * (shares - is_label))
+    def at(forces: Array, fall: Array) -> _State:
+        moved = utilities - fall
+        own = jnp.where(is_label, moved, 0).sum(1, keepdims=True)  # finite for padding too
+        heights = moved + log_weights - own
+        highest = heights.max(1, keepdims=True)
+        parts = jnp.exp(heights - highest)
+        total = parts.sum(1, keepdims=True)
+        best = best_u((highest + jnp.log(total))[:, 0], u, rates)
+        shares, pulls = parts / total, best.force[:, None]
+        asked = pulls * (shares - is_label)
+        rest = asked - forces
+        along = spread(rest)
+        whole = _dot(asked, along + fall)  # squared length of x.T @ asked
+        share = _dot(rest, along) / jnp.where(whole > 0, whole, 1)
+        residual = jnp.sqrt(jnp.maximum(share, 0))
+        return _State(forces, fall, best.u, shares, pulls, rest, along, residual)
 
     def curve(state: _State, change: Array) -> Array:
         """Hessian of the first sum in the utilities, times ``change``."""
         mean = (state.shares * change).sum(1, keepdims=True)
-        pull = state.pulls[:, None]
         rise = mean - jnp.where(is_label, change, 0).sum(1, keepdims=True)
         among = state.shares * (change - mean)
-        return pull * (among + (state.shares - is_label) * rise / (1 + pull))
+        return state.pulls * (among + (state.shares - is_label) * (rise / (1 + state.pulls)))
 
-    def newton(carry: tuple[Array, _State, Array]) -> tuple[Array, _State, Array]:
-        num_steps, state, _ = carry
-        step = _solve(spread, partial(curve, state), state.asked - state.forces)
-        along = spread(step)
-        start = jnp.vdot(state.asked - state.forces, along)
+    def newton(state: _State, num_products: int | None) -> _State:
+        step, along = _solve(spread, partial(curve, state), state, num_products)
+        start = _dot(state.rest, along)
 
         def is_too_long(trial: tuple[Array, Array, _State]) -> Array:
             halvings, _, new = trial
-            rises = -jnp.vdot(new.asked - new.forces, along)
+            rises = -_dot(new.rest, along)
             return (rises > LEAST_SLOPE_LEFT * start) & (halvings < MOST_HALVINGS)
 
         def halve(trial: tuple[Array, Array, _State]) -> tuple[Array, Array, _State]:
             halvings, size, _ = trial
-            return halvings + 1, size / 2, at(state.forces + size / 2 * step)
+            half = size / 2
+            return halvings + 1, half, at(state.forces + half * step, state.fall + half * along)
 
-        first = (jnp.array(0), jnp.ones_like(start), at(state.forces + step))
-        _, _, new = lax.while_loop(is_too_long, halve, first)
-        return num_steps + 1, new, _residual(state)
+        whole = at(state.forces + step, state.fall + along)
+        first = (jnp.array(0), jnp.ones_like(start), whole)
+        return lax.while_loop(is_too_long, halve, first)[2]
 
     def is_far(carry: tuple[Array, _State, Array]) -> Array:
         num_steps, state, before = carry
-        is_rough = (before > 8 * eps**0.5) & (_residual(state) > 64 * eps)
+        is_rough = (before > 8 * eps**0.5) & (state.residual > 8 * eps)
         return is_rough & (num_steps < MOST_STEPS)
 
+    def improve(carry: tuple[Array, _State, Array]) -> tuple[Array, _State, Array]:
+        num_steps, state, _ = carry
+        return num_steps + 1, newton(state, None), state.residual
+
     eps = float(finfo(u.dtype).eps)
-    start = at(jnp.zeros_like(utilities))
-    num_steps, state, _ = lax.while_loop(
-        is_far, newton, (jnp.array(0), start, jnp.full_like(u[0], jnp.inf))
-    )
-    return BatchStep(state.u, state.forces, _residual(state), num_steps)
+    state = at(jnp.zeros_like(utilities), jnp.zeros_like(utilities))
+    before = state.residual
+    for num_products in FIRST_PRODUCTS:
+        before, state = state.residual, newton(state, num_products)
+    start = (jnp.array(len(FIRST_PRODUCTS)), state, before)
+    num_steps, state, _ = lax.while_loop(is_far, improve, start)
+    return BatchStep(state.u, state.forces, state.residual, num_steps)
 
 
-def _residual(state: _State) -> Array:
-    largest = jnp.maximum(jnp.abs(state.asked).max(), finfo(state.asked.dtype).tiny)
-    return jnp.abs(state.asked - state.forces).max() / largest
+def _dot(a: Array, b: Array) -> Array:
+    return (a * b).sum(0).sum()  # faster than jnp.vdot where they are small
 
 
 class _Search(NamedTuple):
@@ -151,6 +173,7 @@ class _Search(NamedTuple):
 
     num: Array
     solution: Array  # (B, M)
+    along: Array  # (B, M), spread of the solution
     rest: Array  # (B, M)
     direction: Array  # (B, M)
     spread: Array  # (B, M), of the direction
@@ -158,34 +181,46 @@ class _Search(NamedTuple):
 
 
 def _solve(
-    spread: Callable[[Array], Array], curve: Callable[[Array], Array], target: Array
-) -> Array:
-    """Solve ``p + curve(spread(p)) = target`` in the inner product of ``spread``."""
-    tolerance = float(finfo(target.dtype).eps)
-    along = spread(target)
-    first = jnp.vdot(target, along)
+    spread: Callable[[Array], Array],
+    curve: Callable[[Array], Array],
+    state: _State,
+    num_products: int | None,
+) -> tuple[Array, Array]:
+    """Solve ``p + curve(spread(p)) = rest`` in the inner product of ``spread``; also p's spread.
+
+    It takes so many products if they are given, and otherwise as many as it needs.
+    """
+    tolerance = float(finfo(state.rest.dtype).eps)
+    first = _dot(state.rest, state.spread)
 
     def is_far(search: _Search) -> Array:
         return (search.size > tolerance * first) & (search.num < MOST_PRODUCTS)
 
     def improve(search: _Search) -> _Search:
         applied = search.direction + curve(search.spread)
-        curvature = jnp.vdot(search.spread, applied)
+        curvature = _dot(search.spread, applied)
         # Rounding is all that is left where the Gram matrix vanishes, and it moves no utility.
-        is_void = ~(curvature > 0.5 * search.size)
+        is_void = ~((curvature > 0.5 * search.size) & (search.size > 0))
         length = jnp.where(is_void, 0, search.size / jnp.where(is_void, 1, curvature))
         rest = search.rest - length * applied
         along = spread(rest)
-        size = jnp.where(is_void, 0, jnp.vdot(rest, along))
-        turn = size / search.size
+        size = jnp.where(is_void, 0, _dot(rest, along))
+        turn = size / jnp.where(is_void, 1, search.size)
         return _Search(
             search.num + 1,
             search.solution + length * search.direction,
+            search.along + length * search.spread,
             rest,
             rest + turn * search.direction,
             along + turn * search.spread,
             size,
         )
 
-    start = _Search(jnp.array(0), jnp.zeros_like(target), target, target, along, first)
-    return lax.while_loop(is_far, improve, start).solution
+    none = jnp.zeros_like(state.rest)
+    search = _Search(jnp.array(0), none, none, state.rest, state.rest, state.spread, first)
+    if num_products is None:
+        search = lax.while_loop(is_far, improve, search)
+    else:
+        for _ in range(num_products):
+            search = improve(search)
+    return search.solution, search.along

@@ -13,7 +13,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta
-from scipy.optimize import minimize
+from scipy.optimize import brentq, minimize
 
 import numpyro_largecat as lc
 from tests.infer.models import NUM_CATEGORIES, NUM_ROWS, make_data
@@ -45,6 +45,15 @@ def test_implicit_steps_solve_their_proximal_problem(rate, gap, x64):
     new = float(moved(lc.ImplicitSGD(rate), u, u + gap))
     terms = [new - u, rate, -rate * np.exp(u + gap - new)]
     assert abs(sum(terms)) < 1e-10 * max(map(abs, terms)) * max(1, abs(gap))
+
+
+@pytest.mark.parametrize("rate", [1e4, 1e6])
+def test_implicit_steps_of_great_length_keep_their_digits(rate):
+    """In float32 rate and omega are far larger than u, which is their difference."""
+    u, log_eta_hat = 3.0, 10.0
+    expected = brentq(lambda v: v - u + rate * -np.expm1(log_eta_hat - v), u, log_eta_hat)
+    new = moved(lc.ImplicitSGD(rate), jnp.float32(u), jnp.float32(log_eta_hat))
+    np.testing.assert_allclose(new, expected, rtol=1e-6)
 
 
 def test_u_max_raises_a_u_that_is_too_low_and_no_other():
