@@ -106,7 +106,9 @@ def fit_double_sum(
         num_categories: Number of classes K, at least 2.
         rule: ``ImplicitSGD(step_size)``, ``UMax(step_size)`` or ``Vanilla(step_size)``. A step size
             is that of the mean over the N observations, N times the paper's: 1 is a good start for
-            implicit steps and rows of norm 1, which move the gap of two utilities by about 2.
+            implicit steps and rows of norm 1, which move the gap of two utilities by about 2. A
+            minibatch moves its rows once for ``batch_size`` observations, so give it a step size
+            that many times as large.
         num_epochs: Number of epochs, at least 1.
         batch_size: Observations in a step, in [1, N]; above 1 for ``ImplicitSGD`` only.
         num_sampled: Other classes in a step, in [1, K - batch_size]; above 1 likewise.
@@ -339,10 +341,14 @@ def _batch_step(
         keep = 1 / (1 + step_size * data.penalties.at[classes].get(mode="clip"))
     shrunk = keep[:, None] * w.at[classes].get(mode="clip")
     rates = jnp.where(batch.rows < num_rows, step_size * num_batches / num_rows, 0)
-    step = implicit_batch_step(u[j], x @ shrunk.T, x @ x.T, batch.label_rows, weights, keep, rates)
-    moved = shrunk - keep[:, None] * (step.forces.T @ x)
+    utilities, gram = _dot(x, shrunk.T), _dot(x, x.T)
+    step = implicit_batch_step(u[j], utilities, gram, batch.label_rows, weights, keep, rates)
+    moved = shrunk - keep[:, None] * _dot(step.forces.T, x)
     w = w.at[classes].set(moved, mode="drop", unique_indices=True)
     return (w, u.at[j].set(step.u)), step.residual
+
+
+_dot = partial(jnp.matmul, precision=lax.Precision.HIGHEST)  # as the solver's tolerance needs
 
 
 @jax.jit
