@@ -10,9 +10,9 @@ ones (1).
 
 Quality: for each corpus, number of topics and L, the document-completion log likelihood per word of
 held-out documents after some passes, beside scikit-learn's online LDA, gensim's and tomotopy's. All
-are scored in the same way, with alpha = 0.5, from their point estimates of the topics. The time is
-of the fit, with compilation. gensim, tomotopy and scikit-learn are left out if they are not
-installed (``pip install scikit-learn gensim tomotopy``).
+are scored in the same way from their point estimates of the topics, with a concentration of 0.5 / K
+for each topic. The time is of the fit, with compilation. gensim, tomotopy and scikit-learn are left
+out if they are not installed (``pip install scikit-learn gensim tomotopy``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from benchmarks.records import (
     write_json,
 )
 from numpyro_largecat.data import Corpus, read_lda_c, read_uci_bag_of_words
-from numpyro_largecat.ops.topic_document import DocumentFit, Effort, fit_documents
+from numpyro_largecat.ops.topic_document import DocumentFit, fit_documents
+from numpyro_largecat.ops.topic_search import Effort
 from numpyro_largecat.topic_chunks import Chunk, chunks_of, on_all_cores
 from numpyro_largecat.topics import completion_score
 
@@ -200,7 +201,7 @@ def our_fit(num_active: int, corpus: Corpus, num_topics: int, num_passes: int) -
         corpus,
         num_topics,
         num_active or num_topics,
-        concentration=ALPHA,
+        concentration=ALPHA / num_topics,
         word_concentration=WORD_CONCENTRATION,
         num_passes=num_passes,
     ).topics

@@ -53,10 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> lc.TopicFit:
     cut = corpus.num_documents // 10
     train, held_out = corpus.select(np.sort(order[cut:])), corpus.select(np.sort(order[:cut]))
 
-    num_active = min(8, options.topics)
-    fit = lc.fit_topics(
-        jax.random.key(0), train, options.topics, num_active, num_passes=options.passes
-    )
+    fit = lc.fit_topics(jax.random.key(0), train, options.topics, num_passes=options.passes)
     lengths = np.bincount(
         np.repeat(np.arange(train.num_documents), np.diff(train.offsets)), train.counts
     )

@@ -16,9 +16,11 @@ from jax import Array
 from numpy.typing import NDArray
 
 from numpyro_largecat.data.corpus import Corpus
-from numpyro_largecat.ops.topic_document import DocumentFit, Effort, fit_documents
+from numpyro_largecat.ops.topic_document import DocumentFit, fit_documents
+from numpyro_largecat.ops.topic_search import Effort
 
 CHUNK = 128  # documents of one compiled call
+SLOTS_FOR_CODE = 2_000_000  # of padding, which cost about what compiling for a width does
 T = TypeVar("T")
 
 
@@ -30,12 +32,25 @@ class Chunk(NamedTuple):
     counts: NDArray[np.int32]  # (CHUNK, width)
 
 
-def widths_of(corpus: Corpus) -> tuple[int, ...]:
-    """Two widths that documents are padded to; code is compiled for each of them."""
+def widths_of(corpus: Corpus, num_passes: int = 1) -> tuple[int, ...]:
+    """One or two widths that documents are padded to; code is compiled for each of them.
+
+    They come from a short list, so that code for one corpus fits another. Two where compiling
+    once more costs less than the padding of short documents, in all passes, up to the longest.
+    """
     sizes = np.diff(corpus.offsets)
-    largest = max(int(sizes.max(initial=1)), 1)
-    usual = 16 * -(-int(np.quantile(sizes, 0.8)) // 16) if len(sizes) else 16
-    return (max(usual, 16), largest) if usual < 0.75 * largest else (largest,)
+    largest = _listed_width(sizes.max(initial=1))
+    usual = _listed_width(np.quantile(sizes, 0.8)) if len(sizes) else largest
+    padding = num_passes * int((sizes <= usual).sum()) * (largest - usual)
+    return (usual, largest) if padding > SLOTS_FOR_CODE else (largest,)
+
+
+def _listed_width(size: float) -> int:
+    """The least of 16, 24, 32, 48, 64, ... that is not less."""
+    power = 16
+    while 2 * power < size:
+        power *= 2
+    return next(width for width in (power, 3 * power // 2, 2 * power) if width >= size)
 
 
 def chunks_of(corpus: Corpus, indices: NDArray[np.intp], widths: Sequence[int]) -> Iterator[Chunk]:

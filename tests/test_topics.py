@@ -12,7 +12,7 @@ from scipy.special import digamma
 import numpyro_largecat as lc
 from numpyro_largecat import topic_learning
 from numpyro_largecat.data import Corpus
-from numpyro_largecat.ops.topic_document import Effort
+from numpyro_largecat.ops.topic_search import Effort
 from numpyro_largecat.topic_start import start_at_random, start_from_documents
 from tests import reference_topics as reference
 
@@ -169,6 +169,9 @@ def test_another_vocabulary_is_refused(fit) -> None:
     [
         (dict(num_active=7), "at most `num_topics`, 6; got 7"),
         (dict(concentration=0.0), "`concentration` must be positive"),
+        (dict(corpus=np.eye(3)), r"a `numpyro_largecat.data.Corpus`; got ndarray.*from_csr"),
+        (dict(concentration=[0.1, 0.2]), r"one entry for each of 6 topics; got shape \(2,\)"),
+        (dict(word_concentration=np.inf), "`word_concentration` must be positive"),
         (dict(method="online"), "'memoized' or 'stochastic'"),
         (dict(start="zero"), "'documents' or 'random'"),
         (dict(method="stochastic", forgetting=0.5), "do not converge"),
@@ -177,7 +180,7 @@ def test_another_vocabulary_is_refused(fit) -> None:
     ],
 )
 def test_bad_arguments_are_refused(change, message) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         lc.fit_topics(**dict(rng_key=KEY, corpus=CORPUS, num_topics=K, num_active=2) | change)
 
 
