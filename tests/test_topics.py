@@ -13,6 +13,7 @@ import numpyro_largecat as lc
 from numpyro_largecat import topic_learning
 from numpyro_largecat.data import Corpus
 from numpyro_largecat.ops.topic_search import Effort
+from numpyro_largecat.topic_chunks import chunks_of, widths_of
 from numpyro_largecat.topic_start import start_at_random, start_from_documents
 from tests import reference_topics as reference
 
@@ -194,3 +195,22 @@ def test_starts() -> None:
     np.testing.assert_allclose(
         table.sum(axis=1), np.bincount(CORPUS.words, CORPUS.counts, V), atol=1e-9
     )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_passes", "widths"),
+    [
+        ([3, 10], 1, (16,)),
+        ([100] * 80 + [400] * 20, 1, (512,)),
+        ([100] * 80 + [400] * 20, 100, (128, 512)),
+        ([130] * 100, 1000, (144, 256)),
+        ([0], 1, (16,)),
+    ],
+)
+def test_a_second_width_must_be_worth_its_compilation(sizes, num_passes, widths) -> None:
+    rows = [(np.arange(size), np.ones(size, int)) for size in sizes]
+    corpus = Corpus.from_rows(rows, 400)
+    assert widths_of(corpus, num_passes) == widths
+    chunks = list(chunks_of(corpus, np.arange(len(sizes)), widths))
+    assert sorted(d for chunk in chunks for d in chunk.documents) == list(range(len(sizes)))
+    assert all(chunk.counts.sum() == sum(sizes[d] for d in chunk.documents) for chunk in chunks)
