@@ -37,9 +37,9 @@ class TopWord(NamedTuple):
     probability: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TopicFit:
-    """Topics with Dirichlet posteriors, as ``fit_topics`` returns them.
+    """Topics with Dirichlet posteriors, as ``fit_topics`` returns them; ``print`` lists them.
 
     Example:
         >>> import jax, numpyro_largecat as lc
@@ -58,6 +58,17 @@ class TopicFit:
     num_active: int  # L
     vocabulary: tuple[str, ...] | None
     bounds: tuple[float, ...]  # of the corpus after each pass, nats; empty if stochastic
+
+    def __repr__(self) -> str:
+        """The topics in the order of their tokens, with their shares of these and top words."""
+        num_topics, num_words = self.posterior.shape
+        tokens = (self.posterior - self.posterior.min()).sum(axis=1)
+        tops = self.top_words(8)
+        lines = [
+            f"{k:5d} {tokens[k] / tokens.sum():7.2%}  {' '.join(str(w.word) for w in tops[k])}"
+            for k in np.argsort(-tokens, kind="stable")
+        ]
+        return "\n".join([f"TopicFit, {num_topics} topics of {num_words} words", *lines])
 
     @property
     def topics(self) -> NDArray[np.floating]:
@@ -203,10 +214,10 @@ def completion_score(
     _, counts = solve_corpus(seen, log_probs, alphas, topics.shape[0], effort)
     frequencies = counts + np.asarray(concentration)
     frequencies /= frequencies.sum(axis=1, keepdims=True)
-    total, by_word = 0.0, np.ascontiguousarray(topics.T)
+    total = 0.0
     for d in range(unseen.num_documents):
         words, word_counts = unseen.document(d)
-        total += float(word_counts @ np.log(by_word[words] @ frequencies[d]))
+        total += float(word_counts @ np.log(np.einsum("k,kn->n", frequencies[d], topics[:, words])))
     return total / unseen.num_tokens
 
 

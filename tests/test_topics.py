@@ -141,6 +141,16 @@ def test_score_is_document_completion(fit) -> None:
     assert fit.score(corpus, seed=3) == pytest.approx(total / tokens, abs=2e-3)
 
 
+def test_a_fit_prints_its_topics(fit) -> None:
+    """The largest first, each with its share of the tokens and its top words."""
+    head, *lines = repr(fit).splitlines()
+    assert head == "TopicFit, 6 topics of 60 words" and len(lines) == K
+    shares = [float(line.split()[1].rstrip("%")) for line in lines]
+    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(100, abs=0.1)
+    index, _, *words = lines[0].split()
+    assert words == [w.word for w in fit.top_words(8)[int(index)]]
+
+
 def test_coherence_is_npmi(fit) -> None:
     found = fit.coherence(CORPUS, 4)
     documents = [set(CORPUS.document(d)[0].tolist()) for d in range(CORPUS.num_documents)]

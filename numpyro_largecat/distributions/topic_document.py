@@ -144,6 +144,7 @@ class TopicDocument(dist.Distribution):
         table = jnp.asarray(topic_log_probs)
         if not jnp.issubdtype(table.dtype, jnp.floating):
             table = table.astype(jnp.result_type(float))
+        table = table.astype(jnp.promote_types(table.dtype, jnp.float32))  # 16 bits are too few
         if table.ndim < 2 or 0 in table.shape[-2:]:
             raise ValueError(
                 "`topic_log_probs` must have topics and words on its last two axes; "

@@ -145,6 +145,16 @@ def test_gradient_under_vmap_is_that_of_each() -> None:
         np.testing.assert_allclose(found, each, atol=1e-4)
 
 
+def test_one_topic_has_a_closed_form() -> None:
+    """All tokens are its own, whatever the prior; topics in 16 bits are widened."""
+    topic = jnp.asarray(TOPICS[:1], jnp.bfloat16)
+    found = lc.TopicDocument(topic, 0.3, 1).fit(DOCUMENTS)
+    words, counts = DOCUMENTS[..., 0], DOCUMENTS[..., 1]
+    expected = (counts * np.asarray(topic, np.float32)[0, words]).sum(axis=1)
+    np.testing.assert_allclose(found.bound, expected, rtol=1e-5)
+    np.testing.assert_allclose(found.counts[:, 0], counts.sum(axis=1), rtol=1e-6)
+
+
 def test_draws_have_the_words_of_the_topics() -> None:
     """Frequencies of words over 20,000 tokens, at 5.5 standard errors of independent documents.
 

@@ -47,6 +47,15 @@ def expected(log_probs, words, counts, concentration, **options):
     return np.array([b[-1] for _, _, b in fits]), np.array([n for _, n, _ in fits])
 
 
+def test_digamma() -> None:
+    """From the concentrations of thousands of topics to the tokens of long documents."""
+    x = np.geomspace(1e-5, 1e5, 500)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(topic_sweeps.digamma(x), reference.digamma(x), rtol=1e-9)
+    found = topic_sweeps.digamma(jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(found, reference.digamma(x), rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("total", [0.5, 3.0, 35.0])
 @pytest.mark.usefixtures("x64")
 def test_with_all_topics_it_is_the_dense_algorithm(total: float) -> None:
