@@ -22,6 +22,7 @@ from numpyro_largecat.ops.topic_sweeps import (
     num_places,
     order_keys,
     responsibilities,
+    topic_weights,
 )
 
 FEW = 32  # up to so many topics of a word its entries are added one by one, else as a row
@@ -109,8 +110,8 @@ def _largest_shares(
 
     def at(size: int) -> tuple[Array, Array]:
         document, own = take_active(topics, words, word_counts, basis, size)
-        shares = responsibilities(document, own, num_active)
-        keys = order_keys(shares)
+        weights = topic_weights(own, document.concentration)[..., None] * document.probs
+        keys = order_keys(weights)
         last = jnp.full_like(keys[:, 0], np.iinfo(keys.dtype).max)
 
         def following(last: Array, _: None) -> tuple[Array, Array]:
@@ -118,7 +119,10 @@ def _largest_shares(
             return following, size - 1 - (following & (num_places(size) - 1))
 
         places = lax.scan(following, last, length=min(num_active, size))[1].swapaxes(0, 1)
-        values = jnp.take_along_axis(shares, places, axis=1)
+        values = jnp.take_along_axis(weights, places, axis=1)
+        norm = values.sum(axis=1, keepdims=True)
+        is_word = (word_counts > 0)[:, None] & (norm > 0)
+        values = jnp.where(is_word, values / norm, 0)
         ids = jnp.take_along_axis(document.topics[..., None], places, axis=1)
         missing = ((0, 0), (0, num_active - places.shape[1]), (0, 0))
         return jnp.pad(values, missing), jnp.pad(ids, missing)
