@@ -8,15 +8,17 @@ with all topics, on documents broader than the fitted prior (their concentration
 topics, the prior's 0.5; local optima differ then, by about a nat of the bound) and on narrower
 ones (1).
 
-Quality: for each corpus, number of topics and L, the document-completion log likelihood per word of
-held-out documents after some passes, beside scikit-learn's online LDA, gensim's and tomotopy's. All
-are scored in the same way, with alpha = 0.5, from their point estimates of the topics. The time is
-of the fit, with compilation. gensim, tomotopy and scikit-learn are left out if they are not
-installed (``pip install scikit-learn gensim tomotopy``).
+Quality: for AP, 3,430 documents of 20 Newsgroups (as many as KOS has) and a tenth of the tokens of
+NIPS, each number of topics and L, the document-completion log likelihood per word of held-out
+documents after some passes, beside scikit-learn's online LDA, gensim's and tomotopy's. All are
+scored in the same way from their point estimates of the topics, with a concentration of 0.5 / K for
+each topic. The time is of the fit, with compilation. gensim, tomotopy and scikit-learn are left out
+if they are not installed (``pip install scikit-learn gensim tomotopy``).
 """
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import statistics
 import time
@@ -41,13 +43,15 @@ from benchmarks.records import (
     write_json,
 )
 from numpyro_largecat.data import Corpus, read_lda_c, read_uci_bag_of_words
-from numpyro_largecat.ops.topic_document import DocumentFit, Effort, fit_documents
+from numpyro_largecat.ops.topic_document import DocumentFit, fit_documents
+from numpyro_largecat.ops.topic_search import Effort
 from numpyro_largecat.topic_chunks import Chunk, chunks_of, on_all_cores
 from numpyro_largecat.topics import completion_score
 
 NAME = "topics"
 ALPHA = 0.5
 WORD_CONCENTRATION = 0.1
+KOS_DOCUMENTS = 3430
 BROAD, NARROW = 8.0, 1.0  # concentrations of synthetic documents, over all topics
 
 
@@ -65,7 +69,7 @@ class Size(NamedTuple):
 
 
 FULL = Size(1000, 6000, (200, 400, 800, 1600), 5, (50, 100, 200, 400), (1, 4, 8, 0), (5, 20), 200)
-QUICK = Size(40, 200, (20, 40), 1, (4,), (1, 0), (2,), 5)
+QUICK = Size(40, 200, (20, 30), 1, (4,), (1, 0), (2,), 5)
 
 
 def synthetic_topics(
@@ -163,10 +167,22 @@ def measure_speed(size: Size) -> list[Record]:
     return records
 
 
+def read_20news(path: Path, num_words: int = 2000) -> Corpus:
+    """20 Newsgroups, ``label word:count word:count ...``; as many documents as KOS has, 3,430."""
+    rows = []
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            pairs = np.array([entry.split(":") for entry in line.split()[1:]], int).reshape(-1, 2)
+            rows.append((pairs[:, 0] - 1, pairs[:, 1]))  # words count from 1
+    some = np.random.default_rng(0).permutation(len(rows))[:KOS_DOCUMENTS]
+    return Corpus.from_rows([rows[d] for d in some], num_words)
+
+
 def read_corpora(folder: Path) -> dict[str, Corpus]:
-    """The corpora of the folder: AP, and a tenth of the tokens of NIPS 1 to 17."""
+    """The corpora of the folder: AP, a part of 20 Newsgroups, a tenth of the tokens of NIPS."""
     text = folder / "text"
     return {
+        "20news": read_20news(text / "20news_train.feat.gz"),
         "AP": read_lda_c(text / "ap.dat.gz", text / "ap.vocab.txt.gz"),
         "NIPS": read_uci_bag_of_words(
             text / "docword.nips1-17_tenth.txt.gz", text / "vocab.nips1-17.txt.gz"
@@ -200,7 +216,7 @@ def our_fit(num_active: int, corpus: Corpus, num_topics: int, num_passes: int) -
         corpus,
         num_topics,
         num_active or num_topics,
-        concentration=ALPHA,
+        concentration=ALPHA / num_topics,
         word_concentration=WORD_CONCENTRATION,
         num_passes=num_passes,
     ).topics
@@ -325,7 +341,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder that holds text/, with the corpora")
     parser.add_argument("--only", choices=("speed", "quality"), help="measure one part only")
     parser.add_argument("--topics", type=int, nargs="+", help="numbers of topics for quality")
-    parser.add_argument("--corpora", nargs="+", choices=("AP", "NIPS"), help="for quality")
+    parser.add_argument(
+        "--corpora", nargs="+", choices=("20news", "AP", "NIPS"), help="for quality"
+    )
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else FULL
     if arguments.topics:

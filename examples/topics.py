@@ -28,7 +28,8 @@ def draw(fit: lc.TopicFit, shown: Sequence[int], shares: np.ndarray, path: Path)
     for axis, k in zip(axes.flat, shown, strict=False):
         words = tops[k][::-1]
         axis.barh([w.word for w in words], [w.probability for w in words], color="#4477aa")
-        axis.set_title(f"{100 * shares[k]:.1f} % of the tokens", fontsize=10)
+        axis.set_title(f"topic {k}, {100 * shares[k]:.1f} % of the tokens", fontsize=10)
+        axis.locator_params(axis="x", nbins=4)
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(axis="x", labelsize=8)
     for axis in axes.flat[len(shown) :]:
@@ -53,21 +54,18 @@ def main(arguments: Sequence[str] | None = None) -> lc.TopicFit:
     cut = corpus.num_documents // 10
     train, held_out = corpus.select(np.sort(order[cut:])), corpus.select(np.sort(order[:cut]))
 
-    num_active = min(8, options.topics)
-    fit = lc.fit_topics(
-        jax.random.key(0), train, options.topics, num_active, num_passes=options.passes
-    )
+    fit = lc.fit_topics(jax.random.key(0), train, options.topics, num_passes=options.passes)
     lengths = np.bincount(
         np.repeat(np.arange(train.num_documents), np.diff(train.offsets)), train.counts
     )
     shares = lengths @ fit.proportions(train) / lengths.sum()
     coherence = fit.coherence(train)
     shown = np.argsort(-shares)[:12]
-    print("The largest topics: share of the tokens, coherence, top words")
+    print("The largest topics: number, share of the tokens, coherence, top words")
     tops = fit.top_words(8)
     for k in shown:
         words = " ".join(str(w.word) for w in tops[k])
-        print(f"{100 * shares[k]:5.1f} %  {coherence[k]:5.2f}  {words}")
+        print(f"{k:5d}  {100 * shares[k]:5.1f} %  {coherence[k]:5.2f}  {words}")
     print(f"Held-out log likelihood per word: {fit.score(held_out):.3f}")
     draw(fit, shown.tolist(), shares, options.output)
     print(f"The picture is in {options.output}")

@@ -16,9 +16,11 @@ from jax import Array
 from numpy.typing import NDArray
 
 from numpyro_largecat.data.corpus import Corpus
-from numpyro_largecat.ops.topic_document import DocumentFit, Effort, fit_documents
+from numpyro_largecat.ops.topic_document import DocumentFit, fit_documents
+from numpyro_largecat.ops.topic_search import Effort
 
 CHUNK = 128  # documents of one compiled call
+SLOTS_FOR_CODE = 2_000_000  # of padding, which cost about what compiling for a width does
 T = TypeVar("T")
 
 
@@ -30,12 +32,20 @@ class Chunk(NamedTuple):
     counts: NDArray[np.int32]  # (CHUNK, width)
 
 
-def widths_of(corpus: Corpus) -> tuple[int, ...]:
-    """Two widths that documents are padded to; code is compiled for each of them."""
+def widths_of(corpus: Corpus, num_passes: int = 1) -> tuple[int, ...]:
+    """One or two widths that documents are padded to; code is compiled for each of them.
+
+    The largest is a power of two, so that what was compiled for one corpus fits the next. There
+    is another for four fifths of the documents where compiling once more costs less than their
+    padding in all passes.
+    """
     sizes = np.diff(corpus.offsets)
-    largest = max(int(sizes.max(initial=1)), 1)
-    usual = 16 * -(-int(np.quantile(sizes, 0.8)) // 16) if len(sizes) else 16
-    return (max(usual, 16), largest) if usual < 0.75 * largest else (largest,)
+    largest = max(16, 1 << (int(sizes.max(initial=1)) - 1).bit_length())
+    usual = int(np.quantile(sizes, 0.8)) if len(sizes) else largest
+    step = max(16, largest // 16)
+    usual = step * -(-max(usual, 1) // step)
+    padding = num_passes * int((sizes <= usual).sum()) * (largest - usual)
+    return (usual, largest) if padding > SLOTS_FOR_CODE else (largest,)
 
 
 def chunks_of(corpus: Corpus, indices: NDArray[np.intp], widths: Sequence[int]) -> Iterator[Chunk]:

@@ -15,7 +15,8 @@ from scipy.sparse import csr_array
 from scipy.special import gammaln
 
 from numpyro_largecat.data.corpus import Corpus
-from numpyro_largecat.ops.topic_document import Effort, fit_documents
+from numpyro_largecat.ops.topic_document import fit_documents
+from numpyro_largecat.ops.topic_search import Effort
 from numpyro_largecat.ops.topic_statistics import word_topic_counts
 from numpyro_largecat.ops.topic_sweeps import digamma
 from numpyro_largecat.topic_chunks import Chunk, chunks_of, on_all_cores, widths_of
@@ -97,12 +98,18 @@ class Summary(NamedTuple):
 
 
 def make_batches(rng: np.random.Generator, corpus: Corpus, batch_size: int) -> list[Batch]:
-    """Divide a corpus at random; each batch touches as many rows of the table, some repeated."""
+    """Divide a corpus at random; each batch touches as many rows of the table, some repeated.
+
+    Where that is more than half of the table all batches have all of it, so that code that is
+    compiled for a fit also serves for its scores.
+    """
     order = rng.permutation(corpus.num_documents)
     num_batches = max(-(-len(order) // batch_size), 1)
     parts = [np.sort(part) for part in np.array_split(order, num_batches)]
     rows = [_distinct_words(corpus, part) for part in parts]
-    most = min(64 * -(-max(map(len, rows)) // 64), corpus.num_words)
+    most = 64 * -(-max(map(len, rows)) // 64)
+    if 2 * most > corpus.num_words:
+        return [Batch(part, np.arange(corpus.num_words)) for part in parts]
     padded = [np.pad(r, (0, most - len(r)), mode="edge") for r in rows]
     return [Batch(p, r) for p, r in zip(parts, padded, strict=True)]
 
@@ -170,7 +177,7 @@ def learn_memoized(
         The counts (V, K), and the bound of the corpus after each pass, at stored local variables.
     """
     batches = make_batches(rng, problem.corpus, batch_size)
-    widths = widths_of(problem.corpus)
+    widths = widths_of(problem.corpus, num_passes)
     table = Table(start, dtype)
     memory: list[csr_array | None] = [None] * len(batches)
     visited: list[Visited | None] = [None] * len(batches)
@@ -210,7 +217,7 @@ def learn_stochastic(
 ) -> NDArray[np.floating]:
     """Step towards the counts that each batch suggests, by rho_t = (delay + t) ** -forgetting."""
     batches = make_batches(rng, problem.corpus, batch_size)
-    widths = widths_of(problem.corpus)
+    widths = widths_of(problem.corpus, num_passes)
     table = Table(start, dtype)
     t = 0
     for _ in range(num_passes):

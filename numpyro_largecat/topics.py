@@ -12,15 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
 from numpyro_largecat._checks import check_count
 from numpyro_largecat.data.corpus import Corpus
-from numpyro_largecat.ops.topic_document import Effort
+from numpyro_largecat.ops.topic_search import Effort
 from numpyro_largecat.topic_chunks import solve_corpus
 from numpyro_largecat.topic_learning import Problem, learn_memoized, learn_stochastic
 from numpyro_largecat.topic_start import start_at_random, start_from_documents
+
+DEFAULT_TOTAL = 0.5  # concentration of topic frequencies over all topics
 
 
 class TopWord(NamedTuple):
@@ -35,9 +37,9 @@ class TopWord(NamedTuple):
     probability: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TopicFit:
-    """Topics with Dirichlet posteriors, as ``fit_topics`` returns them.
+    """Topics with Dirichlet posteriors, as ``fit_topics`` returns them; ``print`` lists them.
 
     Example:
         >>> import jax, numpyro_largecat as lc
@@ -56,6 +58,17 @@ class TopicFit:
     num_active: int  # L
     vocabulary: tuple[str, ...] | None
     bounds: tuple[float, ...]  # of the corpus after each pass, nats; empty if stochastic
+
+    def __repr__(self) -> str:
+        """The topics in the order of their tokens, with their shares of these and top words."""
+        num_topics, num_words = self.posterior.shape
+        tokens = (self.posterior - self.posterior.min()).sum(axis=1)
+        tops = self.top_words(8)
+        lines = [
+            f"{k:5d} {tokens[k] / tokens.sum():7.2%}  {' '.join(str(w.word) for w in tops[k])}"
+            for k in np.argsort(-tokens, kind="stable")
+        ]
+        return "\n".join([f"TopicFit, {num_topics} topics of {num_words} words", *lines])
 
     @property
     def topics(self) -> NDArray[np.floating]:
@@ -192,6 +205,8 @@ def completion_score(
     unseen: Corpus,
 ) -> float:
     """Document completion with point estimates of topics (K, V); see ``TopicFit.score``."""
+    if unseen.num_tokens == 0:
+        raise ValueError("`corpus` must have documents with words to hold out; it has none.")
     topics = np.asarray(topics, np.float32)
     log_probs = jnp.log(jnp.asarray(topics.T))
     effort = Effort(100, 1e-3, 0)
@@ -199,22 +214,33 @@ def completion_score(
     _, counts = solve_corpus(seen, log_probs, alphas, topics.shape[0], effort)
     frequencies = counts + np.asarray(concentration)
     frequencies /= frequencies.sum(axis=1, keepdims=True)
-    total, by_word = 0.0, np.ascontiguousarray(topics.T)
+    total = 0.0
     for d in range(unseen.num_documents):
         words, word_counts = unseen.document(d)
-        total += float(word_counts @ np.log(by_word[words] @ frequencies[d]))
-    if unseen.num_tokens == 0:
-        raise ValueError("`corpus` must have documents with words to hold out; it has none.")
+        total += float(word_counts @ np.log(np.einsum("k,kn->n", frequencies[d], topics[:, words])))
     return total / unseen.num_tokens
+
+
+def _concentrations(value: ArrayLike | None, num_topics: int) -> NDArray[np.floating]:
+    """The concentration of each topic, (K,)."""
+    found = np.asarray(DEFAULT_TOTAL / num_topics if value is None else value, float)
+    if found.shape not in ((), (num_topics,)):
+        raise ValueError(
+            f"`concentration` must be a number or have one entry for each of {num_topics} topics; "
+            f"got shape {found.shape}."
+        )
+    if not ((found > 0) & (found < np.inf)).all():
+        raise ValueError(f"`concentration` must be positive and finite; got {value!r}.")
+    return np.broadcast_to(found, num_topics)
 
 
 def fit_topics(
     rng_key: Array,
     corpus: Corpus,
     num_topics: int,
-    num_active: int = 8,
+    num_active: int | None = None,
     *,
-    concentration: float = 0.5,
+    concentration: ArrayLike | None = None,
     word_concentration: float = 0.1,
     method: Literal["memoized", "stochastic"] = "memoized",
     num_passes: int = 10,
@@ -230,7 +256,7 @@ def fit_topics(
     r"""Fit topics with Dirichlet posteriors by closed-form steps, a batch of documents at a time.
 
     .. math:: \phi_k \sim \mathrm{Dirichlet}_V(\bar\lambda), \quad
-              \pi_d \sim \mathrm{Dirichlet}_K(\alpha / K), \quad
+              \pi_d \sim \mathrm{Dirichlet}_K(a), \quad
               \hat\lambda_{kv} = \bar\lambda + S_{kv}
 
     with S the expected tokens of each word in each topic, of which each word of a document has at
@@ -246,8 +272,11 @@ def fit_topics(
         rng_key: A JAX random key.
         corpus: The documents.
         num_topics: K.
-        num_active: Largest number L of topics of a word in a document, in [1, K].
-        concentration: alpha, over all topics, positive; each topic has alpha / K.
+        num_active: Largest number L of topics of a word in a document, in [1, K]. None for 8, or
+            K if that is less.
+        concentration: a, positive: one number for each topic, shape (K,), or the same for all, as
+            for ``TopicDocument`` and like scikit-learn's ``doc_topic_prior``. None for 0.5 / K, the
+            paper's choice: the smaller, the fewer topics in a document.
         word_concentration: Prior :math:`\bar\lambda` of each word in a topic, positive.
         method: ``"memoized"`` or ``"stochastic"``.
         num_passes: Visits of each document, at least 1.
@@ -267,6 +296,7 @@ def fit_topics(
 
     Raises:
         ValueError: If an argument is out of range, or no document has words.
+        TypeError: If ``corpus`` is no ``Corpus``.
 
     Example:
         >>> import jax, numpyro_largecat as lc
@@ -280,7 +310,14 @@ def fit_topics(
         Hughes and Sudderth, Fast Learning of Clusters and Topics via Sparse Posteriors, 2016,
         arXiv:1609.07521, sections 3.4 and 5, Eqs. 35 and 41 to 49.
     """
+    if not isinstance(corpus, Corpus):
+        raise TypeError(
+            "`corpus` must be a `numpyro_largecat.data.Corpus`; got "
+            f"{type(corpus).__name__}. Make one with `Corpus.from_csr(counts, names)` from what "
+            "CountVectorizer gives, or with `Corpus.from_documents(lists_of_words)`."
+        )
     num_topics = check_count("num_topics", num_topics, 1)
+    num_active = min(8, num_topics) if num_active is None else num_active
     num_active = check_count("num_active", num_active, 1)
     if num_active > num_topics:
         raise ValueError(
@@ -290,12 +327,10 @@ def fit_topics(
     check_count("batch_size", batch_size, 1)
     check_count("max_sweeps", max_sweeps, 10)
     check_count("num_restarts", num_restarts, 0)
-    for name, value in (
-        ("concentration", concentration),
-        ("word_concentration", word_concentration),
-    ):
-        if not 0 < value < np.inf:
-            raise ValueError(f"`{name}` must be positive and finite; got {value}.")
+    if not 0 < word_concentration < np.inf:
+        raise ValueError(
+            f"`word_concentration` must be positive and finite; got {word_concentration}."
+        )
     if method not in ("memoized", "stochastic"):
         raise ValueError(f"`method` must be 'memoized' or 'stochastic'; got {method!r}.")
     if start not in ("documents", "random"):
@@ -312,7 +347,7 @@ def fit_topics(
     problem = Problem(
         corpus,
         num_active,
-        jnp.full(num_topics, concentration / num_topics, dtype),
+        jnp.asarray(_concentrations(concentration, num_topics), dtype),
         word_concentration,
         Effort(max_sweeps, tolerance, num_restarts),
     )

@@ -12,7 +12,8 @@ from scipy.special import digamma
 import numpyro_largecat as lc
 from numpyro_largecat import topic_learning
 from numpyro_largecat.data import Corpus
-from numpyro_largecat.ops.topic_document import Effort
+from numpyro_largecat.ops.topic_search import Effort
+from numpyro_largecat.topic_chunks import chunks_of, widths_of
 from numpyro_largecat.topic_start import start_at_random, start_from_documents
 from tests import reference_topics as reference
 
@@ -52,11 +53,12 @@ def corpus_bound(fit, corpus, num_sweeps=300):
 @pytest.mark.usefixtures("x64")
 def test_bound_is_that_of_the_equations() -> None:
     """After a fit that has converged, the recorded bound is the reference's."""
+    corpus = topic_corpus(50)
     fit = lc.fit_topics(
-        KEY, CORPUS, K, K, num_passes=60, max_sweeps=400, tolerance=1e-9, num_restarts=0
+        KEY, corpus, K, K, num_passes=150, max_sweeps=400, tolerance=1e-9, num_restarts=0
     )
     assert fit.bounds[-1] - fit.bounds[-2] < 1e-2
-    assert fit.bounds[-1] == pytest.approx(corpus_bound(fit, CORPUS), abs=0.1)
+    assert fit.bounds[-1] == pytest.approx(corpus_bound(fit, corpus), abs=0.1)
 
 
 @pytest.mark.parametrize("num_active", [2, K])
@@ -140,6 +142,16 @@ def test_score_is_document_completion(fit) -> None:
     assert fit.score(corpus, seed=3) == pytest.approx(total / tokens, abs=2e-3)
 
 
+def test_a_fit_prints_its_topics(fit) -> None:
+    """The largest first, each with its share of the tokens and its top words."""
+    head, *lines = repr(fit).splitlines()
+    assert head == "TopicFit, 6 topics of 60 words" and len(lines) == K
+    shares = [float(line.split()[1].rstrip("%")) for line in lines]
+    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(100, abs=0.1)
+    index, _, *words = lines[0].split()
+    assert words == [w.word for w in fit.top_words(8)[int(index)]]
+
+
 def test_coherence_is_npmi(fit) -> None:
     found = fit.coherence(CORPUS, 4)
     documents = [set(CORPUS.document(d)[0].tolist()) for d in range(CORPUS.num_documents)]
@@ -169,6 +181,9 @@ def test_another_vocabulary_is_refused(fit) -> None:
     [
         (dict(num_active=7), "at most `num_topics`, 6; got 7"),
         (dict(concentration=0.0), "`concentration` must be positive"),
+        (dict(corpus=np.eye(3)), r"a `numpyro_largecat.data.Corpus`; got ndarray.*from_csr"),
+        (dict(concentration=[0.1, 0.2]), r"one entry for each of 6 topics; got shape \(2,\)"),
+        (dict(word_concentration=np.inf), "`word_concentration` must be positive"),
         (dict(method="online"), "'memoized' or 'stochastic'"),
         (dict(start="zero"), "'documents' or 'random'"),
         (dict(method="stochastic", forgetting=0.5), "do not converge"),
@@ -177,7 +192,7 @@ def test_another_vocabulary_is_refused(fit) -> None:
     ],
 )
 def test_bad_arguments_are_refused(change, message) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         lc.fit_topics(**dict(rng_key=KEY, corpus=CORPUS, num_topics=K, num_active=2) | change)
 
 
@@ -191,3 +206,22 @@ def test_starts() -> None:
     np.testing.assert_allclose(
         table.sum(axis=1), np.bincount(CORPUS.words, CORPUS.counts, V), atol=1e-9
     )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_passes", "widths"),
+    [
+        ([3, 10], 1, (16,)),
+        ([100] * 81 + [400] * 19, 1, (512,)),
+        ([100] * 81 + [400] * 19, 100, (128, 512)),
+        ([130] * 100, 1000, (144, 256)),
+        ([0], 1, (16,)),
+    ],
+)
+def test_a_second_width_must_be_worth_its_compilation(sizes, num_passes, widths) -> None:
+    rows = [(np.arange(size), np.ones(size, int)) for size in sizes]
+    corpus = Corpus.from_rows(rows, 400)
+    assert widths_of(corpus, num_passes) == widths
+    chunks = list(chunks_of(corpus, np.arange(len(sizes)), widths))
+    assert sorted(d for chunk in chunks for d in chunk.documents) == list(range(len(sizes)))
+    assert all(chunk.counts.sum() == sum(sizes[d] for d in chunk.documents) for chunk in chunks)

@@ -15,8 +15,10 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from numpyro_largecat._checks import check_count, check_integers, is_concrete
+from numpyro_largecat.distributions.top_l_categorical import TopLCategorical
 from numpyro_largecat.ops.document_bound import document_bound
-from numpyro_largecat.ops.topic_document import DocumentFit, Effort, fit_documents
+from numpyro_largecat.ops.topic_document import DocumentFit, fit_documents
+from numpyro_largecat.ops.topic_search import Effort
 from numpyro_largecat.ops.topic_statistics import word_topics
 
 
@@ -35,7 +37,7 @@ class _LogProbTables(constraints.ParameterFreeConstraint):
 class DocumentPosterior(NamedTuple):
     """The best q(pi) q(z) of documents, as ``TopicDocument.posterior`` gives it.
 
-    In an empty slot all ``logits`` are -inf.
+    The assignments of an empty slot mean nothing: it has no token.
 
     Example:
         >>> import jax.numpy as jnp
@@ -43,15 +45,14 @@ class DocumentPosterior(NamedTuple):
         >>> topics = jnp.log(jnp.array([[0.8, 0.1, 0.1], [0.1, 0.1, 0.8]]))
         >>> document = jnp.array([[0, 1], [2, 1], [2, 1]])
         >>> found = lc.TopicDocument(topics, 1.0, num_active=1).posterior(document)
-        >>> found.topics[:, 0].tolist()
+        >>> found.assignments.mode.tolist()
         [0, 1, 1]
         >>> found.frequencies.concentration.tolist()
         [2.0, 3.0]
     """
 
-    frequencies: dist.Dirichlet  # batch shape (...), K topics
-    topics: Array  # (..., U, L), the topics of each word, integers
-    logits: Array  # (..., U, L), their log probabilities
+    frequencies: dist.Dirichlet  # q(pi), batch shape (...)
+    assignments: TopLCategorical  # q(z) of a token of each word, batch shape (..., U)
 
 
 class TopicDocument(dist.Distribution):
@@ -79,20 +80,21 @@ class TopicDocument(dist.Distribution):
     ``concentration.shape[:-1]``, and most often (); a value is a document of shape (U, 2), and
     documents (..., U, 2) may have any U, whatever ``event_shape``.
 
-    Cost: O(K V) to read the topics; then for a document of U words O(U K) for two to ten sweeps,
-    and O(U A) for each further one, with A the next of 32, 64, 256 and K above its active topics.
+    Cost: O(K V) to read the topics; then for a document of U words O(U K) for up to ten sweeps,
+    and O(U A) for each further one, with A the next of 32, 128 and K above its active topics.
     A gradient adds O(U A) per document, and one array like ``topic_log_probs``. Memory is O(K) per
     document.
 
     Args:
         topic_log_probs: C, log probabilities of the words in each topic, shape (..., K, V).
-        concentration: Dirichlet concentration a of topic frequencies, one for all topics or of
-            shape (..., K), positive. The paper's alpha is K times it; 0.5 / K is its choice.
+        concentration: Dirichlet concentration a of topic frequencies, positive: one number for
+            each topic, shape (..., K), or the same for all. As for ``fit_topics``, and like
+            scikit-learn's ``doc_topic_prior``; the paper's alpha is the sum over topics, 0.5.
         num_active: Largest number L of topics that a word of a document has, a Python int in
             [1, K]. With K it is the bound of dense mean-field inference.
         num_tokens: Length of documents that ``sample`` draws, a Python int.
-        max_sweeps: Largest number of sweeps until a document is done, at least 10; as many again
-            where a topic was made to leave.
+        max_sweeps: Largest number of sweeps until a document is done, at least 10, by tens; as
+            many again where a topic was made to leave.
         tolerance: A document is done when no topic's count changes by so many tokens.
         num_restarts: Topics that are proposed to leave a document, smallest first; what does not
             raise its bound is undone.
@@ -142,6 +144,7 @@ class TopicDocument(dist.Distribution):
         table = jnp.asarray(topic_log_probs)
         if not jnp.issubdtype(table.dtype, jnp.floating):
             table = table.astype(jnp.result_type(float))
+        table = table.astype(jnp.promote_types(table.dtype, jnp.float32))  # 16 bits are too few
         if table.ndim < 2 or 0 in table.shape[-2:]:
             raise ValueError(
                 "`topic_log_probs` must have topics and words on its last two axes; "
@@ -222,11 +225,14 @@ class TopicDocument(dist.Distribution):
             num_active=self.num_active,
         )
         shape = (*words.shape, self.num_active)
-        frequencies = dist.Dirichlet(self.concentration + fit.counts)
-        found = DocumentPosterior(
-            frequencies, topics.reshape(shape), jnp.log(shares).reshape(shape)
+        # What is missing from L topics has no share; an empty slot has any topics.
+        logits = jnp.where(counts[..., None] > 0, jnp.log(shares).reshape(shape), 0)
+        found = fit.counts, topics.reshape(shape), logits
+        topic_counts, topics, logits = lax.stop_gradient(found)
+        return DocumentPosterior(
+            dist.Dirichlet(lax.stop_gradient(self.concentration) + topic_counts),
+            TopLCategorical(topics, logits, self.num_topics, validate_args=False),
         )
-        return lax.stop_gradient(found)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw documents of ``num_tokens`` tokens, one slot each; log_probs are normalised first.

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
-from numpyro_largecat.ops.topic_document import DocumentFit, Effort, fit_documents
+from numpyro_largecat.ops.topic_document import DocumentFit, fit_documents
+from numpyro_largecat.ops.topic_search import Effort
 from numpyro_largecat.ops.topic_statistics import word_topic_counts
 from numpyro_largecat.ops.topic_sweeps import digamma
 

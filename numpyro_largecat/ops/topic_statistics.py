@@ -7,18 +7,23 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from numpyro_largecat.ops.topic_document import (
-    SIZES,
     Topics,
+    at_least_size,
     block_size_for,
     in_blocks,
-    num_active_topics,
-    share_topics,
     take_active,
 )
-from numpyro_largecat.ops.topic_sweeps import ActiveTopics, responsibilities, select, sweep
+from numpyro_largecat.ops.topic_sweeps import (
+    next_largest,
+    num_places,
+    order_keys,
+    responsibilities,
+    topic_weights,
+)
 
 FEW = 32  # up to so many topics of a word its entries are added one by one, else as a row
 
@@ -56,30 +61,18 @@ def word_topic_counts(
         scale: Weight of each document, (N,); None for 1.
         initial: What to add to, (V, K); None for zeros.
     """
-    topics = share_topics(log_probs, concentration, exponentiate=False)
+    topics = Topics(log_probs, concentration, jnp.zeros_like(concentration))
     scale = jnp.ones(words.shape[0], log_probs.dtype) if scale is None else scale
     table = jnp.zeros_like(log_probs) if initial is None else initial
-    num_slots = min(num_active, topics.num_topics)
-
-    def tokens(size: int, words: Array, word_counts: Array, basis: Array) -> tuple[Array, Array]:
-        """Responsibilities (B, S, U), and their topics of the same shape unless S is K."""
-        block = words, word_counts, basis
-        if num_slots <= FEW:
-            return _sparse(topics, num_active, size, *block)
-        document, shares = _shares(topics, num_active, size, *block)
-        rows = jnp.zeros((len(words), topics.num_topics, words.shape[1]), shares.dtype)
-        return rows.at[jnp.arange(len(words))[:, None], document.topics].set(shares), rows[:0]
 
     def add(table: Array, block: tuple[Array, ...]) -> tuple[Array, None]:
-        words, word_counts, basis, scale = block
-        sizes = (*(size for size in SIZES if size < topics.num_topics), topics.num_topics)
-        index = (num_active_topics(basis).max() > jnp.array(sizes)).sum()
-        branches = [partial(tokens, size) for size in sizes]
-        shares, ids = lax.switch(index, branches, words, word_counts, basis)
-        shares = shares * (scale * word_counts)[:, None]
-        if num_slots > FEW:
-            return table.at[words].add(shares.swapaxes(1, 2)), None
-        return table.at[words[:, None], ids].add(shares), None
+        *document, scale = block
+        tokens = (scale * document[1])[:, None]
+        if num_active <= FEW:
+            shares, ids = _largest_shares(topics, num_active, *document)
+            return table.at[document[0][:, None], ids].add(shares * tokens), None
+        shares = _all_shares(topics, num_active, *document) * tokens
+        return table.at[document[0]].add(shares.swapaxes(1, 2)), None
 
     word_counts = word_counts.astype(log_probs.dtype)
     size = block_size_for(words.shape[0])
@@ -100,55 +93,52 @@ def word_topics(
 
     Cost: O(U A) per document. Arguments as for ``word_topic_counts``.
     """
-    topics = share_topics(log_probs, concentration, exponentiate=False)
+    topics = Topics(log_probs, concentration, jnp.zeros_like(concentration))
 
     def solve(block: tuple[Array, ...]) -> tuple[Array, Array]:
-        sizes = (*(size for size in SIZES if size < topics.num_topics), topics.num_topics)
-        index = (num_active_topics(block[2]).max() > jnp.array(sizes)).sum()
-        return lax.switch(
-            index, [partial(_sparse, topics, num_active, size) for size in sizes], *block
-        )
+        return _largest_shares(topics, num_active, *block)
 
     inputs = words, word_counts.astype(log_probs.dtype), basis
     shares, ids = lax.map(solve, in_blocks(inputs, block_size_for(len(words))))
     return tuple(x.reshape(-1, *x.shape[2:])[: len(words)].swapaxes(1, 2) for x in (shares, ids))
 
 
-def _shares(
-    topics: Topics, num_active: int, size: int, words: Array, word_counts: Array, basis: Array
-) -> tuple[ActiveTopics, Array]:
-    """Responsibilities on the active topics, (B, A, U)."""
-    document, own = take_active(topics, words, word_counts, basis, size)
-    selection = select(document, own, num_active)
-    return document, responsibilities(document, selection, sweep(document, selection, own))
-
-
-def _sparse(
-    topics: Topics, num_active: int, size: int, words: Array, word_counts: Array, basis: Array
+def _largest_shares(
+    topics: Topics, num_active: int, words: Array, word_counts: Array, basis: Array
 ) -> tuple[Array, Array]:
-    """Responsibilities of each word's topics, and which these are, (B, L, U)."""
-    document, shares = _shares(topics, num_active, size, words, word_counts, basis)
-    if size > num_active:
-        return _entries(shares, document.topics, num_active)
-    empty = ((0, 0), (0, num_active - size), (0, 0))
-    ids = jnp.broadcast_to(document.topics[..., None], shares.shape)
-    return jnp.pad(shares, empty), jnp.pad(ids, empty)
+    """Responsibilities of each word's L topics, largest first, and which these are, (B, L, U)."""
+
+    def at(size: int) -> tuple[Array, Array]:
+        document, own = take_active(topics, words, word_counts, basis, size)
+        weights = topic_weights(own, document.concentration)[..., None] * document.probs
+        keys = order_keys(weights)
+        last = jnp.full_like(keys[:, 0], np.iinfo(keys.dtype).max)
+
+        def following(last: Array, _: None) -> tuple[Array, Array]:
+            following = next_largest(keys, last)
+            return following, size - 1 - (following & (num_places(size) - 1))
+
+        places = lax.scan(following, last, length=min(num_active, size))[1].swapaxes(0, 1)
+        values = jnp.take_along_axis(weights, places, axis=1)
+        norm = values.sum(axis=1, keepdims=True)
+        is_word = (word_counts > 0)[:, None] & (norm > 0)
+        values = jnp.where(is_word, values / norm, 0)
+        ids = jnp.take_along_axis(document.topics[..., None], places, axis=1)
+        missing = ((0, 0), (0, num_active - places.shape[1]), (0, 0))
+        return jnp.pad(values, missing), jnp.pad(ids, missing)
+
+    return at_least_size(at, basis)
 
 
-def _entries(shares: Array, topics: Array, num_slots: int) -> tuple[Array, Array]:
-    """The ``num_slots`` largest of (B, A, U), and their topics, each (B, S, U)."""
-    num_docs, num_topics, num_words = shares.shape
-    places = jnp.arange(num_topics)[:, None]
+def _all_shares(
+    topics: Topics, num_active: int, words: Array, word_counts: Array, basis: Array
+) -> Array:
+    """Responsibilities of all topics, (B, K, U)."""
 
-    def take(slot: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        rest, values, ids = state
-        largest = rest.max(axis=1)
-        place = jnp.where(rest == largest[:, None], places, num_topics).min(axis=1)
-        values = values.at[:, slot].set(jnp.maximum(largest, 0))
-        ids = ids.at[:, slot].set(jnp.take_along_axis(topics, place, axis=1))
-        return jnp.where(places == place[:, None], -1, rest), values, ids
+    def at(size: int) -> Array:
+        document, own = take_active(topics, words, word_counts, basis, size)
+        shares = responsibilities(document, own, num_active)
+        rows = jnp.zeros((len(words), topics.num_topics, words.shape[1]), shares.dtype)
+        return rows.at[jnp.arange(len(words))[:, None], document.topics].set(shares)
 
-    shape = num_docs, num_slots, num_words
-    state = shares, jnp.zeros(shape, shares.dtype), jnp.zeros(shape, topics.dtype)
-    _, values, ids = lax.fori_loop(0, num_slots, take, state)
-    return values, ids
+    return at_least_size(at, basis)

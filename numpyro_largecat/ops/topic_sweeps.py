@@ -10,79 +10,74 @@ digamma(a[k] + N[k]) up to a constant that is the same for all k, a sweep is
 
 No exponential of size U x K is needed: exp(E[log pi[k]]) exp(C[k, u]) is a product, so a sweep is
 two matrix-vector products.
+
+Products underflow where the only topics that explain a word have almost no mass. Therefore no
+E[log pi] is taken for lower than a third of the smallest exponent below the largest one, 29 nats in
+float32. A topic as far down has responsibilities of 1e-13 and leaves anyhow, unless it alone
+explains a word; then the word lifts it in the same sweep. Since counts are 1 at least, some topic
+that explains a word keeps a K-th of a token of it, and the products stay representable.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.scipy.special import gammaln
 
 LEAST_COUNT = 1e-6  # tokens; a topic with no more has left the document
-RESELECT_EVERY = 10  # sweeps between two choices of each word's L topics
+einsum = partial(jnp.einsum, precision="highest")
 
 
 class ActiveTopics(NamedTuple):
     """B documents, each seen through A of its topics."""
 
     topics: Array  # (B, A), which topics
-    words: Array  # (B, U), rows of the table
     word_counts: Array  # (B, U), 0 where a slot is empty
     probs: Array  # (B, A, U), exp(C - shift)
-    shift: Array  # (B, U), the largest C of each word over the active topics
+    shift: Array  # (B, U), the largest C of each word over topics in the document
     concentration: Array  # (B, A)
-    total_concentration: Array  # (B,), over all K topics
-    table: Array  # (V, K), C of all words and topics; read only where products underflow
-
-
-class Selection(NamedTuple):
-    """The topics that each word may use."""
-
-    mask: Array  # (B, A, U)
-    probs: Array  # (B, A, U), those of the document where the mask is set, else 0
+    log_gamma: Array  # (B, A), of the concentration
 
 
 class Sweep(NamedTuple):
-    """One update of the responsibilities, r = exp(log_weights + C - log_norm)."""
+    """One update of the responsibilities, r = weights exp(C - shift) / norm."""
 
     counts: Array  # (B, A), N
-    log_weights: Array  # (B, A), E[log pi] up to a constant; -inf for topics that have left
-    log_norm: Array  # (B, U)
+    weights: Array  # (B, A), exp(E[log pi]), the largest 1; 0 for topics that have left
+    norm: Array  # (B, U)
 
 
 def digamma(x: Array) -> Array:
-    """Digamma for x > 0, to the precision of float32; to 1e-10 in float64.
+    """Digamma for x > 0, to the precision of float32; to 1e-9 in float64.
 
-    The recurrence to x + 6 and the asymptotic series there: half the time of the library's, which
-    also covers negative numbers, and a sweep over many topics is mostly digammas.
+    The asymptotic series at x + 6, less the sum of 1 / (x + i) for i = 0..5, of which pairs have
+    y = x (x + 5), y + 4 and y + 6 below. Half the time of the library's, which also covers negative
+    numbers; a sweep over many topics is mostly digammas. And few divisions: XLA compiles each as a
+    program of its own.
     """
-    y = x + 6
-    z = 1 / (y * y)
+    y, inverse = x * (x + 5), 1 / (x + 6)
+    z = inverse * inverse
     series = z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z / 132))))
-    steps = 1 / x + 1 / (x + 1) + 1 / (x + 2) + 1 / (x + 3) + 1 / (x + 4) + 1 / (x + 5)
-    return jnp.log(y) - 0.5 / y - series - steps
+    pairs = (2 * x + 5) * (1 / y + 2 * (y + 5) / ((y + 4) * (y + 6)))
+    return jnp.log(x + 6) - 0.5 * inverse - series - pairs
 
 
-def log_topic_weights(counts: Array, concentration: Array) -> Array:
-    """E[log pi] up to a constant, -inf for topics that have left the document."""
-    log_weights = digamma(concentration + counts)
-    return jnp.where(counts > LEAST_COUNT, log_weights, -jnp.inf)
+def topic_weights(counts: Array, concentration: Array) -> Array:
+    """exp(E[log pi]) over its largest value; 0 for topics that have left the document."""
+    is_active = counts > LEAST_COUNT
+    log_weights = jnp.where(is_active, digamma(concentration + counts), -jnp.inf)
+    log_weights -= finite_max(log_weights, axis=-1)
+    least = least_log_weight(log_weights.dtype)
+    return jnp.where(is_active, jnp.exp(jnp.maximum(log_weights, least)), 0)
 
 
-def exact_weights(document: ActiveTopics, log_weights: Array) -> Array:
-    """Log posterior weight of each topic for each word (Eq. 10), without the shift, (B, A, U)."""
-    columns = document.table[document.words[:, :, None], document.topics[:, None, :]]
-    return columns.swapaxes(1, 2) + log_weights[..., None]
-
-
-def topic_weights(log_weights: Array) -> tuple[Array, Array]:
-    """exp(log_weights) over the largest of each document, (B, A), and the largest, (B, 1)."""
-    largest = finite_max(log_weights, axis=1)
-    return jnp.exp(log_weights - largest), largest
+def least_log_weight(dtype: jnp.dtype) -> float:
+    """A third of the exponent of the smallest number: what three such factors still represent."""
+    return float(np.log(np.finfo(dtype).tiny)) / 3
 
 
 def finite_max(values: Array, axis: int) -> Array:
@@ -91,147 +86,98 @@ def finite_max(values: Array, axis: int) -> Array:
     return jnp.where(jnp.isfinite(largest), largest, 0)
 
 
-def all_safe(norm: Array, word_counts: Array) -> Array:
-    """Whether the sums of products of all words are far from the smallest number."""
-    return ((norm > smallest_safe(norm.dtype)) | (word_counts == 0)).all()
+def num_active_topics(counts: Array) -> Array:
+    """Number of topics that are in a document."""
+    return (counts > LEAST_COUNT).sum(axis=-1)
 
 
-def smallest_safe(dtype: jnp.dtype) -> float:
-    """Sums of products above it have lost nothing that their precision would show."""
-    return float(np.finfo(dtype).tiny) * 1e8
+def order_keys(weights: Array) -> Array:
+    """Integers in the order of weights (B, A, U) of 0 or more, all different along axis 1.
 
-
-def select(document: ActiveTopics, counts: Array, num_active: int) -> Selection:
-    """Let each word use the ``num_active`` topics of largest weight, ties by position."""
-    log_weights = log_topic_weights(counts, document.concentration)
-    if num_active >= counts.shape[1]:
-        mask = jnp.broadcast_to((log_weights > -jnp.inf)[..., None], document.probs.shape)
-    else:
-        scale, _ = topic_weights(log_weights)
-        products = scale[..., None] * document.probs
-
-        def from_logarithms() -> Array:
-            weights = exact_weights(document, log_weights)
-            return jnp.exp(weights - finite_max(weights, axis=1))
-
-        is_safe = all_safe(products.max(axis=1), document.word_counts)
-        weights = lax.cond(is_safe, lambda: products, from_logarithms)
-        mask = _largest(weights, document.word_counts > 0, num_active)
-    return Selection(mask, jnp.where(mask, document.probs, 0))
-
-
-def _largest(weights: Array, is_word: Array, num_active: int) -> Array:
-    """Mask of the largest weights of each word, which are not negative; 0 is never taken.
-
-    The threshold is found by taking away the largest value ``num_active`` times, which is two to
-    five times faster here than bisection, and thirty than ``top_k``. Values that are equal go
-    together; where that left too many, they are taken one by one.
+    The last bits of a weight give way to its position, so that of equal weights, and of those that
+    differ by less than A units in the last place, the first is the largest. An integer's
+    remainder by ``num_places(A)`` is A - 1 less its position.
     """
-
-    def lower(_: int, threshold: Array) -> Array:
-        return jnp.where(weights < threshold[:, None], weights, 0).max(axis=1)
-
-    start = jnp.full_like(weights[:, 0], jnp.inf)
-    threshold = lax.fori_loop(0, num_active, lower, start)[:, None]
-    mask = (weights >= threshold) & (weights > 0)
-    too_many = (mask.sum(axis=1) > num_active) & is_word
-
-    def one_by_one() -> Array:
-        def take(_: int, taken: Array) -> Array:
-            return taken | _first_largest(jnp.where(taken, 0, weights))
-
-        return lax.fori_loop(0, num_active, take, jnp.zeros_like(mask)) & (weights > 0)
-
-    return lax.cond(too_many.any(), one_by_one, lambda: mask)
+    kind = jnp.int64 if weights.dtype == jnp.float64 else jnp.int32
+    num_topics = weights.shape[1]
+    bits = lax.bitcast_convert_type(weights, kind)
+    places = jnp.arange(num_topics - 1, -1, -1, dtype=kind)[:, None]
+    return (bits & -num_places(num_topics)) | places
 
 
-def _first_largest(weights: Array) -> Array:
-    """Mask of one largest weight of each word."""
-    positions = jnp.arange(weights.shape[1])[:, None]
-    largest = weights == weights.max(axis=1, keepdims=True)
-    first = jnp.where(largest, positions, weights.shape[1]).min(axis=1, keepdims=True)
-    return positions == first
+def num_places(num_topics: int) -> int:
+    """The power of two that positions of so many topics need."""
+    return 1 << (num_topics - 1).bit_length()
 
 
-def sweep(document: ActiveTopics, selection: Selection, counts: Array) -> Sweep:
+def next_largest(keys: Array, last: Array) -> Array:
+    """The largest of keys (B, A, U) that is below ``last`` (B, U); -1 if there is none."""
+    return jnp.where(keys < last[:, None], keys, -1).max(axis=1)
+
+
+def select(document: ActiveTopics, counts: Array, num_active: int | Array) -> Array:
+    """Let each word use the ``num_active`` topics of largest weight, ties by position.
+
+    Cost: a pass over (B, A, U) for each of them, and none if no document has more topics.
+
+    Returns:
+        The probabilities (B, A, U), 0 where a topic was not taken.
+    """
+    weights = topic_weights(counts, document.concentration)
+    keys = order_keys(weights[..., None] * document.probs)
+    is_free = num_active >= num_active_topics(counts).max()
+    threshold = lax.fori_loop(
+        0,
+        jnp.where(is_free, 0, num_active),
+        lambda _, last: next_largest(keys, last),
+        jnp.full_like(keys[:, 0], np.iinfo(keys.dtype).max),
+    )
+    return jnp.where(is_free | (keys >= threshold[:, None]), document.probs, 0)
+
+
+def sweep(document: ActiveTopics, probs: Array, counts: Array) -> Sweep:
     """Update the responsibilities given the counts, and then the counts.
 
-    Where all products of a word underflow, which happens to words that only topics with almost no
-    mass explain, the sweep is done with logarithms.
+    Args:
+        document: The documents.
+        probs: Their probabilities of the topics that each word may use, from ``select``.
+        counts: (B, A).
     """
-    log_weights = log_topic_weights(counts, document.concentration)
-    scale, largest = topic_weights(log_weights)
-    norm = jnp.einsum("ba,bau->bu", scale, selection.probs)
+    weights = topic_weights(counts, document.concentration)
+    norm = einsum("ba,bau->bu", weights, probs)
+    ratios = jnp.where(norm > 0, document.word_counts / norm, 0)
+    return Sweep(weights * einsum("bau,bu->ba", probs, ratios), weights, norm)
 
-    def by_products() -> tuple[Array, Array]:
-        ratios = jnp.where(document.word_counts > 0, document.word_counts / norm, 0)
-        new = scale * jnp.einsum("bau,bu->ba", selection.probs, ratios)
-        return new, document.shift + jnp.log(norm) + largest
 
-    def by_logarithms() -> tuple[Array, Array]:
-        weights = jnp.where(selection.mask, exact_weights(document, log_weights), -jnp.inf)
-        log_norm = jax.nn.logsumexp(weights, axis=1)
-        shares = jnp.exp(weights - jnp.where(jnp.isfinite(log_norm), log_norm, jnp.inf)[:, None])
-        return jnp.einsum("bau,bu->ba", shares, document.word_counts), log_norm
-
-    is_safe = all_safe(norm, document.word_counts)
-    new, log_norm = lax.cond(is_safe, by_products, by_logarithms)
-    return Sweep(new, log_weights, log_norm)
+def length_term(concentration: Array, word_counts: Array) -> Array:
+    """The part of the bounds that only depends on the lengths of documents (N, U), (N,)."""
+    total, num_tokens = concentration.sum(), word_counts.sum(axis=1)
+    return jnp.where(num_tokens > 0, gammaln(total) - gammaln(total + num_tokens), 0)
 
 
 def bound(document: ActiveTopics, done: Sweep) -> Array:
     """The bound of each document at the responsibilities of a sweep and their best Dirichlet, (B,).
 
     With theta = a + N the second line of Eq. 48 vanishes; C[k, u] - log r[k, u] is
-    log_norm[u] - log_weights[k] wherever r > 0, so that data and entropy need no U x A terms:
+    log(norm[u]) + shift[u] - log(weights[k]) wherever r > 0, so that data and entropy need no U x A
+    terms:
 
-        sum_u c[u] log_norm[u] - sum_k N[k] log_weights[k]
-        + log Gamma(sum a) - log Gamma(sum a + sum c) + sum_k log(Gamma(a[k] + N[k]) / Gamma(a[k]))
+        sum_u c[u] (log(norm[u]) + shift[u]) - sum_k N[k] log(weights[k])
+        + sum_k log(Gamma(a[k] + N[k]) / Gamma(a[k]))
+
+    and a constant of the document, ``length_term``, which is left out.
     """
     c, a, n = document.word_counts, document.concentration, done.counts
-    words = (c * jnp.where(c > 0, done.log_norm, 0)).sum(axis=1)
-    entropy = (n * jnp.where(n > 0, done.log_weights, 0)).sum(axis=1)
-    total = document.total_concentration
-    prior = gammaln(total) - gammaln(total + c.sum(axis=1))
-    return words - entropy + prior + (gammaln(a + n) - gammaln(a)).sum(axis=1)
+    log_norm = jnp.log(jnp.where(c > 0, done.norm, 1)) + document.shift
+    words = (c * jnp.where(c > 0, log_norm, 0)).sum(axis=1)
+    entropy = (n * jnp.log(jnp.where(done.weights > 0, done.weights, 1))).sum(axis=1)
+    prior = jnp.where(n > 0, gammaln(a + n) - document.log_gamma, 0)
+    return words - entropy + prior.sum(axis=1)
 
 
-def responsibilities(document: ActiveTopics, selection: Selection, done: Sweep) -> Array:
-    """Responsibilities of a sweep, (B, A, U); zero in empty slots."""
-    log_norm = jnp.where(jnp.isfinite(done.log_norm), done.log_norm, jnp.inf)
-    shares = jnp.exp(exact_weights(document, done.log_weights) - log_norm[:, None])
-    return jnp.where(selection.mask & (document.word_counts > 0)[:, None], shares, 0)
-
-
-def converge(
-    document: ActiveTopics,
-    counts: Array,
-    is_done: Array,
-    num_active: int,
-    *,
-    num_sweeps: int | Array,
-    tolerance: float | Array,
-) -> Array:
-    """Sweep until no count of a document changes by ``tolerance``; each stops on its own."""
-
-    def not_all_done(state: tuple[Array, Array, Array]) -> Array:
-        index, _, is_done = state
-        return (index < num_sweeps) & ~is_done.all()
-
-    def some_sweeps(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        index, counts, is_done = state
-        selection = select(document, counts, num_active)
-        end = jnp.minimum(index + RESELECT_EVERY, num_sweeps)
-
-        def one(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            index, counts, is_done = state
-            new = sweep(document, selection, counts).counts
-            new = jnp.where(is_done[:, None], counts, new)
-            change = jnp.abs(new - counts).max(axis=1)
-            return index + 1, new, is_done | (change < tolerance)
-
-        return lax.while_loop(
-            lambda state: (state[0] < end) & ~state[2].all(), one, (index, counts, is_done)
-        )
-
-    return lax.while_loop(not_all_done, some_sweeps, (jnp.array(0), counts, is_done))[1]
+def responsibilities(document: ActiveTopics, counts: Array, num_active: int | Array) -> Array:
+    """Best responsibilities given the counts, (B, A, U); 0 in empty slots."""
+    probs = select(document, counts, num_active)
+    done = sweep(document, probs, counts)
+    is_word = (document.word_counts > 0) & (done.norm > 0)
+    return done.weights[..., None] * probs * jnp.where(is_word, 1 / done.norm, 0)[:, None]

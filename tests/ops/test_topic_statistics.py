@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_largecat.ops.topic_document import Effort, fit_documents
+from numpyro_largecat.ops.topic_document import fit_documents
+from numpyro_largecat.ops.topic_search import Effort
 from numpyro_largecat.ops.topic_statistics import word_topic_counts
 from tests import reference_topics as reference
 
@@ -18,7 +19,7 @@ COUNTS = rng.integers(0, 4, size=(20, 15)).astype(float)
 CONCENTRATION = np.full(50, 0.02)
 
 
-@pytest.mark.parametrize("num_active", [1, 3, 40, 50])
+@pytest.mark.parametrize("num_active", [3, 40])
 @pytest.mark.usefixtures("x64")
 def test_counts_are_sums_of_responsibilities(num_active: int) -> None:
     """For few topics a word and for many, which are added in different ways."""
