@@ -49,20 +49,21 @@ def widths_of(corpus: Corpus, num_passes: int = 1) -> tuple[int, ...]:
 
 
 def chunks_of(corpus: Corpus, indices: NDArray[np.intp], widths: Sequence[int]) -> Iterator[Chunk]:
-    """Pad documents in the order of their lengths."""
+    """Pad documents in the order of their lengths, longest first; the widths take turns.
+
+    So threads that come first meet different widths, and compile for these at the same time.
+    """
     sizes = np.diff(corpus.offsets)[indices]
     order = np.argsort(-sizes, kind="stable")
-    lower = 0
-    for width in widths:
-        group = order[(sizes[order] > lower) & (sizes[order] <= width)]
-        if lower == 0:
-            group = np.concatenate([group, order[sizes[order] == 0]])
-        lower = width
-        for start in range(0, len(group), CHUNK):
+    place = np.searchsorted(widths, sizes[order])
+    groups = [order[place == i] for i in range(len(widths))]
+    for start in range(0, max(map(len, groups)), CHUNK):
+        for group, width in zip(groups, widths, strict=True):
             documents = indices[group[start : start + CHUNK]]
-            words, counts = corpus.padded(documents, width)
-            padding = ((0, CHUNK - len(documents)), (0, 0))
-            yield Chunk(documents, np.pad(words, padding), np.pad(counts, padding))
+            if len(documents):
+                words, counts = corpus.padded(documents, width)
+                padding = ((0, CHUNK - len(documents)), (0, 0))
+                yield Chunk(documents, np.pad(words, padding), np.pad(counts, padding))
 
 
 def on_all_cores(solve: Callable[[Chunk], T], chunks: Iterator[Chunk]) -> list[T]:
