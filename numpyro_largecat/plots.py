@@ -46,12 +46,19 @@ def plot_elbo(
     if not elbo.size:
         raise ValueError("`losses` must hold at least one step; got none.")
     window = min(window, elbo.size)
-    total = np.cumsum(np.concatenate([[0.0], np.nan_to_num(elbo)]))
-    average = (total[window:] - total[:-window]) / window
+    is_known = np.isfinite(elbo)  # a step that was skipped has none
+    if not is_known.any():
+        raise ValueError("`losses` must hold at least one finite loss; all are NaN or infinite.")
+    total, number = (
+        np.cumsum(np.concatenate([[0.0], values]))
+        for values in (np.where(is_known, elbo, 0), is_known)
+    )
+    with np.errstate(invalid="ignore"):  # a window of skipped steps is a gap
+        average = (total[window:] - total[:-window]) / (number[window:] - number[:-window])
     ax = _new_axes(ax)
     ax.plot(elbo, color="C0", alpha=0.25, linewidth=0.5, label="each step")
     ax.plot(np.arange(window - 1, elbo.size), average, color="C0", label=f"mean of {window} steps")
-    low, high = np.quantile(average, 0.02), average.max()
+    low, high = np.nanquantile(average, 0.02), np.nanmax(average)
     if exact:
         steps, values = np.array(sorted(exact.items())).T
         ax.plot(steps, values, "o", color="C1", markersize=4, label="all classes")

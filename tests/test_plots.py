@@ -20,8 +20,12 @@ def test_elbo_shows_the_negative_loss_and_its_mean_over_the_window():
     each, mean = ax.get_lines()
     np.testing.assert_allclose(each.get_ydata(), -losses)
     np.testing.assert_allclose(mean.get_xydata(), [[1, -8], [2, -6], [3, -3]])
+    mean = lc.plot_elbo([4.0, np.nan, 2.0, np.nan, np.nan], window=2).get_lines()[1]
+    np.testing.assert_allclose(mean.get_ydata(), [-4, -2, -2, np.nan])
     with pytest.raises(ValueError, match="at least one step"):
         lc.plot_elbo([])
+    with pytest.raises(ValueError, match="at least one finite loss"):
+        lc.plot_elbo([np.nan])
 
 
 def test_intervals_span_the_central_probability():
