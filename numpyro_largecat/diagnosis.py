@@ -203,7 +203,7 @@ def _convergence(result: SVIRunResult) -> tuple[list[Finding], dict[str, bool]]:
     drifts = dict.fromkeys(result.params, not is_done)
     for name, r_hat in r_hats.items():
         drifts[name] = r_hat > MOST_DRIFT
-        advice = "still drifts: run longer" if drifts[name] else ""
+        advice = "drifts: run longer, or average_iterates" if drifts[name] else ""
         findings.append(Finding(f"R-hat of {name}", r_hat, None, advice))
     return findings, drifts
 

@@ -333,7 +333,7 @@ def _at_centre(utilities: ChunkedUtilities, num_top: int, tick: Callable[[], Non
         psi, classes = utilities.of_chunk(chunk, None)
         tick()
         blocks = Blocks.cut(psi)
-        log_sum = jnp.logaddexp(best[0], blocks.log_sum(psi))
+        log_sum = jnp.logaddexp(best[0], blocks.log_sum())
         return log_sum, best[1].include(blocks, classes[0])
 
     nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)

@@ -44,7 +44,7 @@ def test_a_short_fit_is_told_to_run_longer(short):
     assert found["R-hat of the ELBO"].value > 1.2
     assert found["R-hat of the ELBO"].advice == "run longer"
     assert found["R-hat of w_auto_loc"].value > 1.2
-    assert found["R-hat of w_auto_loc"].advice == "still drifts: run longer"
+    assert found["R-hat of w_auto_loc"].advice.startswith("drifts: run longer")
     assert "run longer" in printed.splitlines()[0]
 
 

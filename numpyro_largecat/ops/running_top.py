@@ -29,11 +29,12 @@ class Blocks(NamedTuple):
         blocks = values.reshape((*values.shape[:-1], num_blocks, BLOCK))
         return Blocks(blocks, blocks.max(axis=-1))
 
-    def log_sum(self, values: Array) -> Array:
-        """Log of the sum of exp(values), of which these are the blocks: one more pass."""
+    def log_sum(self) -> Array:
+        """Log of the sum of exp(value): one more pass."""
         highest = self.highest.max(axis=-1)
         highest = jnp.where(highest > _lowest(highest), highest, 0)
-        return highest + jnp.log(jnp.exp(values - highest[..., None]).sum(axis=-1))
+        below = self.values - highest[..., None, None]
+        return highest + jnp.log(jnp.exp(below).sum(axis=(-1, -2)))
 
 
 class RunningTop(NamedTuple):
