@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 
 import numpyro_largecat as lc
 from tests.infer.models import NUM_CATEGORIES, NUM_FEATURES, NUM_ROWS, hierarchical, make_data
@@ -183,6 +183,25 @@ def test_utilities_that_rows_share_are_those_of_each_row():
         assert lc.top_classes(*fit, num_top=2).classes.tolist() == [[2, 0]] * num_rows
         found = lc.log_likelihood(*fit, obs=obs, chunk_size=4)
         np.testing.assert_allclose(found, jax.nn.log_softmax(b)[obs], rtol=1e-5)
+
+
+def test_a_guide_may_draw_a_table_whole():
+    """As AutoMultivariateNormal does, whose sites are in no plate; chunks take their rows."""
+
+    def model(x, y=None):
+        with lc.class_plate("classes", 5) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        with lc.data_plate("data", 2):
+            numpyro.sample("y", lc.UtilityCategorical(x @ w.T, classes), obs=y)
+
+    x, w = jnp.array([[1.0, 2.0], [-1.0, 0.5]]), jax.random.normal(jax.random.key(0), (5, 2))
+    guide = AutoMultivariateNormal(model)
+    numpyro.handlers.seed(guide, 0)(x, jnp.array([0, 1]))
+    params = {"auto_loc": w.ravel(), "auto_scale_tril": 1e-6 * jnp.eye(10)}
+    options = {"obs": jnp.array([4, 2]), "rng_key": jax.random.key(1), "num_draws": 2}
+    found = lc.log_likelihood(model, guide, params, x, chunk_size=2, **options)
+    expected = jax.nn.log_softmax(x @ w.T)[jnp.arange(2), options["obs"]]
+    np.testing.assert_allclose(found, jnp.stack([expected] * 2), atol=1e-4)
 
 
 DRAWS = {"rng_key": jax.random.key(7), "num_draws": 400}

@@ -169,9 +169,25 @@ class ChunkedUtilities:
 
         model, guide = on_chunk(self._model), on_chunk(self._guide)
         # The model tells the plain plates of the guide, which follow its own, their rows.
-        trace(at_feasible_values(model)).get_trace(*self._args, **self._kwargs)
+        sites = trace(at_feasible_values(model)).get_trace(*self._args, **self._kwargs)
         guide = at_centre(guide) if key is None else guide
-        return trace(guide).get_trace(*self._args, **self._kwargs), model
+        drawn = trace(guide).get_trace(*self._args, **self._kwargs)
+        for name in drawn.keys() & sites.keys():
+            drawn[name] = self._on_chunk(drawn[name], sites[name], touched)
+        return drawn, model
+
+    def _on_chunk(self, drawn: Any, site: Any, touched: TouchedRows) -> Any:
+        """The rows of the chunk, of a site that the guide draws whole, outside of the plate."""
+        if self.plate in {frame.name for frame in drawn["cond_indep_stack"]}:
+            return drawn
+        for frame in site["cond_indep_stack"] if site["type"] == "sample" else ():
+            axis = frame.dim - site["fn"].event_dim
+            shape = jnp.shape(drawn["value"])
+            if frame.name == self.plate and len(shape) >= -axis and shape[axis] != 1:
+                rows = touched.plates[self.plate].indices
+                value = jnp.take(drawn["value"], rows, axis=axis, mode="clip")
+                return {**drawn, "value": value}
+        return drawn
 
 
 class InnerNoise(NamedTuple):
