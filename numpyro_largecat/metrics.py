@@ -71,7 +71,9 @@ def score_predictions(
             "`obs` must have one label, or one row of labels, for each observation; got shape "
             f"{np.shape(obs)} for predictions of shape {classes.shape}."
         )
-    num_labels = (labels >= 0).sum(axis=-1)
+    labels = np.sort(labels, axis=-1)
+    is_new = np.diff(labels, axis=-1, prepend=-1) > 0  # a label that is given twice counts once
+    num_labels = ((labels >= 0) & is_new).sum(axis=-1)
     if (num_labels == 0).any():
         raise ValueError(f"observation {np.argmin(num_labels)} of `obs` has no label.")
     if max(at, default=0) > num_top or min(at, default=1) < 1:

@@ -46,19 +46,27 @@ def plot_elbo(
     if not elbo.size:
         raise ValueError("`losses` must hold at least one step; got none.")
     window = min(window, elbo.size)
-    total = np.cumsum(np.concatenate([[0.0], np.nan_to_num(elbo)]))
-    average = (total[window:] - total[:-window]) / window
+    is_known = np.isfinite(elbo)  # a step that was skipped has none
+    if not is_known.any():
+        raise ValueError("`losses` must hold at least one finite loss; all are NaN or infinite.")
+    total, number = (
+        np.cumsum(np.concatenate([[0.0], values]))
+        for values in (np.where(is_known, elbo, 0), is_known)
+    )
+    with np.errstate(invalid="ignore"):  # a window of skipped steps is a gap
+        average = (total[window:] - total[:-window]) / (number[window:] - number[:-window])
     ax = _new_axes(ax)
     ax.plot(elbo, color="C0", alpha=0.25, linewidth=0.5, label="each step")
     ax.plot(np.arange(window - 1, elbo.size), average, color="C0", label=f"mean of {window} steps")
-    low, high = np.quantile(average, 0.02), average.max()
+    low, high = np.nanquantile(average, 0.02), np.nanmax(average)
     if exact:
         steps, values = np.array(sorted(exact.items())).T
         ax.plot(steps, values, "o", color="C1", markersize=4, label="all classes")
         low, high = min(low, values[-1]), max(high, values.max())
     margin = 0.1 * (high - low) or 1.0
     ax.set(xlabel="step", ylabel="ELBO (nats)", ylim=(low - margin, high + margin))
-    ax.legend(loc="lower right")
+    legend = ax.legend(loc="lower right")
+    legend.legend_handles[0].set(alpha=0.5, linewidth=1)  # as dense as the noise looks
     return ax
 
 
@@ -111,7 +119,7 @@ def plot_reliability(
     """Plot how often predictions of a given probability come true.
 
     Predictions are put into bins of equal count by their probability. A calibrated model lies on
-    the diagonal; the bars are two standard errors.
+    the diagonal; the bars are Wilson's intervals of two standard errors.
 
     Args:
         probabilities: Predicted probabilities, in [0, 1], any shape.
@@ -139,7 +147,7 @@ def plot_reliability(
             f"{np.shape(probabilities)} and {np.shape(correct)}."
         )
     predicted, observed, counts = calibration_bins(probabilities, correct, num_bins)
-    error = 2 * np.sqrt(observed * (1 - observed) / counts)
+    error = _error_bars(observed, counts)
     ax = _new_axes(ax)
     ax.plot([0, 1], [0, 1], color="0.7", linewidth=0.8)
     ax.errorbar(predicted, observed, yerr=error, fmt="o-", color="C0", markersize=4)
@@ -154,7 +162,7 @@ def plot_accuracy_by_frequency(
     """Plot how often classes are predicted right against how frequent they are in training.
 
     Observations are put into bins of about equal count by the training count of their class. The
-    bars are two standard errors; a grey line shows the accuracy of all.
+    bars are Wilson's intervals of two standard errors; a grey line shows the accuracy of all.
 
     Args:
         predicted: Predicted classes, integers, any shape.
@@ -185,12 +193,16 @@ def plot_accuracy_by_frequency(
     groups = [np.flatnonzero(bins == b) for b in np.unique(bins)]
     places = np.array([np.exp(np.log(frequency[g] + 0.5).mean()) for g in groups])
     share = np.array([is_right[g].mean() for g in groups])
-    error = 2 * np.sqrt(share * (1 - share) / np.array([g.size for g in groups]))
+    error = _error_bars(share, np.array([g.size for g in groups]))
     ax = _new_axes(ax)
     ax.axhline(is_right.mean(), color="0.7", linewidth=0.8, label="all observations")
     ax.errorbar(places, share, yerr=error, fmt="o-", color="C0", markersize=4)
     ax.set(xscale="log", xlabel="observations of the class in training", ylabel="accuracy")
-    ax.set_ylim(bottom=0)
+    if places.max() < 100 * places.min():  # too narrow for powers of ten
+        ax.set_xscale("log", subs=[2, 5])
+        ax.xaxis.set_major_formatter("{x:.0f}")
+        ax.xaxis.set_minor_formatter("{x:.0f}")
+    ax.set_ylim(0, 1.02)
     ax.legend(loc="best")
     return ax
 
@@ -247,6 +259,15 @@ def plot_confusion(
     ax.set_yticks(np.arange(shown.size), names)
     ax.set(xlabel="predicted (percent of the row)", ylabel="observed")
     return ax
+
+
+def _error_bars(shares: Any, counts: Any) -> Any:
+    """Lengths of the bars below and above each share: Wilson's interval, also at 0 and 1."""
+    z = 2.0
+    half = z * np.sqrt(shares * (1 - shares) / counts + (z / (2 * counts)) ** 2)
+    centre, scale = shares + z**2 / (2 * counts), 1 + z**2 / counts
+    ends = np.stack([shares - (centre - half) / scale, (centre + half) / scale - shares])
+    return np.maximum(ends, 0)  # rounding
 
 
 def _check_same_shape(predicted: ArrayLike, obs: ArrayLike) -> tuple[Any, Any]:

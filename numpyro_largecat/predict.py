@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, check_in_range, check_integers
+from numpyro_largecat._checks import check_count, check_in_range, check_integers, widen
 from numpyro_largecat.distributions.errors import GUMBEL
 from numpyro_largecat.infer.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.infer.progress import count_steps
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob
 from numpyro_largecat.ops.noisy_max import draw_gumbel
-from numpyro_largecat.ops.running_top import RunningTop
+from numpyro_largecat.ops.running_top import Blocks, RunningTop
 from numpyro_largecat.ops.softmax_bound import take_row
 
 
@@ -184,8 +184,8 @@ def log_likelihood(
         **kwargs: Keyword arguments of the model.
 
     Raises:
-        ValueError: As ``top_classes``, and if ``obs`` is out of range (under ``jit``, where values
-            are not known, the log probability is then NaN).
+        ValueError: As ``top_classes``, and if ``obs`` has another shape than the choice or is out
+            of range (under ``jit``, where values are not known, the log probability is then NaN).
         TypeError: If ``params`` is not a dict, or ``obs`` are not integers.
         NotImplementedError: As ``top_classes``.
 
@@ -207,17 +207,19 @@ def log_likelihood(
     utilities = ChunkedUtilities(model, guide, params, args, kwargs, site, plate, chunk_size)
     check_integers("obs", obs)
     check_in_range("`obs`", obs, utilities.num_categories, "classes")
-    labels = jnp.asarray(obs)
+    labels = _labels_of_rows(obs, utilities.batch_shape)
     keys = _draw_keys(rng_key, num_draws)
     num_passes = 1 if keys is None else len(keys)
     tick = count_steps("chunks", num_passes * utilities.num_chunks, progress_bar)
 
     def of_draw(key: Array | None) -> Array:
         if utilities.family is not GUMBEL:
-            return _log_prob(utilities, utilities.of_all_classes(key), labels)
-        log_sum, observed = _normaliser(utilities, key, labels, tick)
+            log_probs = _log_prob(utilities, utilities.of_all_classes(key), labels)
+        else:
+            log_sum, observed = _normaliser(utilities, key, labels, tick)
+            log_probs = observed - log_sum
         is_class = (labels >= 0) & (labels < utilities.num_categories)
-        return jnp.where(is_class, observed - log_sum, jnp.nan)
+        return jnp.where(is_class, log_probs, jnp.nan)
 
     return of_draw(None) if keys is None else lax.map(of_draw, keys)
 
@@ -290,7 +292,7 @@ def draw_choices(
             psi, classes = utilities.of_chunk(chunk, key)
             noise = draw_noise(jax.random.fold_in(noise_key, chunk), psi.shape)
             tick()
-            return best.include(psi + noise.astype(psi.dtype), classes)
+            return best.include(Blocks.cut(psi + noise.astype(psi.dtype)), classes[0])
 
         start = RunningTop.start(utilities.batch_shape, 1, utilities.dtype)
         return lax.fori_loop(0, utilities.num_chunks, visit, start).classes[..., 0]
@@ -310,19 +312,35 @@ def _draw_keys(rng_key: Array | None, num_draws: int | None) -> Array | None:
     return jax.random.split(rng_key, check_count("num_draws", num_draws, 1))
 
 
+def _labels_of_rows(obs: ArrayLike, batch_shape: tuple[int, ...]) -> Array:
+    """Labels with the shape of the choice; a model of one row may stand for many."""
+    shape = jnp.shape(obs)
+    fits = len(shape) == len(batch_shape) and all(
+        b in (1, o) for b, o in zip(batch_shape, shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            "`obs` must have one class for each row that the model's arguments describe, shape "
+            f"{batch_shape}; got shape {shape}."
+        )
+    return widen(obs)
+
+
 def _at_centre(utilities: ChunkedUtilities, num_top: int, tick: Callable[[], None]) -> TopClasses:
     """Find the normaliser and the highest utilities in one pass."""
 
     def visit(chunk: Array, best: tuple[Array, RunningTop]) -> tuple[Array, RunningTop]:
         psi, classes = utilities.of_chunk(chunk, None)
         tick()
-        log_sum = jnp.logaddexp(best[0], jax.nn.logsumexp(psi, axis=-1))
-        return log_sum, best[1].include(psi, classes)
+        blocks = Blocks.cut(psi)
+        log_sum = jnp.logaddexp(best[0], blocks.log_sum())
+        return log_sum, best[1].include(blocks, classes[0])
 
     nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)
     start = RunningTop.start(utilities.batch_shape, num_top, utilities.dtype)
     log_sum, top = lax.fori_loop(0, utilities.num_chunks, visit, (nothing, start))
-    return TopClasses(top.classes, top.values - log_sum[..., None])
+    values, classes = top.finish()
+    return TopClasses(classes, values - log_sum[..., None])
 
 
 def _over_draws(
@@ -341,11 +359,12 @@ def _over_draws(
         shape = (*utilities.batch_shape, utilities.chunk_size)
         nothing = jnp.full(shape, -jnp.inf, utilities.dtype)
         total, _ = lax.scan(add, nothing, (keys, log_sums))
-        return best.include(total, utilities.classes_of(chunk))
+        return best.include(Blocks.cut(total), utilities.classes_of(chunk)[0])
 
     start = RunningTop.start(utilities.batch_shape, num_top, utilities.dtype)
     top = lax.fori_loop(0, utilities.num_chunks, visit, start)
-    return TopClasses(top.classes, top.values - jnp.log(len(keys)))
+    values, classes = top.finish()
+    return TopClasses(classes, values - jnp.log(len(keys)))
 
 
 def _normaliser(
@@ -360,11 +379,14 @@ def _normaliser(
         if labels is not None:
             place = labels - classes[0]
             inside = (place >= 0) & (place < psi.shape[-1])
-            observed = jnp.where(inside, take_row(psi, place), observed)
+            psi_of_rows = jnp.broadcast_to(psi, (*labels.shape, psi.shape[-1]))
+            observed = jnp.where(inside, take_row(psi_of_rows, place), observed)
         return jnp.logaddexp(log_sum, jax.nn.logsumexp(psi, axis=-1)), observed
 
     nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)
-    return lax.fori_loop(0, utilities.num_chunks, visit, (nothing, nothing))
+    shape = utilities.batch_shape if labels is None else labels.shape
+    start = nothing, jnp.full(shape, -jnp.inf, utilities.dtype)
+    return lax.fori_loop(0, utilities.num_chunks, visit, start)
 
 
 def _log_prob(utilities: ChunkedUtilities, psi: Array, labels: Array) -> Array:

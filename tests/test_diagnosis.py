@@ -20,6 +20,7 @@ ROWS = jnp.arange(NUM_ROWS)
 
 
 def diagnose(svi, result, **options):
+    options = {"num_draws": 0} | options
     found = lc.diagnose(jax.random.key(2), svi, result, X, Y, ROWS, **options)
     return {finding.name: finding for finding in found.findings}, str(found)
 
@@ -30,12 +31,25 @@ def svi():
     return lc.SubsampledSVI(model, AutoDelta(model), optax.adam(0.02), TraceMeanField_ELBO())
 
 
-def test_a_short_fit_is_told_to_run_longer(svi):
+@pytest.fixture(scope="module")
+def short(svi):
+    """A short fit, and what is found of it, also with labels that are given."""
     result = svi.run(jax.random.key(0), 60, X, Y, ROWS, progress_bar=False)
-    found, printed = diagnose(svi, result, num_repeats=5)
+    labels = np.array([3, 3, 3, 3, 7, 7, 9, 9])
+    return result, *diagnose(svi, result, num_repeats=6, num_draws=100, labels=labels)
+
+
+def test_a_short_fit_is_told_to_run_longer(short):
+    _, found, printed = short
     assert found["R-hat of the ELBO"].value > 1.2
     assert found["R-hat of the ELBO"].advice == "run longer"
+    assert found["R-hat of w_auto_loc"].value > 1.2
+    assert found["R-hat of w_auto_loc"].advice.startswith("drifts: run longer")
     assert "run longer" in printed.splitlines()[0]
+
+
+def test_a_guide_of_points_has_no_importance_ratios(short):
+    assert not any("Pareto" in name for name in short[1])
 
 
 def test_local_variables_that_lag_show_in_the_gap(svi):
@@ -55,10 +69,9 @@ def test_local_variables_that_lag_show_in_the_gap(svi):
         assert gap.advice.startswith("visit rows more often")
 
 
-def test_signal_to_noise_is_that_of_the_gradients(svi):
+def test_signal_to_noise_is_that_of_the_gradients(svi, short):
     """By autodiff of the ELBO of the same draws, in one table."""
-    result = svi.run(jax.random.key(0), 5, X, Y, ROWS, progress_bar=False)
-    found, _ = diagnose(svi, result, num_repeats=6)
+    result, found, _ = short
     plain = lc.SubsampledSVI(svi.model, svi.guide, optax.sgd(1.0), svi.loss)
     state = plain.init(jax.random.key(0), X, Y, ROWS, init_params=result.params)
     state = state._replace(local_state=result.state.local_state)
@@ -81,16 +94,15 @@ def test_signal_to_noise_is_that_of_the_gradients(svi):
             np.testing.assert_allclose(value, signal / noise, rtol=2e-2)
 
 
-def test_classes_are_counted(svi):
-    result = svi.run(jax.random.key(0), 5, X, Y, ROWS, progress_bar=False)
-    found, _ = diagnose(svi, result, num_repeats=2, labels=np.array([3, 3, 3, 3, 7, 7, 9, 9]))
+def test_classes_are_counted(short):
+    found = short[1]
     assert found[f"classes seen, of {NUM_CATEGORIES}"].value == 3
     entropy = 0.5 * np.log(2) + 0.5 * np.log(4)
     assert found["classes seen, effectively"].value == pytest.approx(np.exp(entropy))
 
 
-def test_a_model_without_the_choice_is_refused(svi):
-    result = svi.run(jax.random.key(0), 5, X, Y, ROWS, progress_bar=False)
+def test_a_model_without_the_choice_is_refused(svi, short):
+    result = short[0]
     with pytest.raises(ValueError, match=r"got 'z' and 'classes', of the sites \['y'\]"):
         diagnose(svi, result, site="z")
     with pytest.raises(ValueError, match=r"the plates \['classes', 'data'\]"):
@@ -98,7 +110,7 @@ def test_a_model_without_the_choice_is_refused(svi):
 
 
 def test_any_likelihood_and_layout_can_be_looked_at():
-    """One-vs-each, no local variable, and classes of each observation."""
+    """One-vs-each, no local variable, classes of each observation, and rows that are masked."""
 
     def model(x, y, rows):
         plate = lc.class_plate("classes", NUM_CATEGORIES, y, 3, per_observation=True)
@@ -106,7 +118,8 @@ def test_any_likelihood_and_layout_can_be_looked_at():
             w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
         with lc.data_plate("data", NUM_ROWS, rows):
             psi = jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))
-            numpyro.sample("y", lc.OneVsEach(psi, classes), obs=y)
+            with numpyro.handlers.mask(mask=rows % 2 == 0):
+                numpyro.sample("y", lc.OneVsEach(psi, classes), obs=y)
 
     svi = lc.SubsampledSVI(model, AutoDelta(model), optax.adam(0.05), Trace_ELBO())
     result = svi.run(jax.random.key(0), 300, X, Y, ROWS, progress_bar=False)

@@ -38,6 +38,7 @@ def test_scores_of_several_labels_are_those_of_scikit_learn():
     rng = np.random.default_rng(1)
     labels = np.array([rng.permutation(K)[:3] for _ in range(N)])
     labels[::2, 2] = -1
+    labels[1::2, 2] = labels[1::2, 0]  # given twice
     relevant = np.zeros((N, K + 1))
     np.put_along_axis(relevant, labels, 1, axis=1)  # padding goes to the last column
     relevant = relevant[:, :K]

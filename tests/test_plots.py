@@ -4,6 +4,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 import numpyro_largecat as lc
 
@@ -20,8 +21,12 @@ def test_elbo_shows_the_negative_loss_and_its_mean_over_the_window():
     each, mean = ax.get_lines()
     np.testing.assert_allclose(each.get_ydata(), -losses)
     np.testing.assert_allclose(mean.get_xydata(), [[1, -8], [2, -6], [3, -3]])
+    mean = lc.plot_elbo([4.0, np.nan, 2.0, np.nan, np.nan], window=2).get_lines()[1]
+    np.testing.assert_allclose(mean.get_ydata(), [-4, -2, -2, np.nan])
     with pytest.raises(ValueError, match="at least one step"):
         lc.plot_elbo([])
+    with pytest.raises(ValueError, match="at least one finite loss"):
+        lc.plot_elbo([np.nan])
 
 
 def test_intervals_span_the_central_probability():
@@ -40,6 +45,10 @@ def test_reliability_counts_what_came_true_in_bins_of_equal_size():
     ax = lc.plot_reliability(probabilities, correct, num_bins=2)
     points = ax.containers[0][0].get_xydata()
     np.testing.assert_allclose(points, [[0.15, 1 / 3], [(0.8 + 0.9 + 0.95) / 3, 2 / 3]])
+    low, high = np.array(ax.containers[0][2][0].get_segments())[:, :, 1].T
+    wilson = [binomtest(n, 3).proportion_ci(0.9545, "wilson") for n in (1, 2)]  # two errors
+    np.testing.assert_allclose(low, [ci.low for ci in wilson], atol=1e-4)
+    np.testing.assert_allclose(high, [ci.high for ci in wilson], atol=1e-4)
     with pytest.raises(ValueError, match="same shape"):
         lc.plot_reliability(probabilities, correct[:-1])
 

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpyro.distributions as dist
 from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.handlers import replay, seed, substitute, trace
@@ -46,6 +47,7 @@ class ChunkedUtilities:
         family: Distribution of the errors.
         batch_shape: Shape of the choice.
         dims: Plate of each axis of the choice, None where an axis has none.
+        choice_plates: Names of these plates.
         dtype: Type of the utilities.
         num_chunks: Number of chunks.
     """
@@ -68,20 +70,22 @@ class ChunkedUtilities:
             )
         self._model, self._guide = without_errors(model, guide)
         self._args, self._kwargs = with_jax_arrays((args, kwargs))
-        self._params, self._site, self._plate = params, site, plate
+        self._params, self.site, self.plate = params, site, plate
         chunk_size = check_count("chunk_size", chunk_size, 1)
 
-        def look() -> tuple[int, ErrorFamily, tuple[int, ...], Any, list[str | None]]:
+        def look() -> tuple[int, ErrorFamily, tuple[int, ...], Any, dict[int, str]]:
             sites, num_categories = self._sites(0, 2, None)
             choice = base_distribution(sites[site]["fn"])
-            family, psi = getattr(choice, "noise", GUMBEL), choice.utilities
+            family, dtype = getattr(choice, "noise", GUMBEL), choice.utilities.dtype
             plates = {frame.dim: frame.name for frame in sites[site]["cond_indep_stack"]}
-            dims = [plates.get(axis) for axis in range(1 - psi.ndim, 0)]
-            return num_categories, family, psi.shape[:-1], psi.dtype, dims
+            # Plates expand a choice whose utilities have no axis for them.
+            return num_categories, family, sites[site]["fn"].shape(), dtype, plates
 
-        self.num_categories, self.family, self.batch_shape, self.dtype, self.dims = _static_result(
+        self.num_categories, self.family, self.batch_shape, self.dtype, plates = _static_result(
             look
         )
+        self.choice_plates = frozenset(plates.values())
+        self.dims = [plates.get(axis) for axis in range(-len(self.batch_shape), 0)]
         self.chunk_size = min(chunk_size, self.num_categories)
         self.num_chunks = -(-self.num_categories // self.chunk_size)
 
@@ -89,7 +93,8 @@ class ChunkedUtilities:
         """Utilities (..., chunk_size), -inf past the last class, and the classes (chunk_size,)."""
         classes = self.classes_of(chunk)
         sites, _ = self._sites(classes[0], self.chunk_size, key)
-        psi = base_distribution(sites[self._site]["fn"]).utilities
+        psi = base_distribution(sites[self.site]["fn"]).utilities
+        psi = jnp.broadcast_to(psi, (*self.batch_shape, self.chunk_size))
         return jnp.where(classes < self.num_categories, psi, -jnp.inf), classes
 
     def classes_of(self, chunk: ArrayLike) -> Array:
@@ -108,50 +113,116 @@ class ChunkedUtilities:
         start = self.classes_of(chunk)[0]
         return self._traces(start, self.chunk_size, key, TouchedRows())[0]
 
+    def draws_sites(self, in_plates: Callable[[set[str]], bool]) -> bool:
+        """Whether the guide draws a site, rather than a point, whose plates are as asked."""
+
+        def look() -> bool:
+            sites = self._traces(0, 1, jax.random.key(0), TouchedRows())[0]
+            return any(
+                site["type"] == "sample"
+                and not isinstance(base_distribution(site["fn"]), dist.Delta)
+                and in_plates({frame.name for frame in site["cond_indep_stack"]})
+                for site in sites.values()
+            )
+
+        return bool(_static_result(look))
+
+    def traces(
+        self, start: ArrayLike, size: int, key: Array, noise: InnerNoise
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The sites of guide and model with classes [start, start + size), drawn with two keys."""
+        guide_sites, model = self._traces(start, size, key, TouchedRows(), noise)
+        return guide_sites, self._replayed(model, guide_sites)
+
+    def _replayed(self, model: Any, guide_sites: dict[str, Any]) -> dict[str, Any]:
+        return trace(replay(model, guide_sites)).get_trace(*self._args, **self._kwargs)
+
     def _sites(self, start: ArrayLike, size: int, key: Array | None) -> tuple[dict[str, Any], int]:
         """The sites with classes [start, start + size), and the number of all classes."""
         touched = TouchedRows()
         guide_sites, model = self._traces(start, size, key, touched)
-        sites = trace(replay(model, guide_sites)).get_trace(*self._args, **self._kwargs)
+        sites = self._replayed(model, guide_sites)
         check_params(self._params, guide_sites | sites)
-        _check_choice(sites, self._site, self._plate)
-        if self._plate not in touched.plates:
+        _check_choice(sites, self.site, self.plate)
+        if self.plate not in touched.plates:
             raise ValueError(
-                f"`plate` must name a class plate of the model; got '{self._plate}', and the "
+                f"`plate` must name a class plate of the model; got '{self.plate}', and the "
                 f"model's plates are {sorted(touched.plates)}."
             )
-        return sites, touched.plates[self._plate].size
+        return sites, touched.plates[self.plate].size
 
     def _traces(
-        self, start: ArrayLike, size: int, key: Array | None, touched: TouchedRows
+        self,
+        start: ArrayLike,
+        size: int,
+        key: Array | None,
+        touched: TouchedRows,
+        noise: InnerNoise | None = None,
     ) -> tuple[dict[str, Any], Any]:
         """The guide's sites with these classes, and the model to run with them."""
         rng_key = jax.random.key(0) if key is None else key
 
         def on_chunk(fn: Any) -> Any:
-            fn = class_chunk(share_rows(fn, touched), name=self._plate, start=start, size=size)
-            fn = _noise_of_chunk(seed(fn, rng_key), self._plate, start)
+            fn = class_chunk(share_rows(fn, touched), name=self.plate, start=start, size=size)
+            fn = _noise_of_chunk(seed(fn, rng_key), self.plate, start, noise)
             return _without_training_rows(with_few_classes(substitute(fn, data=self._params)))
 
         model, guide = on_chunk(self._model), on_chunk(self._guide)
         # The model tells the plain plates of the guide, which follow its own, their rows.
-        trace(at_feasible_values(model)).get_trace(*self._args, **self._kwargs)
+        sites = trace(at_feasible_values(model)).get_trace(*self._args, **self._kwargs)
         guide = at_centre(guide) if key is None else guide
-        return trace(guide).get_trace(*self._args, **self._kwargs), model
+        drawn = trace(guide).get_trace(*self._args, **self._kwargs)
+        for name in drawn.keys() & sites.keys():
+            drawn[name] = self._on_chunk(drawn[name], sites[name], touched)
+        return drawn, model
+
+    def _on_chunk(self, drawn: Any, site: Any, touched: TouchedRows) -> Any:
+        """The rows of the chunk, of a site that the guide draws whole, outside of the plate."""
+        if self.plate in {frame.name for frame in drawn["cond_indep_stack"]}:
+            return drawn
+        for frame in site["cond_indep_stack"] if site["type"] == "sample" else ():
+            axis = frame.dim - site["fn"].event_dim
+            shape = jnp.shape(drawn["value"])
+            if frame.name == self.plate and len(shape) >= -axis and shape[axis] != 1:
+                rows = touched.plates[self.plate].indices
+                value = jnp.take(drawn["value"], rows, axis=axis, mode="clip")
+                return {**drawn, "value": value}
+        return drawn
+
+
+class InnerNoise(NamedTuple):
+    """A key of their own for the sites inside some plates, whatever the key of the others."""
+
+    key: Array
+    plates: frozenset[str]
 
 
 class _noise_of_chunk(Messenger):
     """Give latent sites inside the class plate a key of their own in each chunk."""
 
-    def __init__(self, fn: Callable[..., Any], plate: str, start: ArrayLike) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], plate: str, start: ArrayLike, noise: InnerNoise | None
+    ) -> None:
         self.plate = plate
         self.start = start
+        self.noise = noise
         super().__init__(fn)
+
+    def __enter__(self) -> None:
+        self.num_inner = 0
+        super().__enter__()
 
     def process_message(self, msg: dict[str, Any]) -> None:
         key = msg["kwargs"].get("rng_key") if msg["type"] == "sample" else None
-        if key is not None and any(f.name == self.plate for f in msg["cond_indep_stack"]):
-            msg["kwargs"]["rng_key"] = jax.random.fold_in(key, self.start)
+        if key is None:
+            return
+        plates = {frame.name for frame in msg["cond_indep_stack"]}
+        if self.noise is not None and plates & self.noise.plates:
+            key = jax.random.fold_in(self.noise.key, self.num_inner)
+            self.num_inner += 1
+        if self.plate in plates:
+            key = jax.random.fold_in(key, self.start)
+        msg["kwargs"]["rng_key"] = key
 
 
 class with_few_classes(Messenger):

@@ -19,6 +19,7 @@ from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.model_checks import check_arguments, check_batches
 from numpyro_largecat.infer.row_step import SubsampledSVIState
 from numpyro_largecat.infer.static_arguments import StaticArguments, split_arguments
+from numpyro_largecat.infer.watched_entries import IterateLog, RecordedResult
 
 if TYPE_CHECKING:
     from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
@@ -80,21 +81,24 @@ class Fit:
                 state, num_steps, (args, kwargs, drawn), skip_bad_steps, forward_mode
             )
         log = _LossLog(num_steps, progress_bar, skip_bad_steps)
+        iterates = IterateLog()
         with log:
             if stream is None:
                 arrays, static = split_arguments((args, kwargs, drawn))
                 options = _Options(static, MAX_CHUNK, skip_bad_steps, forward_mode)
                 while count := log.steps_to_go(MAX_CHUNK):
-                    state, losses = self._chunk(state, count, arrays, options)
-                    log.add(np.asarray(losses)[:count])
+                    state, losses, watched = self._chunk(state, count, arrays, options)
+                    iterates.add(watched, log.add(np.asarray(losses)[:count]))
             else:
                 for batch in self._good_batches(first, stream, args, kwargs, log):
                     arrays, static = split_arguments(((*args, *batch), kwargs, None))
                     options = _Options(static, 1, skip_bad_steps, forward_mode)
-                    state, losses = self._chunk(state, 1, arrays, options)
-                    log.add(np.asarray(losses))
+                    state, losses, watched = self._chunk(state, 1, arrays, options)
+                    iterates.add(watched, log.add(np.asarray(losses)))
         log.warn()
-        return SVIRunResult(self.svi.get_params(state), state, jnp.asarray(log.losses()))
+        result = RecordedResult(self.svi.get_params(state), state, jnp.asarray(log.losses()))
+        result.iterates = iterates.iterates()
+        return result
 
     def _good_batches(
         self, batch: Any, stream: Iterator[Any], args: Any, kwargs: Any, log: _LossLog
@@ -114,23 +118,35 @@ class Fit:
 
     def _run_chunk(
         self, state: SubsampledSVIState, count: Array, arrays: list[Any], options: _Options
-    ) -> tuple[SubsampledSVIState, Array]:
-        """Take up to ``count`` steps, fewer if one is bad and must not be skipped."""
+    ) -> tuple[SubsampledSVIState, Array, dict[str, Array]]:
+        """Take up to ``count`` steps, fewer if one is bad and must not be skipped.
 
-        def go_on(loop: tuple[Array, Array, Any, Array]) -> Array:
+        Returns:
+            The state, and the losses and some entries of the parameters after each step.
+        """
+
+        def watched(state: SubsampledSVIState) -> dict[str, Array]:
+            return self.svi._watched.take(self.svi.optim.get_params(state.optim_state))
+
+        def go_on(loop: tuple[Array, Array, Any, Any]) -> Array:
             i, bad, _, _ = loop
             return (i < count) & ~bad
 
-        def step(loop: tuple[Array, Array, Any, Array]) -> tuple[Array, Array, Any, Array]:
-            i, _, state, losses = loop
+        def step(loop: tuple[Array, Array, Any, Any]) -> tuple[Array, Array, Any, Any]:
+            i, _, state, seen = loop
             state, loss = self._step(state, arrays, options)
             bad = jnp.isnan(loss) & (not options.skip_bad_steps)
-            return i + 1, bad, state, losses.at[i].set(loss.astype(losses.dtype))
+            now = (loss, watched(state))
+            seen = jax.tree.map(lambda all, one: all.at[i].set(one.astype(all.dtype)), seen, now)
+            return i + 1, bad, state, seen
 
-        losses = jnp.full(options.length, jnp.nan)
-        start = (jnp.array(0), jnp.array(False), state, losses)
-        _, _, state, losses = lax.while_loop(go_on, step, start)
-        return state, losses
+        def room(x: Any) -> Array:
+            return jnp.full((options.length, *x.shape), jnp.nan)
+
+        seen = room(jnp.zeros(())), jax.tree.map(room, jax.eval_shape(watched, state))
+        start = (jnp.array(0), jnp.array(False), state, seen)
+        _, _, state, (losses, entries) = lax.while_loop(go_on, step, start)
+        return state, losses, entries
 
     def _run_traced(
         self,
@@ -183,11 +199,16 @@ class _LossLog:
         """Steps to take next, at most ``most``; 0 at the end."""
         return 0 if self.reason else min(most, self.num_steps - self.num_taken)
 
-    def add(self, losses: np.ndarray) -> None:
-        """Append the losses of a chunk; the first NaN ends the fit, unless it is to be skipped."""
+    def add(self, losses: np.ndarray) -> int:
+        """Append the losses of a chunk; the first NaN ends the fit, unless it is to be skipped.
+
+        Returns:
+            How many of its steps were taken.
+        """
         bad = np.flatnonzero(np.isnan(losses))
+        num_good = len(losses)
         if bad.size and not self.skip_bad_steps:
-            losses = losses[: bad[0] + 1]
+            losses, num_good = losses[: bad[0] + 1], int(bad[0])
             self.stop(
                 "the loss or the new parameters were not finite. Lower the learning rate, or look "
                 "for a label out of range, or an observed class that is not available (-inf)",
@@ -201,6 +222,7 @@ class _LossLog:
             self.smoothed = kept * (self.smoothed or 0.0) - (1 - kept) * float(loss)
         if self.smoothed is not None:
             self.bar.set_postfix_str(f"smoothed ELBO {self.smoothed:.6g}")
+        return num_good
 
     def stop(self, reason: str, step: int) -> None:
         """End the fit before ``step``, counted from 0."""

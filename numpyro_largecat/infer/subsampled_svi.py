@@ -40,6 +40,7 @@ from numpyro_largecat.infer.row_step import (
 )
 from numpyro_largecat.infer.static_arguments import split_arguments
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
+from numpyro_largecat.infer.watched_entries import WatchedEntries
 
 
 class SubsampledSVI(SVI):
@@ -129,6 +130,7 @@ class SubsampledSVI(SVI):
             )
         self._sites: dict[str, ParamSite] = {}
         self._owners: dict[Any, list[str | None]] = {}
+        self._watched = WatchedEntries({}, {}, TouchedRows())
         self._fit = Fit(self)
 
     def init(
@@ -152,7 +154,9 @@ class SubsampledSVI(SVI):
         kwargs = {**kwargs, **self.static_kwargs}
         renew_initial_values(self.guide)
         rng_key, model_key, guide_key = random.split(rng_key, 3)
-        values, mutable_state = self._first_run(model_key, guide_key, init_params, args, kwargs)
+        values, mutable_state, touched = self._first_run(
+            model_key, guide_key, init_params, args, kwargs
+        )
         self._check_loss()
         release_initial_values(self.guide, self._sites)
         optimised, local_state = {}, {}
@@ -162,6 +166,7 @@ class SubsampledSVI(SVI):
                 local_state[name] = LocalState(value, site.rule.init(value))
             else:
                 optimised[name] = value
+        self._watched = WatchedEntries(self._sites, optimised, touched)
         optim_state = _without_aliases(self.optim.init(optimised))
         self.constrain_fn = partial(
             transform_fn, {name: self._sites[name].transform for name in optimised}
@@ -186,8 +191,8 @@ class SubsampledSVI(SVI):
         init_params: dict[str, Any] | None,
         args: Any,
         kwargs: Any,
-    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Run model and guide once, learn their sites, and return the initial values."""
+    ) -> tuple[dict[str, Any], dict[str, Any] | None, TouchedRows]:
+        """Run model and guide once, learn their sites, and return the initial values and rows."""
         given = init_params or {}
         params: dict[str, Any] = {}
         arrays, static = split_arguments((args, kwargs))
@@ -212,7 +217,7 @@ class SubsampledSVI(SVI):
         self._sites = params | {n: describe_param(site, touched) for n, site in found.items()}
         values |= {name: site["value"] for name, site in found.items()}
         mutable |= {name: site["value"] for name, site in _of_type("mutable", sites).items()}
-        return values | given, mutable or None
+        return values | given, mutable or None, touched
 
     def get_params(self, svi_state: SubsampledSVIState) -> dict[str, Any]:
         """Constrained values of all parameters, stored whole.
@@ -307,7 +312,8 @@ class SubsampledSVI(SVI):
 
         Returns:
             NumPyro's ``SVIRunResult``: ``params``, ``state`` and ``losses``, one loss for each step
-            taken (and NaN for the step at which a fit ended).
+            taken (and NaN for the step at which a fit ended). Its attribute ``iterates`` holds up
+            to 1000 earlier values of a few entries of each parameter, for ``diagnose``.
 
         Raises:
             ValueError: If ``num_steps`` is less than 1, or data or labels are refused.

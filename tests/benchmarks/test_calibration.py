@@ -32,7 +32,8 @@ def test_draws_that_are_too_narrow_cover_too_little(width: float) -> None:
     found = calibration.measures(true, draws)
     for level, narrow in ((0.5, 0.264), (0.9, 0.589)):  # P(|z| < width * quantile)
         expected = level if width == 1 else narrow
-        coverage = found[f"weights, coverage of {level:.0%}"]
+        coverage, error = found[f"weights, coverage of {level:.0%}"]
+        assert error == pytest.approx(np.sqrt(expected * (1 - expected) / 10_000), rel=0.2)
         assert abs(coverage - expected) < 5 * np.sqrt(0.25 / 10_000)
-    spread = found["weights, spread of ranks"]
+    spread, _ = found["weights, spread of ranks"]
     assert (spread > 1.2) if width < 1 else abs(spread - 1) < 0.03

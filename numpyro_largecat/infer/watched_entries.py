@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A few entries of each parameter, recorded while a fit runs, to see whether they still drift."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+from numpyro.infer.svi import SVIRunResult
+
+from numpyro_largecat._checks import is_concrete
+from numpyro_largecat.infer.param_sites import ParamSite
+from numpyro_largecat.infer.touched_rows import PlateRows, TouchedRows
+
+MOST_ROWS = 8  # of a plate
+MOST_ENTRIES = 16  # of an array
+MOST_ITERATES = 1000  # that are kept, evenly spaced over the steps
+
+Index = tuple[NDArray[np.int64], ...]  # one entry of each axis for each watched number
+
+
+class RecordedResult(SVIRunResult):
+    """NumPyro's ``SVIRunResult``, with values that some entries of the parameters had on the way.
+
+    ``iterates`` is empty after ``_replace``, and where the fit ran inside a transformation.
+    """
+
+    iterates: dict[str, NDArray[Any]] = {}  # (iterates, entries), unconstrained, by parameter
+
+
+class WatchedEntries:
+    """Entries to record: of a table, in rows that the first minibatch touched."""
+
+    def __init__(self, sites: dict[str, ParamSite], params: Any, touched: TouchedRows) -> None:
+        self._index: dict[str, list[Index | None]] = {}
+        if not all(is_concrete(leaf) for leaf in jax.tree.leaves((params, touched))):
+            return
+        for name, value in params.items():
+            rows = {a: _some_rows(touched.plates[p]) for a, p in sites[name].plates.items()}
+            self._index[name] = [_some_entries(leaf, rows) for leaf in jax.tree.leaves(value)]
+
+    def take(self, params: Any) -> dict[str, Array]:
+        """Values of the entries, by parameter: O(entries)."""
+        found = {}
+        for name, indices in self._index.items():
+            leaves = zip(jax.tree.leaves(params[name]), indices, strict=True)
+            parts = [jnp.asarray(leaf[i], jnp.float32) for leaf, i in leaves if i is not None]
+            if parts:
+                found[name] = jnp.concatenate(parts)
+        return found
+
+
+class IterateLog:
+    """Values of the watched entries over the steps of a fit, thinned to bound their number."""
+
+    def __init__(self) -> None:
+        self._stride = 1
+        self._step = 0
+        self._kept: list[dict[str, NDArray[Any]]] = []
+
+    def add(self, values: dict[str, Array], count: int) -> None:
+        """Append ``count`` steps."""
+        arrays = {name: np.asarray(value) for name, value in values.items()}
+        first = -self._step % self._stride
+        for i in range(first, count, self._stride):
+            self._kept.append({name: array[i] for name, array in arrays.items()})
+        self._step += count
+        while len(self._kept) > MOST_ITERATES:
+            self._kept = self._kept[::2]
+            self._stride *= 2
+
+    def iterates(self) -> dict[str, NDArray[Any]]:
+        """All that is kept, shape (iterates, entries)."""
+        names = self._kept[0] if self._kept else {}
+        return {name: np.stack([values[name] for values in self._kept]) for name in names}
+
+
+def _some_rows(plate: PlateRows) -> NDArray[np.int64]:
+    """Rows with weight 1 if there are some, which are the labels of a class plate."""
+    stored = np.asarray(plate.stored)
+    if plate.weights is not None and plate.position is None:
+        certain = np.asarray(plate.weights) == 1
+        stored = stored[certain] if certain.any() else stored
+    return _spread(np.unique(stored[stored < plate.size]), MOST_ROWS)
+
+
+def _some_entries(leaf: Any, rows: dict[int, NDArray[np.int64]]) -> Index | None:
+    if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating) or not np.size(leaf):
+        return None
+    axes = [rows.get(axis, np.arange(size)) for axis, size in enumerate(np.shape(leaf))]
+    shape = tuple(len(axis) for axis in axes)
+    places = _spread(np.arange(int(np.prod(shape))), MOST_ENTRIES)
+    if not places.size:
+        return None
+    grid = np.unravel_index(places, shape) if shape else ()
+    index = tuple(axis[i] for axis, i in zip(axes, grid, strict=True))
+    return index or (np.newaxis,)  # type: ignore[return-value]
+
+
+def _spread(values: NDArray[Any], number: int) -> NDArray[Any]:
+    """At most ``number`` of ``values``, evenly spaced."""
+    if len(values) <= number:
+        return values
+    return values[np.linspace(0, len(values) - 1, number).round().astype(int)]
