@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ STANDARD_ERRORS = 5.5
 NOISES = sorted(FAMILIES)
 
 
+@partial(jax.jit, static_argnames=("noise", "num_nodes"))
 def bound(utilities, value, noise, q, num_nodes):
     d = lc.GaussianErrorBound(
         utilities, noise=noise, loc=q[0], scale=jnp.exp(-0.5 * q[1]), num_nodes=num_nodes
@@ -73,7 +76,7 @@ def test_derivatives_are_those_of_the_expectation(x64, noise):
         return bound(psi, 1, noise, q, 40)[0] - 0.5 * jnp.log(variance)
 
     slope, curvature = bound(psi, 1, noise, jnp.array([0.7, jnp.log(2.0)]), 40)[1]
-    by_loc, by_variance = jax.grad(expected, argnums=(0, 1))(0.7, 0.5)
+    by_loc, by_variance = jax.jit(jax.grad(expected, argnums=(0, 1)))(0.7, 0.5)
     np.testing.assert_allclose(slope, by_loc, rtol=1e-6)
     np.testing.assert_allclose(curvature, 2 * by_variance, rtol=1e-5)
 

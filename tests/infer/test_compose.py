@@ -258,11 +258,12 @@ def test_batches_may_change_their_size():
         model := hierarchical(4), AutoNormal(model), optax.adagrad(0.1), TraceMeanField_ELBO()
     )
     state = svi.init(jax.random.key(0), x[:8], y[:8], jnp.arange(8))
+    update, evaluate = jax.jit(svi.update), jax.jit(svi.evaluate)
     for size in (8, 5):
         rows = jnp.arange(size)
-        state, loss = svi.update(state, x[rows], y[rows], rows)
+        state, loss = update(state, x[rows], y[rows], rows)
         assert np.isfinite(loss)
-    assert np.isfinite(svi.evaluate(state, x, y, jnp.arange(NUM_ROWS)))
+    assert np.isfinite(evaluate(state, x, y, jnp.arange(NUM_ROWS)))
 
 
 def test_mutable_state_and_handlers_scale():
@@ -296,7 +297,7 @@ def test_update_under_vmap():
     states = jax.vmap(lambda key: state._replace(rng_key=key))(jax.random.split(state.rng_key, 3))
     new, losses = jax.jit(jax.vmap(lambda s: svi.update(s, x, y)))(states)
     assert len(set(np.asarray(losses).tolist())) == 3
-    one, loss = svi.update(jax.tree.map(lambda leaf: leaf[1], states), x, y)
+    one, loss = jax.jit(svi.update)(jax.tree.map(lambda leaf: leaf[1], states), x, y)
     np.testing.assert_allclose(loss, losses[1], rtol=1e-5)
     np.testing.assert_allclose(
         svi.get_params(one)["w_auto_loc"],

@@ -54,10 +54,10 @@ def test_repeated_rows_take_the_mean_of_their_updates():
     x, y = make_data()
     svi = make_svi(hierarchical(num_sampled=NUM_CATEGORIES - 1))
     rows = jnp.array([6, 3, 6])
+    update = jax.jit(svi.update)
     state = svi.init(jax.random.key(0), x[rows], y[rows], rows)
-    state, _ = svi.update(state, x[rows], y[rows], rows)
-    once = svi.init(jax.random.key(0), x[rows], y[rows], rows)
-    once, _ = svi.update(once, x[rows], y[rows], jnp.array([6, 3, 5]))
+    once, _ = update(state, x[rows], y[rows], jnp.array([6, 3, 5]))
+    state, _ = update(state, x[rows], y[rows], rows)
     local, other = state.local_state["y_u"], once.local_state["y_u"]
     assert local.rule_state.sum() == 2
     np.testing.assert_allclose(local.value[6], other.value[6], rtol=1e-5)
@@ -71,8 +71,9 @@ def test_run_equals_a_loop_of_updates():
     svi = make_svi()
     result = svi.run(jax.random.key(0), 7, *args, progress_bar=False)
     state, step = svi.init(jax.random.key(0), *args), jax.jit(svi.update, donate_argnums=0)
+    evaluate = jax.jit(svi.evaluate)
     for i in range(7):
-        np.testing.assert_allclose(svi.evaluate(state, *args), result.losses[i], rtol=1e-5)
+        np.testing.assert_allclose(evaluate(state, *args), result.losses[i], rtol=1e-5)
         state, loss = step(state, *args)
         np.testing.assert_allclose(loss, result.losses[i], rtol=1e-6)
     jax.tree.map(
@@ -106,8 +107,9 @@ def test_streams_give_the_same_fit_as_arrays_and_may_end():
     svi = make_svi()
     result = svi.run(jax.random.key(0), 12, batches=stream(99), progress_bar=False)
     state = svi.init(jax.random.key(0), *next(stream(1)))
+    update = jax.jit(svi.update)
     for i, batch in enumerate(stream(12)):
-        state, loss = svi.update(state, *batch)
+        state, loss = update(state, *batch)
         np.testing.assert_allclose(loss, result.losses[i], rtol=1e-4)
     with pytest.warns(RuntimeWarning, match="ended at step 4 of 12.*no further batch"):
         short = svi.run(jax.random.key(0), 12, batches=stream(4), progress_bar=False)

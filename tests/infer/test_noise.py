@@ -64,7 +64,7 @@ def test_the_error_of_a_row_moves_when_it_is_visited_and_stays_otherwise(noise, 
     rows = jnp.array([3, 999, 500])
     state = svi.init(jax.random.key(0), Y[rows], rows)
     before = np.asarray(svi.get_params(state)[kept]).reshape(N, -1)
-    state, loss = svi.update(state, Y[rows], rows)
+    state, loss = jax.jit(svi.update)(state, Y[rows], rows)
     after = np.asarray(svi.get_params(state)[kept]).reshape(N, -1)
     moved = (before != after).any(axis=1)
     assert np.flatnonzero(moved).tolist() == sorted(rows.tolist())
@@ -157,6 +157,7 @@ def test_two_sites_with_masks_particles_and_vmap(noise):
     svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), loss)
     keys = jax.random.split(jax.random.key(1), 2)
 
+    @jax.jit
     def one(key, z):
         state = svi.init(key, x, y, z, jnp.arange(12))
         return svi.update(state, x, y, z, jnp.arange(12))

@@ -30,7 +30,7 @@ def random_utilities(num_categories):
 
 
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("num_categories", [2, 5, 40])
+@pytest.mark.parametrize("num_categories", [2, 40])
 def test_equals_brute_force(x64, noise, num_categories):
     utilities = random_utilities(num_categories)
     exact = [reference.choice_log_prob(psi, 1, noise) for psi in utilities]
@@ -116,10 +116,9 @@ def test_classes_that_are_not_available_change_nothing(noise):
 def test_the_size_of_chunks_changes_nothing(monkeypatch):
     utilities = random_utilities(50).astype(np.float32)
     whole = log_prob(utilities, np.arange(12), "normal")
-    monkeypatch.setattr(choice_quadrature, "MAX_ENTRIES", 12 * 12 * 7)
-    jax.clear_caches()
-    chunked = log_prob(utilities, np.arange(12), "normal")
-    np.testing.assert_allclose(chunked, whole, rtol=1e-5)
+    monkeypatch.setattr(choice_quadrature, "MAX_ENTRIES", 11 * 12 * 7)
+    chunked = log_prob(utilities[:11], np.arange(11), "normal")  # a shape not compiled before
+    np.testing.assert_allclose(chunked, whole[:11], rtol=1e-5)
 
 
 def test_memory_beside_the_utilities_does_not_grow_with_the_classes():
