@@ -440,10 +440,15 @@ def main() -> None:
     for name, setting in settings.items():
         if arguments.steps is not None:
             setting = setting._replace(num_steps=arguments.steps)
-        cells = list(measure(name, setting, arguments))
+        cells: list[Cell] = []
+        for cell in measure(name, setting, arguments):  # a fit takes long: show what there is
+            cells.append(cell)
+            if cell[1] == "fit_seconds":
+                print(f"{name}, {cell[0]}: {cell[2]:.0f} s", flush=True)
+                done = make_records(name, setting, cells, arguments.learning_rate)
+                write_json(arguments.json, [*records, *done])
         report(name, setting, cells)
         records += make_records(name, setting, cells, arguments.learning_rate)
-        write_json(arguments.json, records)
 
 
 if __name__ == "__main__":
