@@ -35,7 +35,7 @@ def dense_log_probs(params, x):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("chunk_size", [1, 5, 1000])
+@pytest.mark.parametrize("chunk_size", [1, 5, NUM_CATEGORIES, 1000])
 def test_predictions_equal_dense_arithmetic_whatever_the_chunk(fitted, chunk_size):
     model, guide, params = fitted
     x = jax.random.normal(jax.random.key(5), (7, NUM_FEATURES))
@@ -87,15 +87,17 @@ def test_memory_follows_the_chunk_and_not_the_classes(function, options):
     elif options:
         options = options | {"rng_key": jax.random.key(0)}
 
-    num_categories = 100_000
-    model = hierarchical(num_sampled=4, num_categories=num_categories)
-    guide = AutoDelta(model)
-    x, y = make_data()
-    svi = lc.SubsampledSVI(model, guide, optax.sgd(0.1), TraceMeanField_ELBO())
-    params = jax.eval_shape(lambda: svi.get_params(svi.init(jax.random.key(0), x, y)))
-    predict = partial(function, model, guide, chunk_size=64, **options)
+    def scratch(num_categories):
+        model = hierarchical(num_sampled=4, num_categories=num_categories)
+        guide = AutoDelta(model)
+        x, y = make_data()
+        svi = lc.SubsampledSVI(model, guide, optax.sgd(0.1), TraceMeanField_ELBO())
+        params = jax.eval_shape(lambda: svi.get_params(svi.init(jax.random.key(0), x, y)))
+        return temp_bytes(partial(function, model, guide, chunk_size=64, **options), params, x)
+
     # One chunk of utilities, noise and so on is 10 kB each; one number for each class 400 kB.
-    assert temp_bytes(predict, params, x) < 200_000
+    assert scratch(1_000) == pytest.approx(scratch(100_000), rel=0.01)
+    assert scratch(100_000) < 200_000
 
 
 def test_rows_of_the_training_data_can_be_predicted_by_their_ids():

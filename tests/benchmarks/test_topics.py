@@ -12,7 +12,7 @@ def test_topics(tmp_path: Path) -> None:
     """Each K has its speed, and each L a score and its time."""
     printed, records = run_quick("topics", tmp_path / "out.json")
     speeds = {(r["setting"]["K"], r["method"]) for r in records if r["metric"] == "speed"}
-    assert speeds == {(k, f"{n} restarts") for k in (20, 30) for n in (0, 5)}
+    assert speeds == {(k, f"{n} restarts") for k in (20, 40) for n in (0, 5)}
     scores = {r["method"]: r["value"] for r in records if r["metric"] == "score"}
     assert scores.keys() == {"L = 1", "L = K"} and max(scores.values()) < 0
     assert all(0 <= r["value"] < 0.2 for r in records if r["metric"] == "distance_to_dense")

@@ -99,7 +99,7 @@ def test_statistics_are_the_derivative_of_the_bound(name: str) -> None:
     np.testing.assert_allclose(found.counts, slopes.log_weights, atol=1e-9)
 
 
-@pytest.mark.parametrize("num_rows", [1, 127, 700])
+@pytest.mark.parametrize("num_rows", [1, 127, 129, 700])
 @pytest.mark.usefixtures("x64")
 def test_grouped_sums_of_uneven_groups(num_rows: int) -> None:
     """Empty groups, full blocks, and a group with nearly all rows."""

@@ -30,7 +30,7 @@ def random_utilities(num_categories):
 
 
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("num_categories", [2, 40])
+@pytest.mark.parametrize("num_categories", [2, 5, 40])
 def test_equals_brute_force(x64, noise, num_categories):
     utilities = random_utilities(num_categories)
     exact = [reference.choice_log_prob(psi, 1, noise) for psi in utilities]

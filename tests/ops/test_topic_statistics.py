@@ -19,7 +19,7 @@ COUNTS = rng.integers(0, 4, size=(20, 15)).astype(float)
 CONCENTRATION = np.full(50, 0.02)
 
 
-@pytest.mark.parametrize("num_active", [3, 40])
+@pytest.mark.parametrize("num_active", [1, 3, 40, 50])
 @pytest.mark.usefixtures("x64")
 def test_counts_are_sums_of_responsibilities(num_active: int) -> None:
     """For few topics a word and for many, which are added in different ways."""
