@@ -23,6 +23,7 @@ from numpyro_largecat.topic_learning import Problem, learn_memoized, learn_stoch
 from numpyro_largecat.topic_start import start_at_random, start_from_documents
 
 DEFAULT_TOTAL = 0.5  # concentration of topic frequencies over all topics
+SHOWN = 20  # topics that ``print`` lists
 
 
 class TopWord(NamedTuple):
@@ -39,7 +40,7 @@ class TopWord(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class TopicFit:
-    """Topics with Dirichlet posteriors, as ``fit_topics`` returns them; ``print`` lists them.
+    """Topics with Dirichlet posteriors, as ``fit_topics`` returns them; it prints the largest.
 
     Example:
         >>> import jax, numpyro_largecat as lc
@@ -60,15 +61,15 @@ class TopicFit:
     bounds: tuple[float, ...]  # of the corpus after each pass, nats; empty if stochastic
 
     def __repr__(self) -> str:
-        """The topics in the order of their tokens, with their shares of these and top words."""
+        """The largest topics, with their shares of the tokens and top words."""
         num_topics, num_words = self.posterior.shape
         tokens = (self.posterior - self.posterior.min()).sum(axis=1)
-        tops = self.top_words(8)
-        lines = [
-            f"{k:5d} {tokens[k] / tokens.sum():7.2%}  {' '.join(str(w.word) for w in tops[k])}"
-            for k in np.argsort(-tokens, kind="stable")
-        ]
-        return "\n".join([f"TopicFit, {num_topics} topics of {num_words} words", *lines])
+        largest = np.argsort(-tokens, kind="stable")[:SHOWN]
+        lines = [f"TopicFit, {num_topics} topics of {num_words} words"]
+        for k, words in zip(largest, self._top_words(largest, 8), strict=True):
+            text = " ".join(str(w.word) for w in words)
+            lines.append(f"{k:5d} {tokens[k] / tokens.sum():7.2%}  {text}")
+        return "\n".join(lines + ["..."] * (num_topics > SHOWN))
 
     @property
     def topics(self) -> NDArray[np.floating]:
@@ -78,8 +79,12 @@ class TopicFit:
     def top_words(self, num_words: int = 10) -> list[list[TopWord]]:
         """The most probable words of each topic, with their posterior mean probabilities."""
         check_count("num_words", num_words, 1)
+        return self._top_words(np.arange(len(self.posterior)), num_words)
+
+    def _top_words(self, topics: NDArray[np.intp], num_words: int) -> list[list[TopWord]]:
         found = []
-        for probs in self.topics:
+        for row in self.posterior[topics]:
+            probs = row / row.sum()
             order = np.argsort(-probs, kind="stable")[:num_words]
             names = (
                 order.tolist() if self.vocabulary is None else [self.vocabulary[i] for i in order]

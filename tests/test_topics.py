@@ -10,7 +10,7 @@ import pytest
 from scipy.special import digamma
 
 import numpyro_largecat as lc
-from numpyro_largecat import topic_learning
+from numpyro_largecat import topic_learning, topics
 from numpyro_largecat.data import Corpus
 from numpyro_largecat.ops.topic_search import Effort
 from numpyro_largecat.topic_chunks import chunks_of, widths_of
@@ -142,7 +142,7 @@ def test_score_is_document_completion(fit) -> None:
     assert fit.score(corpus, seed=3) == pytest.approx(total / tokens, abs=2e-3)
 
 
-def test_a_fit_prints_its_topics(fit) -> None:
+def test_a_fit_prints_its_topics(fit, monkeypatch) -> None:
     """The largest first, each with its share of the tokens and its top words."""
     head, *lines = repr(fit).splitlines()
     assert head == "TopicFit, 6 topics of 60 words" and len(lines) == K
@@ -150,6 +150,8 @@ def test_a_fit_prints_its_topics(fit) -> None:
     assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(100, abs=0.1)
     index, _, *words = lines[0].split()
     assert words == [w.word for w in fit.top_words(8)[int(index)]]
+    monkeypatch.setattr(topics, "SHOWN", 2)
+    assert repr(fit).splitlines() == [head, *lines[:2], "..."]
 
 
 def test_coherence_is_npmi(fit) -> None:
