@@ -121,24 +121,14 @@ def measure(covariance: str, sizes: Sizes) -> list[Record]:
         "D": sizes.num_features,
         "covariance": covariance,
     }
+    cell = partial(Record, benchmark=NAME, setting=setting, better="lower")
     records = []
     for name, step in steps.items():
         memory = step.lower(*whole).compile().memory_analysis().temp_size_in_bytes / 1e6
-        for metric, value, unit in (
-            ("seconds", PART * min(times[name]), "s"),
-            ("memory", memory, "MB"),
-        ):
-            records.append(
-                Record(
-                    benchmark=NAME,
-                    setting=setting,
-                    method=name,
-                    metric=metric,
-                    value=value,
-                    unit=unit,
-                    better="lower",
-                )
-            )
+        records += [
+            cell(method=name, metric="seconds", value=PART * min(times[name]), unit="s"),
+            cell(method=name, metric="memory", value=memory, unit="MB"),
+        ]
     return records
 
 

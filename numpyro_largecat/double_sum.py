@@ -341,14 +341,14 @@ def _batch_step(
         keep = 1 / (1 + step_size * data.penalties.at[classes].get(mode="clip"))
     shrunk = keep[:, None] * w.at[classes].get(mode="clip")
     rates = jnp.where(batch.rows < num_rows, step_size * num_batches / num_rows, 0)
-    utilities, gram = _dot(x, shrunk.T), _dot(x, x.T)
+    utilities, gram = _matmul(x, shrunk.T), _matmul(x, x.T)
     step = implicit_batch_step(u[j], utilities, gram, batch.label_rows, weights, keep, rates)
-    moved = shrunk - keep[:, None] * _dot(step.forces.T, x)
+    moved = shrunk - keep[:, None] * _matmul(step.forces.T, x)
     w = w.at[classes].set(moved, mode="drop", unique_indices=True)
     return (w, u.at[j].set(step.u)), step.residual
 
 
-_dot = partial(jnp.matmul, precision=lax.Precision.HIGHEST)  # as the solver's tolerance needs
+_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)  # as the solver's tolerance needs
 
 
 @jax.jit

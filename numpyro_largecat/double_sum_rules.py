@@ -68,7 +68,7 @@ class DoubleSumRule:
         """Refuse a step size that is none."""
         if callable(self.step_size):
             return
-        if np.ndim(self.step_size) or not np.isreal(self.step_size):
+        if np.ndim(self.step_size) or np.asarray(self.step_size).dtype.kind not in "iuf":
             raise TypeError(
                 "`step_size` must be a number, or a schedule of the epoch; "
                 f"got {self.step_size!r} of type {type(self.step_size).__name__}."

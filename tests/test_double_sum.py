@@ -291,6 +291,12 @@ def test_rules_refuse_bad_settings(make, message):
         make()
 
 
+@pytest.mark.parametrize("step_size", ["1", None, 1j, np.ones(2)])
+def test_step_sizes_that_are_no_numbers_are_refused(step_size):
+    with pytest.raises(TypeError, match="`step_size` must be a number, or a schedule"):
+        lc.ImplicitSGD(step_size)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

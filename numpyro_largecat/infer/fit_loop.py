@@ -19,7 +19,12 @@ from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.model_checks import check_arguments, check_batches
 from numpyro_largecat.infer.row_step import SubsampledSVIState
 from numpyro_largecat.infer.static_arguments import StaticArguments, split_arguments
-from numpyro_largecat.infer.watched_entries import IterateLog, RecordedResult
+from numpyro_largecat.infer.watched_entries import (
+    IterateLog,
+    RecordedResult,
+    Watched,
+    take_entries,
+)
 
 if TYPE_CHECKING:
     from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
@@ -43,7 +48,7 @@ class Fit:
 
     def __init__(self, svi: SubsampledSVI) -> None:
         self.svi = svi
-        self._chunk = jax.jit(self._run_chunk, static_argnums=3, donate_argnums=0)
+        self._chunk = jax.jit(self._run_chunk, static_argnums=4, donate_argnums=0)
 
     def run(
         self,
@@ -81,20 +86,20 @@ class Fit:
                 state, num_steps, (args, kwargs, drawn), skip_bad_steps, forward_mode
             )
         log = _LossLog(num_steps, progress_bar, skip_bad_steps)
-        iterates = IterateLog()
+        iterates, entries = IterateLog(), self.svi._watched
         with log:
             if stream is None:
                 arrays, static = split_arguments((args, kwargs, drawn))
                 options = _Options(static, MAX_CHUNK, skip_bad_steps, forward_mode)
                 while count := log.steps_to_go(MAX_CHUNK):
-                    state, losses, watched = self._chunk(state, count, arrays, options)
-                    iterates.add(watched, log.add(np.asarray(losses)[:count]))
+                    state, losses, values = self._chunk(state, count, entries, arrays, options)
+                    iterates.add(values, log.add(np.asarray(losses)[:count]))
             else:
                 for batch in self._good_batches(first, stream, args, kwargs, log):
                     arrays, static = split_arguments(((*args, *batch), kwargs, None))
                     options = _Options(static, 1, skip_bad_steps, forward_mode)
-                    state, losses, watched = self._chunk(state, 1, arrays, options)
-                    iterates.add(watched, log.add(np.asarray(losses)))
+                    state, losses, values = self._chunk(state, 1, entries, arrays, options)
+                    iterates.add(values, log.add(np.asarray(losses)))
         log.warn()
         result = RecordedResult(self.svi.get_params(state), state, jnp.asarray(log.losses()))
         result.iterates = iterates.iterates()
@@ -117,16 +122,21 @@ class Fit:
             batch = next(stream, None) if log.steps_to_go(1) else None
 
     def _run_chunk(
-        self, state: SubsampledSVIState, count: Array, arrays: list[Any], options: _Options
+        self,
+        state: SubsampledSVIState,
+        count: Array,
+        entries: Watched,
+        arrays: list[Any],
+        options: _Options,
     ) -> tuple[SubsampledSVIState, Array, dict[str, Array]]:
         """Take up to ``count`` steps, fewer if one is bad and must not be skipped.
 
         Returns:
-            The state, and the losses and some entries of the parameters after each step.
+            The state, and the losses and the ``entries`` of the parameters after each step.
         """
 
         def watched(state: SubsampledSVIState) -> dict[str, Array]:
-            return self.svi._watched.take(self.svi.optim.get_params(state.optim_state))
+            return take_entries(entries, self.svi.optim.get_params(state.optim_state))
 
         def go_on(loop: tuple[Array, Array, Any, Any]) -> Array:
             i, bad, _, _ = loop
@@ -145,8 +155,8 @@ class Fit:
 
         seen = room(jnp.zeros(())), jax.tree.map(room, jax.eval_shape(watched, state))
         start = (jnp.array(0), jnp.array(False), state, seen)
-        _, _, state, (losses, entries) = lax.while_loop(go_on, step, start)
-        return state, losses, entries
+        _, _, state, (losses, values) = lax.while_loop(go_on, step, start)
+        return state, losses, values
 
     def _run_traced(
         self,

@@ -40,7 +40,7 @@ from numpyro_largecat.infer.row_step import (
 )
 from numpyro_largecat.infer.static_arguments import split_arguments
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
-from numpyro_largecat.infer.watched_entries import WatchedEntries
+from numpyro_largecat.infer.watched_entries import Watched, watch_entries
 
 
 class SubsampledSVI(SVI):
@@ -130,7 +130,7 @@ class SubsampledSVI(SVI):
             )
         self._sites: dict[str, ParamSite] = {}
         self._owners: dict[Any, list[str | None]] = {}
-        self._watched = WatchedEntries({}, {}, TouchedRows())
+        self._watched: Watched = {}
         self._fit = Fit(self)
 
     def init(
@@ -166,7 +166,7 @@ class SubsampledSVI(SVI):
                 local_state[name] = LocalState(value, site.rule.init(value))
             else:
                 optimised[name] = value
-        self._watched = WatchedEntries(self._sites, optimised, touched)
+        self._watched = watch_entries(self._sites, optimised, touched)
         optim_state = _without_aliases(self.optim.init(optimised))
         self.constrain_fn = partial(
             transform_fn, {name: self._sites[name].transform for name in optimised}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -32,26 +33,32 @@ class RecordedResult(SVIRunResult):
     iterates: dict[str, NDArray[Any]] = {}  # (iterates, entries), unconstrained, by parameter
 
 
-class WatchedEntries:
-    """Entries to record: of a table, in rows that the first minibatch touched."""
+Watched = dict[str, list[Index | None]]  # of each leaf of a parameter; None if it is not recorded
 
-    def __init__(self, sites: dict[str, ParamSite], params: Any, touched: TouchedRows) -> None:
-        self._index: dict[str, list[Index | None]] = {}
-        if not all(is_concrete(leaf) for leaf in jax.tree.leaves((params, touched))):
-            return
-        for name, value in params.items():
-            rows = {a: _some_rows(touched.plates[p]) for a, p in sites[name].plates.items()}
-            self._index[name] = [_some_entries(leaf, rows) for leaf in jax.tree.leaves(value)]
 
-    def take(self, params: Any) -> dict[str, Array]:
-        """Values of the entries, by parameter: O(entries)."""
-        found = {}
-        for name, indices in self._index.items():
-            leaves = zip(jax.tree.leaves(params[name]), indices, strict=True)
-            parts = [jnp.asarray(leaf[i], jnp.float32) for leaf, i in leaves if i is not None]
-            if parts:
-                found[name] = jnp.concatenate(parts)
-        return found
+def watch_entries(sites: dict[str, ParamSite], params: Any, touched: TouchedRows) -> Watched:
+    """Choose entries to record: of a table, in rows that the first minibatch touched.
+
+    None are chosen where the fit is traced, so that the rows are not known.
+    """
+    if not all(is_concrete(leaf) for leaf in jax.tree.leaves((params, touched))):
+        return {}
+    found: Watched = {}
+    for name, value in params.items():
+        rows = {a: _some_rows(touched.plates[p]) for a, p in sites[name].plates.items()}
+        found[name] = [_some_entries(leaf, rows) for leaf in jax.tree.leaves(value)]
+    return found
+
+
+def take_entries(watched: Watched, params: Any) -> dict[str, Array]:
+    """Values of the entries, by parameter: O(entries)."""
+    found = {}
+    for name, indices in watched.items():
+        leaves = zip(jax.tree.leaves(params[name]), indices, strict=True)
+        parts = [jnp.ravel(leaf[i]) for leaf, i in leaves if i is not None]
+        if parts:
+            found[name] = jnp.concatenate(parts)
+    return found
 
 
 class IterateLog:
@@ -85,24 +92,19 @@ def _some_rows(plate: PlateRows) -> NDArray[np.int64]:
     if plate.weights is not None and plate.position is None:
         certain = np.asarray(plate.weights) == 1
         stored = stored[certain] if certain.any() else stored
-    return _spread(np.unique(stored[stored < plate.size]), MOST_ROWS)
+    rows = np.unique(stored[stored < plate.size])
+    return rows[_spread(len(rows), MOST_ROWS)]
 
 
 def _some_entries(leaf: Any, rows: dict[int, NDArray[np.int64]]) -> Index | None:
-    if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating) or not np.size(leaf):
+    """The index of some entries, in these rows of some axes; () for the only one of a scalar."""
+    shape = tuple(len(rows.get(a, range(n))) for a, n in enumerate(np.shape(leaf)))
+    if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating) or 0 in shape:
         return None
-    axes = [rows.get(axis, np.arange(size)) for axis, size in enumerate(np.shape(leaf))]
-    shape = tuple(len(axis) for axis in axes)
-    places = _spread(np.arange(int(np.prod(shape))), MOST_ENTRIES)
-    if not places.size:
-        return None
-    grid = np.unravel_index(places, shape) if shape else ()
-    index = tuple(axis[i] for axis, i in zip(axes, grid, strict=True))
-    return index or (np.newaxis,)  # type: ignore[return-value]
+    grid = np.unravel_index(_spread(math.prod(shape), MOST_ENTRIES), shape) if shape else ()
+    return tuple(rows[a][i] if a in rows else i for a, i in enumerate(grid))
 
 
-def _spread(values: NDArray[Any], number: int) -> NDArray[Any]:
-    """At most ``number`` of ``values``, evenly spaced."""
-    if len(values) <= number:
-        return values
-    return values[np.linspace(0, len(values) - 1, number).round().astype(int)]
+def _spread(size: int, number: int) -> NDArray[np.int64]:
+    """At most ``number`` places in [0, size), evenly spaced."""
+    return np.linspace(0, size - 1, min(number, size)).round().astype(np.int64)

@@ -16,9 +16,8 @@ from numpyro_largecat.ops.implicit_step import best_u, finfo
 # Products in the first Newton steps. Most minibatches need these steps, which are written out: on a
 # CPU a loop costs as much as the few small products in it.
 FIRST_PRODUCTS = (2, 3)
-FEW_ROWS = (
-    12  # up to here sums are quicker than XLA's product of matrices on a CPU; from 20, slower
-)
+# Observations up to which sums are quicker than XLA's product of matrices on a CPU.
+FEW_ROWS = 12
 MOST_STEPS = 100  # Newton; few are needed unless utilities are extreme
 MOST_PRODUCTS = 60  # of conjugate gradients, within each Newton step
 MOST_HALVINGS = 20

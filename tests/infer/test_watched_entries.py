@@ -29,6 +29,8 @@ def test_a_fit_records_entries_of_what_it_moves():
     np.testing.assert_allclose(result.iterates["table"], np.arange(1, 131)[:, None].repeat(6, 1))
     np.testing.assert_allclose(result.iterates["bias"], np.arange(1, 131)[:, None])
     assert result._replace(losses=None).iterates == {}  # whose parameters may be others
+    again = svi.run(jax.random.key(0), 5, jnp.array([1, 2, 2]), progress_bar=False)
+    assert (again.iterates["table"][-1] == 5).all()  # rows 1 and 2
 
 
 def test_iterates_are_thinned_evenly():
