@@ -18,7 +18,7 @@ from numpyro_largecat.infer.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.infer.progress import count_steps
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob
 from numpyro_largecat.ops.noisy_max import draw_gumbel
-from numpyro_largecat.ops.running_top import Blocks, RunningTop
+from numpyro_largecat.ops.running_top import RunningTop
 from numpyro_largecat.ops.softmax_bound import take_row
 
 
@@ -292,10 +292,10 @@ def draw_choices(
             psi, classes = utilities.of_chunk(chunk, key)
             noise = draw_noise(jax.random.fold_in(noise_key, chunk), psi.shape)
             tick()
-            return best.include(Blocks.cut(psi + noise.astype(psi.dtype)), classes[0])
+            return best.include(psi + noise.astype(psi.dtype), classes[0])
 
-        start = RunningTop.start(utilities.batch_shape, 1, utilities.dtype)
-        return lax.fori_loop(0, utilities.num_chunks, visit, start).classes[..., 0]
+        top = lax.fori_loop(0, utilities.num_chunks, visit, _no_classes(utilities, 1))
+        return top.finish()[1][..., 0]
 
     return lax.map(of_draw, keys)
 
@@ -332,15 +332,18 @@ def _at_centre(utilities: ChunkedUtilities, num_top: int, tick: Callable[[], Non
     def visit(chunk: Array, best: tuple[Array, RunningTop]) -> tuple[Array, RunningTop]:
         psi, classes = utilities.of_chunk(chunk, None)
         tick()
-        blocks = Blocks.cut(psi)
-        log_sum = jnp.logaddexp(best[0], blocks.log_sum())
-        return log_sum, best[1].include(blocks, classes[0])
+        log_sum = jnp.logaddexp(best[0], jax.nn.logsumexp(psi, axis=-1))
+        return log_sum, best[1].include(psi, classes[0])
 
     nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)
-    start = RunningTop.start(utilities.batch_shape, num_top, utilities.dtype)
+    start = _no_classes(utilities, num_top)
     log_sum, top = lax.fori_loop(0, utilities.num_chunks, visit, (nothing, start))
     values, classes = top.finish()
     return TopClasses(classes, values - log_sum[..., None])
+
+
+def _no_classes(utilities: ChunkedUtilities, num_top: int) -> RunningTop:
+    return RunningTop.start(utilities.batch_shape, num_top, utilities.chunk_size, utilities.dtype)
 
 
 def _over_draws(
@@ -359,9 +362,9 @@ def _over_draws(
         shape = (*utilities.batch_shape, utilities.chunk_size)
         nothing = jnp.full(shape, -jnp.inf, utilities.dtype)
         total, _ = lax.scan(add, nothing, (keys, log_sums))
-        return best.include(Blocks.cut(total), utilities.classes_of(chunk)[0])
+        return best.include(total, utilities.classes_of(chunk)[0])
 
-    start = RunningTop.start(utilities.batch_shape, num_top, utilities.dtype)
+    start = _no_classes(utilities, num_top)
     top = lax.fori_loop(0, utilities.num_chunks, visit, start)
     values, classes = top.finish()
     return TopClasses(classes, values - jnp.log(len(keys)))

@@ -95,7 +95,13 @@ class ChunkedUtilities:
         sites, _ = self._sites(classes[0], self.chunk_size, key)
         psi = base_distribution(sites[self.site]["fn"]).utilities
         psi = jnp.broadcast_to(psi, (*self.batch_shape, self.chunk_size))
-        return jnp.where(classes < self.num_categories, psi, -jnp.inf), classes
+        is_whole = self.num_categories % self.chunk_size == 0 or classes[-1] < self.num_categories
+        # Only the last chunk is masked: a pass over utilities takes as long as a fifth of their
+        # matrix product with 128 features.
+        psi = lax.cond(
+            is_whole, lambda: psi, lambda: jnp.where(classes < self.num_categories, psi, -jnp.inf)
+        )
+        return psi, classes
 
     def classes_of(self, chunk: ArrayLike) -> Array:
         """Classes of a chunk; those of the last one may be K or more."""

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_largecat.ops.concave_panels import Integral, Rule, find_mode, integrate
-
-finfo: Any = jnp.finfo  # without types of its own
+from numpyro_largecat.ops.finfo import finfo
 
 ElementWise = Callable[[Array], Array]
 MAX_ENTRIES = 2**20  # classes times nodes times observations at once; XLA needs two such arrays

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_largecat.ops.implicit_step import best_u, finfo
+from numpyro_largecat.ops.finfo import finfo
+from numpyro_largecat.ops.implicit_step import best_u
 
 # Products in the first Newton steps. Most minibatches need these steps, which are written out: on a
 # CPU a loop costs as much as the few small products in it.

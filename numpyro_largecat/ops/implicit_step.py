@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_largecat.ops.finfo import finfo
 from numpyro_largecat.ops.wright_omega import wright_omega
 
 MOST_STEPS = 12  # in 400,000 extreme states; a small step size takes two or three
-
-
-finfo: Any = jnp.finfo  # without types of its own
 
 
 class BestU(NamedTuple):

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from numpy.polynomial.chebyshev import cheb2poly
 
-finfo: Any = jnp.finfo  # without types of its own
+from numpyro_largecat.ops.finfo import finfo
 
 
 @jax.custom_jvp

@@ -28,6 +28,8 @@ import numpy as np
 from jax import Array, lax
 from jax.scipy.special import gammaln
 
+from numpyro_largecat.ops.finfo import finfo
+
 LEAST_COUNT = 1e-6  # tokens; a topic with no more has left the document
 einsum = partial(jnp.einsum, precision="highest")
 
@@ -77,7 +79,7 @@ def topic_weights(counts: Array, concentration: Array) -> Array:
 
 def least_log_weight(dtype: jnp.dtype) -> float:
     """A third of the exponent of the smallest number: what three such factors still represent."""
-    return float(np.log(np.finfo(dtype).tiny)) / 3
+    return float(np.log(finfo(dtype).tiny)) / 3
 
 
 def finite_max(values: Array, axis: int) -> Array:
