@@ -333,7 +333,7 @@ def test_what_is_left_for_the_last_minibatch_is_fitted_too():
 
 
 def test_minibatches_that_are_not_solved_are_reported():
-    """In float32 a rate of 10**8 leaves utilities that cannot be resolved."""
+    """In float32 a rate of 10**12 leaves utilities that cannot be resolved."""
     x, y = small_data()
     with pytest.warns(RuntimeWarning, match=r"a minibatch of epoch 0 was not solved.*step_size"):
         lc.fit_double_sum(
@@ -341,7 +341,7 @@ def test_minibatches_that_are_not_solved_are_reported():
             100 * x,
             y,
             K,
-            lc.ImplicitSGD(1e8),
+            lc.ImplicitSGD(1e12),
             num_epochs=1,
             batch_size=3,
             num_sampled=2,

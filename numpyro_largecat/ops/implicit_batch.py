@@ -23,6 +23,7 @@ MOST_STEPS = 100  # Newton; few are needed unless utilities are extreme
 MOST_PRODUCTS = 60  # of conjugate gradients, within each Newton step
 MOST_HALVINGS = 20
 LEAST_SLOPE_LEFT = 0.5  # a step may not end where the objective rises more than this share
+LEAST_DECREASE = 1e-4  # share of what the slope at a step's start promises
 
 
 class BatchStep(NamedTuple):
@@ -41,7 +42,10 @@ class _State(NamedTuple):
     fall: Array  # (B, M), of the utilities, spread of the forces
     u: Array  # (B,)
     shares: Array  # (B, M), of the classes in eta
+    tilts: Array  # (B, M), the shares less 1 for the label, without the loss of digits
     pulls: Array  # (B, 1)
+    objective: Array  # (), less what does not depend on the forces
+    rounding: Array  # (), of the objective
     rest: Array  # (B, M), what is asked for (gradient in the utilities) less the forces
     spread: Array  # (B, M), of the rest
     residual: Array  # ()
@@ -72,10 +76,10 @@ def implicit_batch_step(
     unknowns are the forces, and x enters by its Gram matrix alone, of any rank.
 
     Newton steps with conjugate gradients in the inner product of the Gram matrix find them; a step
-    is halved until the slope along it has all but gone. The first sum grows only quadratically, so
-    nothing overflows. It ends where the residual is at most 8 eps, or 8 sqrt(eps) before the last
-    step; or after ``MOST_STEPS``. With a rate above 1e5 times the norms of x, float32 does not
-    resolve the utilities that large forces leave: see ``residual``.
+    is halved until the objective has fallen, and the slope along it has all but gone. The first
+    sum grows only quadratically, so nothing overflows. It ends where the residual is at most 8 eps,
+    or 8 sqrt(eps) before the last step; or after ``MOST_STEPS``, as in float32 with rates of 1e12:
+    see ``residual``.
 
     Cost: O(B^2 M) for each product with the Gram matrix, mostly two or three in each of two or
     three steps.
@@ -96,6 +100,7 @@ def implicit_batch_step(
         Unbiased scalable softmax optimization, Appendix F.3, with another basis and optimiser.
     """
     is_label = jnp.arange(utilities.shape[1]) == label_rows[:, None]
+    eps = float(finfo(u.dtype).eps)
     log_weights = jnp.where(weights > 0, jnp.log(jnp.where(weights > 0, weights, 1)), -jnp.inf)
 
     def spread(forces: Array) -> Array:
@@ -112,29 +117,49 @@ def implicit_batch_step(
         total = parts.sum(1, keepdims=True)
         best = best_u((highest + jnp.log(total))[:, 0], u, rates)
         shares, pulls = parts / total, best.force[:, None]
-        asked = pulls * (shares - is_label)
+        others = jnp.where(is_label, 0, shares)
+        tilts = jnp.where(is_label, -others.sum(1, keepdims=True), others)
+        asked = pulls * tilts
         rest = asked - forces
         along = spread(rest)
         whole = _dot(asked, along + fall)  # squared length of x.T @ asked
         share = _dot(rest, along) / jnp.where(whole > 0, whole, 1)
         residual = jnp.sqrt(jnp.maximum(share, 0))
-        return _State(forces, fall, best.u, shares, pulls, rest, along, residual)
+        rise, distance = best.u - u, _dot(forces, fall) / 2
+        objective = (best.force + rise * (rates + rise / 2)).sum() + distance
+        digits = best.force * (1 + jnp.abs(own) + jnp.abs(own + highest))[:, 0]
+        rounding = 8 * eps * ((digits + rates * jnp.abs(rise)).sum() + distance)
+        return _State(
+            forces,
+            fall,
+            best.u,
+            shares,
+            tilts,
+            pulls,
+            objective,
+            rounding,
+            rest,
+            along,
+            residual,
+        )
 
     def curve(state: _State, change: Array) -> Array:
         """Hessian of the first sum in the utilities, times ``change``."""
-        mean = (state.shares * change).sum(1, keepdims=True)
-        rise = mean - jnp.where(is_label, change, 0).sum(1, keepdims=True)
-        among = state.shares * (change - mean)
-        return state.pulls * (among + (state.shares - is_label) * (rise / (1 + state.pulls)))
+        change = change - jnp.where(is_label, change, 0).sum(1, keepdims=True)
+        rise = (state.tilts * change).sum(1, keepdims=True)
+        among = state.shares * (change - rise)
+        return state.pulls * (among + state.tilts * (rise / (1 + state.pulls)))
 
     def newton(state: _State, num_products: int | None) -> _State:
         step, along = _solve(spread, partial(curve, state), state, num_products)
         start = _dot(state.rest, along)
 
         def is_too_long(trial: tuple[Array, Array, _State]) -> Array:
-            halvings, _, new = trial
-            rises = -_dot(new.rest, along)
-            return (rises > LEAST_SLOPE_LEFT * start) & (halvings < MOST_HALVINGS)
+            halvings, size, new = trial
+            rises = -_dot(new.rest, along) > LEAST_SLOPE_LEFT * start
+            fallen = state.objective - new.objective
+            is_short_of = fallen < LEAST_DECREASE * size * start - state.rounding
+            return (rises | is_short_of) & (halvings < MOST_HALVINGS)
 
         def halve(trial: tuple[Array, Array, _State]) -> tuple[Array, Array, _State]:
             halvings, size, _ = trial
@@ -154,7 +179,6 @@ def implicit_batch_step(
         num_steps, state, _ = carry
         return num_steps + 1, newton(state, None), state.residual
 
-    eps = float(finfo(u.dtype).eps)
     state = at(jnp.zeros_like(utilities), jnp.zeros_like(utilities))
     before = state.residual
     for num_products in FIRST_PRODUCTS:

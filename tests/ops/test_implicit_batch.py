@@ -87,6 +87,31 @@ def test_the_optimality_condition_holds(x64, dtype, spread, rate, most):
         assert max(error, float(step.residual)) < most
 
 
+def long_step(utilities, rate):
+    """Five observations with labels and u of their own, the u fitting the labels."""
+    gram = np.full((5, 5), 0.3) + 0.7 * np.eye(5)
+    floats = np.zeros(5), utilities, gram, np.ones(10), np.ones(10), np.full(5, rate)
+    floats = [jnp.asarray(a, jnp.float32) for a in floats]
+    return implicit_batch_step(*floats[:3], jnp.arange(5), *floats[3:])
+
+
+@pytest.mark.parametrize("seed", [327, 485, 550, 623])
+def test_a_long_step_from_one_wrong_label_does_not_go_round_in_circles(seed):
+    """Newton steps that may raise the objective do, in one of a hundred such states."""
+    utilities = np.random.default_rng(seed).uniform(-60, -10, (5, 10))
+    utilities[range(5), range(5)], utilities[2, 8] = 0, 6
+    step = long_step(utilities, 2000.0)
+    assert float(step.residual) < 1e-5
+    assert int(step.num_steps) < 30
+
+
+def test_float32_resolves_long_steps_on_labels_that_are_nearly_certain():
+    """The share of the other classes, 1e-7, is not what rounding leaves of 1."""
+    utilities = np.random.default_rng(10).normal(size=(5, 10))
+    utilities[range(5), range(5)] += 15
+    assert float(long_step(utilities, 1300.0).residual) < 1e-5
+
+
 def test_one_observation_and_class_are_the_step_for_a_pair(x64):
     u, gap, norm, rate, others = 2.0, 3.0, 1.7, 4.0, 50.0
     arrays = [jnp.array(a) for a in ([u], [[0.0, gap]], [[norm]])]
