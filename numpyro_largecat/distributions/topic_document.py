@@ -21,6 +21,8 @@ from numpyro_largecat.ops.topic_document import DocumentFit, fit_documents
 from numpyro_largecat.ops.topic_search import Effort
 from numpyro_largecat.ops.topic_statistics import word_topics
 
+EXCESS = 0.05  # nats above 0 that rounding to bfloat16 may give to a topic's log sum
+
 
 class _LogProbTables(constraints.ParameterFreeConstraint):
     """Matrices of numbers below +inf; -inf is a word that a topic does not have."""
@@ -86,7 +88,8 @@ class TopicDocument(dist.Distribution):
     document.
 
     Args:
-        topic_log_probs: C, log probabilities of the words in each topic, shape (..., K, V).
+        topic_log_probs: C, log probabilities of the words in each topic, shape (..., K, V). Their
+            sum over words may be below 1, as of a part of the vocabulary, but not above it.
         concentration: Dirichlet concentration a of topic frequencies, positive: one number for
             each topic, shape (..., K), or the same for all. As for ``fit_topics``, and like
             scikit-learn's ``doc_topic_prior``; the paper's alpha is the sum over topics, 0.5.
@@ -101,8 +104,9 @@ class TopicDocument(dist.Distribution):
         validate_args: Also check values, outside ``jit``. Shapes are always checked.
 
     Raises:
-        ValueError: If shapes do not fit, ``num_active`` is not in [1, K], a word is not in [0, V),
-            or a count is negative. Under ``jit`` such a document has a log probability of NaN.
+        ValueError: If shapes do not fit, ``num_active`` is not in [1, K], or, outside ``jit``, the
+            probabilities of a topic sum to more than 1. If a word is not in [0, V), or a count is
+            negative; under ``jit`` such a document has a log probability of NaN.
         TypeError: If documents are not integers.
 
     Example:
@@ -150,6 +154,7 @@ class TopicDocument(dist.Distribution):
                 "`topic_log_probs` must have topics and words on its last two axes; "
                 f"got shape {table.shape}."
             )
+        _check_sums(table)
         num_topics = table.shape[-2]
         concentration = jnp.asarray(concentration, table.dtype)
         if concentration.ndim and concentration.shape[-1] not in (1, num_topics):
@@ -235,7 +240,7 @@ class TopicDocument(dist.Distribution):
         )
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draw documents of ``num_tokens`` tokens, one slot each; log_probs are normalised first.
+        """Draw documents of ``num_tokens`` tokens, one slot each; topics are made to sum to 1.
 
         A draw may have a word in several slots, which has the same bound as one slot with a count.
         """
@@ -305,6 +310,27 @@ class TopicDocument(dist.Distribution):
             check_documents(np.asarray(value), self.num_words)
         value = jnp.asarray(value)
         return value.astype(jnp.promote_types(value.dtype, jnp.int32))
+
+
+def _check_sums(table: Array) -> None:
+    """Raise ValueError at the first topic whose probabilities sum to more than 1; tracers pass."""
+    if not is_concrete(table):
+        return
+    with jax.ensure_compile_time_eval():  # a constant may be known inside of `jit`
+        log_sums = np.asarray(_log_sums(table))
+    bad = log_sums > EXCESS
+    if bad.any():
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(
+            "`topic_log_probs` must be log probabilities, those of a topic with a logsumexp of at "
+            f"most 0; got {log_sums[place]:.4g} for topic {_name((*place, 0))}. Of probabilities "
+            "pass `jnp.log(phi)`, and of scores `jax.nn.log_softmax(scores)`."
+        )
+
+
+@jax.jit
+def _log_sums(table: Array) -> Array:
+    return jax.nn.logsumexp(table, axis=-1)
 
 
 def check_documents(value: np.ndarray, num_words: int) -> None:

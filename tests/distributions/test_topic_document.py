@@ -239,6 +239,29 @@ def test_bad_arguments_are_refused(change, error, message) -> None:
         lc.TopicDocument(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("topics", "place"),
+    [
+        (np.exp(TOPICS), "0"),
+        (TOPICS + 1.0 * (np.arange(K)[:, None] == 3), "3"),
+        (np.stack([TOPICS, np.exp(TOPICS)]), r"\(1, 0\)"),
+    ],
+)
+def test_topics_that_are_no_log_probabilities_are_refused(topics, place) -> None:
+    """Probabilities, and scores, by mistake."""
+    with pytest.raises(ValueError, match=rf"log probabilities.* for topic {place}\. .*jnp\.log"):
+        lc.TopicDocument(topics, 0.1, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_rounded_topics_are_log_probabilities(dtype: str) -> None:
+    """Softmaxes over 100,000 words, where all are rounded up; and a part of the vocabulary."""
+    scores = jnp.stack([jnp.zeros(10**5), 30 * jnp.sin(jnp.arange(10**5))])
+    table = jax.nn.log_softmax(scores).astype(dtype)
+    assert lc.TopicDocument(table, 0.1, 1).num_words == 10**5
+    assert lc.TopicDocument(table[:, :7], 0.1, 1).num_words == 7
+
+
 def test_bad_documents_are_refused() -> None:
     """The message says which document, which word and which count; under jit they are NaN."""
     d = lc.TopicDocument(TOPICS, 0.1, 2)
