@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -70,10 +70,11 @@ class Corpus:
                     f"{len(self.vocabulary)}, of which {size} differ."
                 )
         self._refuse(
-            (self.words < 0) | (self.words >= self.num_words),
+            (self.words < 0) | (self.words >= self.num_words) | _has_fraction(self.words),
             f"words must be integers in [0, {self.num_words})",
         )
-        self._refuse(self.counts < 1, "counts must be at least 1")
+        bad = (self.counts < 1) | _has_fraction(self.counts)
+        self._refuse(bad, "counts must be whole numbers of at least 1")
 
     def _refuse(self, bad: NDArray[np.bool_], need: str) -> None:
         if bad.any():
@@ -92,10 +93,11 @@ class Corpus:
             matrix: Sparse, with whole numbers of at least 0; zeros are dropped.
             vocabulary: What ``CountVectorizer.get_feature_names_out`` gives.
         """
+        names = None if vocabulary is None else _in_order(vocabulary)
         matrix = matrix.tocsr().copy()
         matrix.sum_duplicates()
         values = matrix.data
-        bad = ~(values >= 0) | (values != np.floor(values))
+        bad = ~(values >= 0) | _has_fraction(values)
         if bad.any():
             entry = int(np.argmax(bad))
             document = int(np.searchsorted(matrix.indptr, entry, side="right")) - 1
@@ -110,22 +112,31 @@ class Corpus:
             matrix.data.astype(np.int32),
             matrix.indptr.astype(np.int64),
             matrix.shape[1],
-            None if vocabulary is None else tuple(map(str, vocabulary)),
+            None if names is None else tuple(map(str, names)),
         )
 
     @classmethod
     def from_documents(
         cls, documents: Sequence[Sequence[str]], vocabulary: Sequence[str] | None = None
     ) -> Corpus:
-        """From lists of tokens; words that are not in a given vocabulary are dropped."""
+        """From lists of tokens; words that are not in a given vocabulary are dropped.
+
+        Raises:
+            TypeError: If a document is a string, which would be a list of its characters, or the
+                vocabulary has no order.
+        """
+        if isinstance(documents, (str, bytes)):
+            raise TypeError("`documents` must be a list of lists of words; got one string.")
+        documents = [_tokens(document, d) for d, document in enumerate(documents)]
         if vocabulary is None:
             vocabulary = sorted({token for document in documents for token in document})
-        position = {word: i for i, word in enumerate(vocabulary)}
+        names = _in_order(vocabulary)
+        position = {word: i for i, word in enumerate(names)}
         rows = [
             np.unique([position[t] for t in document if t in position], return_counts=True)
             for document in documents
         ]
-        return cls.from_rows(rows, len(vocabulary), tuple(vocabulary))
+        return cls.from_rows(rows, len(names), names)
 
     @classmethod
     def from_rows(
@@ -135,17 +146,15 @@ class Corpus:
         vocabulary: tuple[str, ...] | None = None,
     ) -> Corpus:
         """From the words and counts of each document."""
-        words = [np.asarray(row[0], np.int32) for row in rows] or [np.zeros(0, np.int32)]
-        counts = [np.asarray(row[1], np.int32) for row in rows] or [np.zeros(0, np.int32)]
-        sizes = [len(row[0]) for row in rows]  # type: ignore[arg-type]
-        offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-        return cls(
-            np.concatenate(words),
-            np.concatenate(counts),
-            offsets.astype(np.int64),
-            num_words,
-            vocabulary,
-        )
+        words, counts = ([np.asarray(row[i]) for row in rows] for i in (0, 1))
+        for d, (own, own_counts) in enumerate(zip(words, counts, strict=True)):
+            if own.shape != own_counts.shape:
+                raise ValueError(
+                    f"`rows` must have a count for each word; document {d} has words of shape "
+                    f"{own.shape} and counts of shape {own_counts.shape}."
+                )
+        offsets = np.concatenate([[0], np.cumsum([len(own) for own in words], dtype=np.int64)])
+        return cls(_joined(words), _joined(counts), offsets.astype(np.int64), num_words, vocabulary)
 
     @property
     def num_documents(self) -> int:
@@ -219,3 +228,32 @@ class Corpus:
         words, counts, offsets = (np.load(folder / f"{n}.npy", mmap_mode="r") for n in _ARRAYS)
         vocabulary = None if about["vocabulary"] is None else tuple(about["vocabulary"])
         return cls(words, counts, offsets, about["num_words"], vocabulary)
+
+
+def _tokens(document: Any, place: int) -> list[str]:
+    if isinstance(document, (str, bytes)):
+        raise TypeError(
+            f"documents must be lists of words; got a string as document {place}: "
+            f"{document[:40]!r}. Split it, as by `[d.split() for d in documents]`, or count words "
+            "with scikit-learn's CountVectorizer for `Corpus.from_csr(counts, names)`."
+        )
+    return list(document)
+
+
+def _in_order(vocabulary: Any) -> tuple[Any, ...]:
+    if isinstance(vocabulary, (Mapping, Set, str)):
+        raise TypeError(
+            "`vocabulary` must be a list of words in the order of their numbers, such as "
+            f"CountVectorizer's `get_feature_names_out()`; got a {type(vocabulary).__name__}."
+        )
+    return tuple(vocabulary)
+
+
+def _has_fraction(values: NDArray[Any]) -> NDArray[np.bool_]:
+    return values != np.floor(values)
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """One array of integers; with a fraction it is left for ``Corpus`` to say where."""
+    values = np.concatenate([np.zeros(0, np.int32), *parts])
+    return values if _has_fraction(values).any() else values.astype(np.int32)

@@ -112,3 +112,35 @@ def test_bad_arrays_are_refused() -> None:
         Corpus.from_csr(csr_array(COUNTS), ["a", "b", "c", "c"])
     with pytest.raises(ValueError, match="`offsets` must ascend"):
         Corpus(np.zeros(3, int), np.ones(3, int), np.array([0, 2]), 4)
+    with pytest.raises(ValueError, match=r"whole numbers .* word 1 with count 1\.5 in document 1"):
+        Corpus.from_rows([([], []), ([0, 1], [2, 1.5])], 3)
+    with pytest.raises(ValueError, match=r"integers in \[0, 3\); got word 0\.5 .* document 0"):
+        Corpus(np.array([0.5]), np.array([1]), np.array([0, 1]), 3)
+    with pytest.raises(ValueError, match=r"document 0 has words of shape \(1,\) and .* \(2,\)"):
+        Corpus.from_rows([([0], [1, 2]), ([1, 2], [1])], 3)
+
+
+def test_strings_are_no_lists_of_words() -> None:
+    """They would be documents of characters."""
+    lines = ["the sea is blue", "a moon at night"]
+    with pytest.raises(TypeError, match=r"document 1: 'a moon.*d\.split\(\).*CountVectorizer"):
+        Corpus.from_documents([["the", "sea"], lines[1]])
+    with pytest.raises(TypeError, match="got one string"):
+        Corpus.from_documents(lines[0])
+
+
+def test_documents_may_be_read_once() -> None:
+    """Generators of generators give what lists give."""
+    lists = [list("aac"), [], list("bbbcd")]
+    corpus = Corpus.from_documents(iter(document) for document in lists)
+    assert dense(corpus).tolist() == COUNTS.tolist() and corpus.vocabulary == WORDS
+
+
+def test_a_vocabulary_without_order_is_refused() -> None:
+    """CountVectorizer's ``vocabulary_`` is a dict in the order of first sight."""
+    numbers = {"b": 1, "a": 0, "d": 3, "c": 2}
+    for vocabulary in (numbers, set(WORDS)):
+        with pytest.raises(TypeError, match=r"order of their numbers.*get_feature_names_out"):
+            Corpus.from_csr(csr_array(COUNTS), vocabulary)
+    with pytest.raises(TypeError, match="got a dict"):
+        Corpus.from_documents([["a"]], numbers)
