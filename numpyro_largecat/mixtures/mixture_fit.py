@@ -36,7 +36,8 @@ class MixtureFit:
     """What ``fit_mixture`` returns.
 
     Point estimates are posterior means, so that ``mixing()`` and ``components()`` are ordinary
-    NumPyro distributions; rows are shape (N, ...), as in the fit, and are treated in chunks.
+    NumPyro distributions, and ``lc.TopLMixture`` puts them together for every family. Rows are
+    shape (N, ...), as in the fit, and are treated in chunks.
 
     Attributes:
         family: The family of the components, with its prior.
@@ -56,7 +57,7 @@ class MixtureFit:
         >>> x = x.swapaxes(0, 1).reshape(198, 1)  # 99 rows of one component, then of the other
         >>> family = lc.GaussianFamily(x.mean(0), jnp.eye(1))
         >>> fit = lc.fit_mixture(jax.random.key(0), x, family, 2, progress_bar=False)
-        >>> mixture = dist.MixtureSameFamily(fit.mixing(), fit.components())
+        >>> mixture = lc.TopLMixture(fit.mixing(), fit.components(), num_active=2)
         >>> bool(jnp.allclose(mixture.log_prob(x), fit.log_likelihood(x), atol=1e-3))
         True
         >>> jnp.unique(fit.assign(x)[:99]).size, fit.num_used
@@ -93,7 +94,11 @@ class MixtureFit:
         return self._in_float64(self.family.posterior)
 
     def components(self) -> dist.Distribution:
-        """The components at the posterior means, a distribution of batch shape (K,)."""
+        """The components at the posterior means, a distribution of batch shape (K,).
+
+        ``dist.MixtureSameFamily`` takes no components whose support depends on parameters, such as
+        multinomials, whose counts have a total; ``lc.TopLMixture`` takes them too.
+        """
         return self._in_float64(self.family.components)
 
     def mixing(self) -> dist.Distribution:

@@ -28,8 +28,8 @@ class MultinomialFamily(ConjugateFamily):
 
     Args:
         concentration: Parameters of the prior, positive, shape (V,).
-        total_count: Total M of each row, for ``components()``, which NumPyro's distribution needs;
-            None if totals differ.
+        total_count: Total M of every row, for ``components()``, which NumPyro's distribution needs;
+            rows with another total are refused. None if totals differ.
 
     Raises:
         ValueError: If a concentration is not positive.
@@ -86,10 +86,11 @@ class MultinomialFamily(ConjugateFamily):
                 "`total_count`, or use `log_likelihood`, where totals may differ."
             )
         probs = natural / natural.sum(-1, keepdims=True)
-        return dist.Multinomial(self.total_count, probs)
+        # Counts with another total have a log_prob of -inf, and a warning, not one of no density.
+        return dist.Multinomial(self.total_count, probs, validate_args=True)
 
     def check_rows(self, x: np.ndarray) -> None:
-        """Rows must hold V counts, each at least 0."""
+        """Rows must hold V counts, each at least 0, that sum to ``total_count`` if it is given."""
         size = len(self.concentration)
         if x.ndim != 2 or x.shape[1] != size:
             raise ValueError(
@@ -101,3 +102,16 @@ class MultinomialFamily(ConjugateFamily):
             raise ValueError(
                 f"counts must be at least 0; got {x[row, column]} at row {row}, column {column}."
             )
+        if self.total_count is not None:
+            _check_totals(x.sum(axis=1, dtype=float), self.total_count)
+
+
+def _check_totals(totals: np.ndarray, total_count: int) -> None:
+    bad = totals != total_count
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(
+            f"counts of a row must sum to `total_count`, {total_count}; those of row {row} sum to "
+            f"{totals[row]:g}. If totals differ make the family without `total_count`, which only "
+            "`components()` needs."
+        )

@@ -203,6 +203,23 @@ def test_a_fit_is_an_ordinary_mixture(mixing: str) -> None:
     np.testing.assert_allclose(jax.jit(found.log_likelihood)(x), found.log_likelihood(x), rtol=1e-5)
 
 
+def test_multinomials_of_one_total_are_a_mixture() -> None:
+    """``TopLMixture`` takes them, and rows of another total have no density in it."""
+    x = np.random.default_rng(0).multinomial(5, [0.1, 0.2, 0.7], 30).astype(np.float32)
+    family = lc.MultinomialFamily(np.full(3, 0.5), total_count=5)
+    found = fit(x, family, 3, start="random", num_passes=2)
+    mixture = lc.TopLMixture(found.mixing(), found.components(), num_active=3)
+    np.testing.assert_allclose(mixture.log_prob(x), found.log_likelihood(x), rtol=1e-5)
+    other = x.copy()
+    other[4, 1] += 1
+    for use in (lambda x: fit(x, family, 3), found.log_likelihood):
+        with pytest.raises(ValueError, match="sum to `total_count`, 5; those of row 4 sum to 6"):
+            use(other)
+    with pytest.warns(UserWarning, match="Out-of-support"):
+        scores = found.components().log_prob(other[:, None])
+    assert np.flatnonzero(np.isinf(scores).all(axis=1)).tolist() == [4]
+
+
 def test_posterior_in_usual_parameters() -> None:
     """Counts add to degrees of freedom, and the prior is there when no row is."""
     family, x = CASES["gaussian"].family, POINTS
