@@ -74,9 +74,10 @@ def fit_mixture(
 
     Args:
         rng_key: A JAX random key.
-        data: Rows, an array of shape (N, ...), which may be memory-mapped; or batches of rows: an
-            iterable that can be iterated again in each pass, or a function that returns an
-            iterator. "memoized" needs the same batches in the same order.
+        data: Rows, an array of shape (N, ...), which may be memory-mapped, or a frame of numbers;
+            or batches of rows: an iterable that can be iterated again in each pass, such as a list
+            of arrays, or a function that returns an iterator. "memoized" needs the same batches in
+            the same order.
         family: Family of the components with its prior, such as ``lc.GaussianFamily``.
         num_components: Number of components K, at least 1.
         num_active: Components L that may share an observation, in [1, K]; by default 8, or K where

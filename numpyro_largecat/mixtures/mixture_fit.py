@@ -26,7 +26,7 @@ from numpyro_largecat.mixtures.local_step import (
     sparse_step,
 )
 from numpyro_largecat.mixtures.mixing import MixingPrior
-from numpyro_largecat.mixtures.row_stream import padded
+from numpyro_largecat.mixtures.row_stream import as_array, padded
 
 USED = 1.0  # observations in a component that counts as used
 
@@ -157,6 +157,7 @@ class MixtureFit:
         return jax.tree.unflatten(structure, leaves)
 
     def _of_rows(self, run: Any, x: ArrayLike, parameters: Globals) -> Any:
+        x = np.asarray(x) if isinstance(x, (list, tuple)) else as_array(x)
         num_rows, *shape = np.shape(x)
         if is_concrete(x):
             check_finite([("`x`", x)])

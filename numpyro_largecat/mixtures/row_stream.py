@@ -15,6 +15,13 @@ from numpyro_largecat._checks import check_count
 from numpyro_largecat.mixtures.family import ConjugateFamily
 
 ROWS_TO_CHECK = 2**14  # of an array, read at once
+STACK = " The items of `data` are taken as batches; if they are rows, stack them: `np.stack(data)`."
+
+
+def as_array(data: Any) -> Any:
+    """Frames and series as arrays, since their own indices are names and not places."""
+    is_array = hasattr(data, "shape") and hasattr(data, "dtype") and not hasattr(data, "iloc")
+    return np.asarray(data) if hasattr(data, "__array__") and not is_array else data
 
 
 class RowStream:
@@ -25,6 +32,7 @@ class RowStream:
     """
 
     def __init__(self, data: Any, batch_size: int | None, rng: np.random.Generator) -> None:
+        data = as_array(data)
         self.source: Callable[[], Iterable[Any]] | None = None
         self.parts: list[Any] = [slice(None)]
         self.array = data
@@ -89,8 +97,9 @@ def look_at(
     lengths, sample, keys, dtype = [], None, np.zeros(0), None
     for name, start, piece in stream.pieces():
         rows = np.asarray(piece)
-        _check_rows(name, start, rows, None if sample is None else sample.shape[1:])
-        _name_errors(name, start, family, rows)
+        hint = STACK if stream.source is not None and rows.ndim < 2 else ""
+        _check_rows(name, start, rows, None if sample is None else sample.shape[1:], hint)
+        _name_errors(name, start, family, rows, hint)
         lengths.append(len(rows))
         dtype = rows.dtype if dtype is None else np.promote_types(dtype, rows.dtype)
         keys = np.concatenate([keys, rng.random(len(rows))])
@@ -109,9 +118,11 @@ def _parts_of(stream: RowStream) -> list[Any]:
     return [range(len(stream.array)) if isinstance(p, slice) else p for p in stream.parts]
 
 
-def _check_rows(name: str, start: int, rows: np.ndarray, shape: tuple[int, ...] | None) -> None:
+def _check_rows(
+    name: str, start: int, rows: np.ndarray, shape: tuple[int, ...] | None, hint: str
+) -> None:
     if rows.ndim == 0 or rows.shape[0] == 0:
-        raise ValueError(f"{name} must hold at least one row; got shape {rows.shape}.")
+        raise ValueError(f"{name} must hold at least one row; got shape {rows.shape}.{hint}")
     if not (np.issubdtype(rows.dtype, np.number) and np.isrealobj(rows)):
         raise TypeError(f"{name} must hold real numbers; got dtype {rows.dtype}.")
     if shape is not None and rows.shape[1:] != shape:
@@ -129,12 +140,14 @@ def _check_rows(name: str, start: int, rows: np.ndarray, shape: tuple[int, ...] 
         )
 
 
-def _name_errors(name: str, start: int, family: ConjugateFamily, rows: np.ndarray) -> None:
+def _name_errors(
+    name: str, start: int, family: ConjugateFamily, rows: np.ndarray, hint: str
+) -> None:
     """Let the family check rows, and say where they are if it refuses them."""
     try:
         family.check_rows(rows)
     except ValueError as error:
-        raise ValueError(f"{name}, from row {start} on: {error}") from None
+        raise ValueError(f"{name}, from row {start} on: {error}{hint}") from None
 
 
 def padded(rows: Any, dtype: np.dtype, chunk: int) -> tuple[Array, Array]:

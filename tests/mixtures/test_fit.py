@@ -169,9 +169,9 @@ def test_stochastic_and_memoized_fits_agree() -> None:
         assert found.num_used == 3
 
 
-@pytest.mark.parametrize("source", ["list", "function", "memmap"])
+@pytest.mark.parametrize("source", ["list", "function", "memmap", "frame"])
 def test_sources_that_are_not_arrays(source: str, tmp_path: Path) -> None:
-    """Batches of a list, a function or a mapped file give what the array gives."""
+    """Batches of a list, a function or a mapped file, and a frame, give what the array gives."""
     x = POINTS.astype(np.float32)
     family = CASES["gaussian"].family
     wanted = fit(x, family, 3, start="random", num_passes=3)
@@ -181,8 +181,26 @@ def test_sources_that_are_not_arrays(source: str, tmp_path: Path) -> None:
     if source == "memmap":
         np.save(tmp_path / "x.npy", x)
         data = np.load(tmp_path / "x.npy", mmap_mode="r")
+    if source == "frame":
+        data = Frame(x)
+        np.testing.assert_array_equal(wanted.assign(data), wanted.assign(x.tolist()))
     found = fit(data, family, 3, start="random", num_passes=3)
     np.testing.assert_allclose(found.bounds, wanted.bounds, rtol=1e-6)
+
+
+class Frame:
+    """As pandas: iterated and indexed by names of columns."""
+
+    iloc = None
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x, self.shape = x, x.shape
+
+    def __iter__(self) -> Any:
+        return iter(("first", "second"))
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.x
 
 
 @pytest.mark.parametrize("mixing", MIXING)
@@ -329,6 +347,8 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ((iter([POINTS]), GAUSSIAN, 3), {}, TypeError, "iterated again"),
     ((POINTS[:, :1], GAUSSIAN, 3), {}, ValueError, "must have the 2 columns"),
     (([POINTS, POINTS[:, :1]], GAUSSIAN, 3), {}, ValueError, "rows of shape"),
+    ((list(POINTS), GAUSSIAN, 3), {}, ValueError, r"batch 0 .* if they are rows, .*np\.stack"),
+    ((list(ROWS["rates"]), CASES["poisson"].family, 3), {}, ValueError, r"stack them"),
     (([POINTS], GAUSSIAN, 3), {"batch_size": 5}, ValueError, "gives batches of its own size"),
     ((POINTS, GAUSSIAN, 3), {"batch_size": 0}, ValueError, "`batch_size` must be at least 1"),
     ((POINTS, GAUSSIAN, 3), {"num_passes": 0}, ValueError, "`num_passes` must be at least 1"),
