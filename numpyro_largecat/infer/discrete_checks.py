@@ -14,6 +14,14 @@ from numpyro_largecat.infer.model_run import is_marked
 MARK = "infer={'enumerate': 'parallel'}"
 
 
+def not_marked(name: str) -> ValueError:
+    """The error of a discrete latent site without a mark."""
+    return ValueError(
+        f"site '{name}' is discrete and latent, and not marked to be enumerated. Mark it in the "
+        f"model: `numpyro.sample('{name}', ..., {MARK})`."
+    )
+
+
 def check_marks(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> None:
     """Refuse discrete latent sites that are not marked, or that the guide draws."""
     for name, site in guide_trace.items():
@@ -27,10 +35,7 @@ def check_marks(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
         if site["type"] != "sample" or site["is_observed"] or not site["fn"].is_discrete:
             continue
         if not is_marked(site):
-            raise ValueError(
-                f"site '{name}' is discrete and latent, and not marked to be enumerated. Mark it: "
-                f"`numpyro.sample('{name}', ..., {MARK})`."
-            )
+            raise not_marked(name)
         if site.get("_control_flow_done"):
             raise NotImplementedError(
                 f"the discrete site '{name}' is inside of a `scan`, where it would have a value at "

@@ -7,6 +7,7 @@ from typing import Any
 
 from numpyro.primitives import Messenger
 
+from numpyro_largecat.infer.discrete_checks import not_marked
 from numpyro_largecat.infer.model_run import first_value, is_marked
 
 
@@ -17,7 +18,11 @@ class hide_enumerated(Messenger):
     posterior of discrete sites itself. A hidden site has the first value of its support.
 
     Args:
-        fn: NumPyro model.
+        fn: NumPyro model, whose discrete latent sites are all marked.
+
+    Raises:
+        ValueError: When the model runs, if a discrete latent site is not marked: an automatic guide
+            has no place for it.
 
     Example:
         >>> import numpyro
@@ -38,4 +43,10 @@ class hide_enumerated(Messenger):
         """Give marked sites a value, and keep them from handlers further out."""
         if is_marked(msg):
             msg["value"] = first_value(msg)
-            msg["stop"] = True
+            msg["stop"] = msg["_hidden"] = True
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        """Refuse discrete sites that were not marked, and that no handler further out observes."""
+        is_latent = msg["type"] == "sample" and not msg["is_observed"]
+        if is_latent and not msg.get("_hidden") and msg["fn"].is_discrete:
+            raise not_marked(msg["name"])

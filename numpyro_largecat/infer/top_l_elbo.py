@@ -26,9 +26,9 @@ class TopL_ELBO(ELBO):
     r"""ELBO that sums over the L best values of each discrete latent site, at each of its places.
 
     For a model with discrete sites that are marked as usual in NumPyro,
-    ``infer={"enumerate": "parallel"}`` (``config_enumerate`` marks them too), and a guide of all
-    other latent sites. With the log weights of the values of a discrete site z at a place n of its
-    plates,
+    ``infer={"enumerate": "parallel"}`` (``config_enumerate`` marks them too, and needs funsor), and
+    a guide of all other latent sites. With the log weights of the values of a discrete site z at a
+    place n of its plates,
 
     .. math:: W_{nk} = \log p(z_n = k) + \sum_s \log p(s \mid z_n = k),
 
@@ -78,7 +78,8 @@ class TopL_ELBO(ELBO):
 
     Raises:
         ValueError: At the first step: if ``num_active`` is outside [1, K] or names other sites
-            than the model has, or if a discrete latent site is not marked.
+            than the model has, or if a discrete latent site is not marked; ``hide_enumerated``
+            raises the latter before an automatic guide is made.
         NotImplementedError: At the first step: if the model does not factorise as above, if a site
             has no list of values, or if the guide draws a discrete site.
 

@@ -11,6 +11,8 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
+from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoNormal
 from numpyro.primitives import mutable
 
 import numpyro_largecat as lc
@@ -145,6 +147,19 @@ def state_that_depends():
 def test_models_that_do_not_factorise_are_refused(model, error, message):
     with pytest.raises(error, match=message):
         loss(model)
+
+
+def test_a_guide_of_a_model_that_is_not_marked_is_refused():
+    """Before NumPyro asks for funsor; also if the mark comes from further out. Data need none."""
+    hidden = lc.hide_enumerated(not_marked)
+    marked_outside = handlers.infer_config(hidden, lambda site: MARK)
+    for model in (hidden, marked_outside):
+        guide = AutoNormal(model)
+        svi = SVI(not_marked, guide, numpyro.optim.Adam(0.1), lc.TopL_ELBO(2))
+        with pytest.raises(ValueError, match="site 'z' is discrete and latent, and not marked"):
+            svi.init(KEY)
+    observed = handlers.condition(hidden, {"z": jnp.zeros(N, int)})
+    assert handlers.trace(observed).get_trace()["z"]["is_observed"]
 
 
 def mixture():
