@@ -167,21 +167,43 @@ class Corpus:
         return int(np.sum(self.counts, dtype=np.int64))
 
     def document(self, index: int) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-        """Words and counts of one document."""
+        """Words and counts of one document; -1 is the last."""
+        if not -self.num_documents <= index < self.num_documents:
+            raise IndexError(
+                f"`index` must be a document of the corpus, which has {self.num_documents}; got "
+                f"{index}."
+            )
+        index %= self.num_documents
         part = slice(self.offsets[index], self.offsets[index + 1])
         return self.words[part], self.counts[part]
 
+    def _numbers(self, indices: ArrayLike) -> list[int]:
+        """Numbers of documents, which booleans may choose."""
+        array = np.asarray(indices)
+        if array.dtype == bool and array.shape == (self.num_documents,):
+            return np.flatnonzero(array).tolist()
+        if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+            raise TypeError(
+                "`indices` must be a list of integers, or one boolean for each of "
+                f"{self.num_documents} documents; got {array.dtype} of shape {array.shape}."
+            )
+        return array.tolist()
+
     def select(self, indices: ArrayLike) -> Corpus:
-        """The corpus of some documents, in that order, with the same vocabulary."""
-        rows = [self.document(int(i)) for i in np.asarray(indices)]
+        """The corpus of some documents, in that order, with the same vocabulary.
+
+        Args:
+            indices: Numbers of documents, or a boolean for each document.
+        """
+        rows = [self.document(i) for i in self._numbers(indices)]
         return Corpus.from_rows(rows, self.num_words, self.vocabulary)
 
     def padded(
         self, indices: ArrayLike | None = None, width: int | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Words and counts of documents, each (n, width); empty slots have word 0 and count 0."""
-        indices = np.arange(self.num_documents) if indices is None else np.asarray(indices)
-        rows = [self.document(int(i)) for i in indices]
+        indices = np.arange(self.num_documents) if indices is None else indices
+        rows = [self.document(i) for i in self._numbers(indices)]
         width = max([1, *(len(words) for words, _ in rows)]) if width is None else width
         words, counts = np.zeros((2, len(rows), width), np.int32)
         for i, (own, own_counts) in enumerate(rows):
@@ -198,7 +220,12 @@ class Corpus:
         Returns:
             The larger part of each document, and the rest, about ``fraction`` of the words, for
             scores by document completion.
+
+        Raises:
+            ValueError: If ``fraction`` is not in [0, 1].
         """
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"`fraction` must be in [0, 1]; got {fraction}.")
         rng = np.random.default_rng(seed)
         parts: tuple[list[Any], list[Any]] = ([], [])
         for d in range(self.num_documents):

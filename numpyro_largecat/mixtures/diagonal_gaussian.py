@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from numpyro_largecat.mixtures.family import ConjugateFamily
 from numpyro_largecat.mixtures.gaussian import check_columns, max_gaussian, vector
-from numpyro_largecat.mixtures.parameters import positive
+from numpyro_largecat.mixtures.parameters import positive, positive_number
 
 
 class NormalGamma(NamedTuple):
@@ -77,8 +77,10 @@ class DiagonalGaussianFamily(ConjugateFamily):
         self.variance = vector("variance", variance, np.size(variance))
         positive("variance", self.variance, "the prior mean of the variances")
         self.loc = vector("loc", loc, len(self.variance))
-        self.strength = positive("strength", strength, "a number of observations")
-        self.loc_strength = positive("loc_strength", loc_strength, "a number of observations")
+        self.strength = positive_number("strength", strength, "a number of observations")
+        self.loc_strength = positive_number(
+            "loc_strength", loc_strength, "a number of observations"
+        )
 
     def prior(self) -> Array:
         """Weight of the mean, sums and sums of squares of pseudo-observations about ``loc``."""

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_finite
 from numpyro_largecat.mixtures.family import ConjugateFamily
-from numpyro_largecat.mixtures.parameters import positive
+from numpyro_largecat.mixtures.parameters import positive_number
 from numpyro_largecat.ops.symmetric import log_det, pack, packed_products, unpack
 
 NOT_POSITIVE = (
@@ -82,7 +82,7 @@ class ZeroMeanGaussianFamily(ConjugateFamily):
 
     def __init__(self, covariance: ArrayLike, strength: float = 1.0) -> None:
         self.covariance = _positive_definite("covariance", covariance)
-        self.strength = positive("strength", strength, "a number of observations")
+        self.strength = positive_number("strength", strength, "a number of observations")
 
     def prior(self) -> Array:
         """Pseudo-observations and their sum of squares, packed."""
@@ -176,8 +176,10 @@ class GaussianFamily(ConjugateFamily):
     ) -> None:
         self.covariance = _positive_definite("covariance", covariance)
         self.loc = vector("loc", loc, len(self.covariance))
-        self.strength = positive("strength", strength, "a number of observations")
-        self.loc_strength = positive("loc_strength", loc_strength, "a number of observations")
+        self.strength = positive_number("strength", strength, "a number of observations")
+        self.loc_strength = positive_number(
+            "loc_strength", loc_strength, "a number of observations"
+        )
 
     def prior(self) -> Array:
         """Weight of the mean, sum and sum of squares of pseudo-observations about ``loc``."""

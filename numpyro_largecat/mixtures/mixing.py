@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import gammaln
 
-from numpyro_largecat.mixtures.parameters import Parameters, positive
+from numpyro_largecat.mixtures.parameters import Parameters, positive_number
 
 
 class MixingPrior(Parameters):
@@ -61,7 +61,9 @@ class DirichletMixing(MixingPrior):
     """
 
     def __init__(self, concentration: float = 1.0) -> None:
-        self.concentration = positive("concentration", concentration, "a number of observations")
+        self.concentration = positive_number(
+            "concentration", concentration, "the sum of the Dirichlet's parameters"
+        )
 
     def log_normalizer(self, counts: Array) -> Array:
         """Log normaliser of the Dirichlet density, minus Eq. 23."""
@@ -113,7 +115,9 @@ class StickBreaking(MixingPrior):
     """
 
     def __init__(self, concentration: float = 1.0) -> None:
-        self.concentration = positive("concentration", concentration, "as of a Dirichlet process")
+        self.concentration = positive_number(
+            "concentration", concentration, "as of a Dirichlet process"
+        )
 
     def log_normalizer(self, counts: Array) -> Array:
         """Log normalisers of the sticks' Beta densities."""

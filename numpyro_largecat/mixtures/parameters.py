@@ -35,6 +35,14 @@ def positive(name: str, value: ArrayLike, meaning: str) -> np.ndarray:
     return array
 
 
+def positive_number(name: str, value: ArrayLike, meaning: str) -> np.ndarray:
+    """Return one positive finite number in float64, shape (), or raise."""
+    array = positive(name, value, meaning)
+    if array.size != 1:
+        raise ValueError(f"`{name}` must be one number, {meaning}; got shape {array.shape}.")
+    return array.reshape(())
+
+
 def _is_static(value: Any) -> bool:
     return value is None or isinstance(value, (int, str))
 

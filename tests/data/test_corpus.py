@@ -144,3 +144,21 @@ def test_a_vocabulary_without_order_is_refused() -> None:
             Corpus.from_csr(csr_array(COUNTS), vocabulary)
     with pytest.raises(TypeError, match="got a dict"):
         Corpus.from_documents([["a"]], numbers)
+
+
+def test_documents_are_chosen_as_by_numpy() -> None:
+    """By numbers, from the end too, or by a boolean for each; all else is refused."""
+    corpus = Corpus.from_csr(csr_array(COUNTS))
+    for indices in ([2, 0], [-1, 0], np.array([2, -3])):
+        assert dense(corpus.select(indices)).tolist() == COUNTS[[2, 0]].tolist()
+    mask = np.array([True, False, True])
+    assert corpus.values(mask).tolist() == corpus.values([0, 2]).tolist()
+    assert corpus.select([]).num_documents == 0
+    for bad in (3, -4):
+        with pytest.raises(IndexError, match=f"corpus, which has 3; got {bad}"):
+            corpus.select([0, bad])
+    for wrong in (mask[:2], [0.7], [[0, 1]], 0):
+        with pytest.raises(TypeError, match="integers, or one boolean for each of 3 documents"):
+            corpus.padded(wrong)
+    with pytest.raises(ValueError, match=r"`fraction` must be in \[0, 1\]; got 1\.5"):
+        corpus.split_words(fraction=1.5)

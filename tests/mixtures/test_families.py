@@ -201,6 +201,9 @@ def test_symmetric_matrices_and_their_log_determinant() -> None:
         (lambda: lc.MultinomialFamily([1.0], total_count=0), "`total_count` must be at least 1"),
         (lambda: lc.MultinomialFamily([1.0, 1]).components(jnp.ones((1, 2))), "needs the total"),
         (lambda: lc.DirichletMixing(0.0), "`concentration` must be positive"),
+        (lambda: lc.DirichletMixing(np.ones(3)), r"one number, the sum of .* shape \(3,\)"),
+        (lambda: lc.StickBreaking([1.0, 2.0]), r"`concentration` must be one number"),
+        (lambda: lc.ZeroMeanGaussianFamily(np.eye(2), np.ones(2)), "`strength` must be one number"),
         (lambda: lc.StickBreaking(-1.0), "`concentration` must be positive"),
     ],
 )
