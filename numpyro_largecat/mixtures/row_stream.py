@@ -19,7 +19,17 @@ STACK = " The items of `data` are taken as batches; if they are rows, stack them
 
 
 def as_array(data: Any) -> Any:
-    """Frames and series as arrays, since their own indices are names and not places."""
+    """Frames and series as arrays, since their own indices are names and not places.
+
+    Raises:
+        ValueError: If an entry is masked, since what is under the mask would be taken for data.
+    """
+    if np.ma.is_masked(data):
+        count = int(np.ma.getmaskarray(data).sum())
+        raise ValueError(
+            f"rows must have no masked entries; got {count} of {data.size}. Leave such rows "
+            "out, or fill them in."
+        )
     is_array = hasattr(data, "shape") and hasattr(data, "dtype") and not hasattr(data, "iloc")
     return np.asarray(data) if hasattr(data, "__array__") and not is_array else data
 
@@ -96,7 +106,7 @@ def look_at(
     """
     lengths, sample, keys, dtype = [], None, np.zeros(0), None
     for name, start, piece in stream.pieces():
-        rows = np.asarray(piece)
+        rows = np.asarray(as_array(piece))
         hint = STACK if stream.source is not None and rows.ndim < 2 else ""
         _check_rows(name, start, rows, None if sample is None else sample.shape[1:], hint)
         _name_errors(name, start, family, rows, hint)

@@ -349,6 +349,8 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (([POINTS, POINTS[:, :1]], GAUSSIAN, 3), {}, ValueError, "rows of shape"),
     ((list(POINTS), GAUSSIAN, 3), {}, ValueError, r"batch 0 .* if they are rows, .*np\.stack"),
     ((list(ROWS["rates"]), CASES["poisson"].family, 3), {}, ValueError, r"stack them"),
+    ((np.ma.masked_greater(POINTS, 4), GAUSSIAN, 3), {}, ValueError, "no masked entries; got"),
+    (([np.ma.masked_greater(POINTS, 4)], GAUSSIAN, 3), {}, ValueError, "no masked entries; got"),
     (([POINTS], GAUSSIAN, 3), {"batch_size": 5}, ValueError, "gives batches of its own size"),
     ((POINTS, GAUSSIAN, 3), {"batch_size": 0}, ValueError, "`batch_size` must be at least 1"),
     ((POINTS, GAUSSIAN, 3), {"num_passes": 0}, ValueError, "`num_passes` must be at least 1"),
