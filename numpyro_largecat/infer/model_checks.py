@@ -15,11 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from numpyro.handlers import seed, trace
+from numpyro.ops.provenance import eval_provenance
 
 from numpyro_largecat._checks import check_finite, check_in_range, check_known
 from numpyro_largecat.distributions.choice import ChoiceDistribution, base_distribution
 from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.latent_values import at_feasible_values
+from numpyro_largecat.infer.scale_checks import refuse_without_rows, sites_without_rows
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
 
 
@@ -124,27 +126,43 @@ def _check_size(name: str, rows: Labels, batches: ArrayBatches) -> None:
 
 
 def check_batches(model: Callable[..., Any], batches: ArrayBatches, args: Any, kwargs: Any) -> None:
-    """Refuse arrays that are not finite, and bad labels, anywhere in the data.
+    """Refuse arrays that are not finite, bad labels, and likelihoods not scaled to all rows.
 
     The model itself says what its labels are: its plates are opened on every row, in compiled
-    chunks in which nothing but the labels is computed.
+    chunks in which nothing but labels and scales is computed.
 
     Cost: O(N).
     """
     check_finite((f"array {i} of `batches`", array) for i, array in enumerate(batches.arrays))
 
-    def labels_of(rows: Array) -> dict[str, Labels]:
+    def sites_of(rows: Array) -> Any:
         run = at_feasible_values(share_rows(seed(model, 0), TouchedRows()))
-        sites = trace(run).get_trace(*args, *batches.take(rows), **kwargs)
-        return {name: replace(found, known=None) for name, found in observed_labels(sites).items()}
+        return trace(run).get_trace(*args, *batches.take(rows), **kwargs)
+
+    def look_at(rows: Array) -> tuple[dict[str, Labels], dict[str, Array]]:
+        sites = sites_of(rows)
+        labels = {n: replace(found, known=None) for n, found in observed_labels(sites).items()}
+        is_whole = batches.batch_size == batches.size
+        return labels, {} if is_whole else sites_without_rows(sites, batches.batch_size)
 
     num_chunks = -(-batches.size // batches.batch_size)
     starts = jnp.arange(num_chunks) * batches.batch_size
     chunks = jnp.minimum(starts[:, None] + jnp.arange(batches.batch_size), batches.size - 1)
-    by_chunk = jax.jit(lambda chunks: lax.map(labels_of, chunks))(chunks)
+    by_chunk, without_rows = jax.jit(lambda chunks: lax.map(look_at, chunks))(chunks)
     for name, found in by_chunk.items():
         values = found.values
         if values.shape[1:2] == (batches.batch_size,):  # one for each row of the data
             values = values.reshape(-1, *values.shape[2:])[: batches.size]
             _check_size(name, replace(found, values=values), batches)
         check_labels({name: replace(found, values=values)})
+    suspects = [name for name, is_wrong in without_rows.items() if is_wrong.all()]
+
+    def observed(rows: Array) -> list[Array]:
+        sites = sites_of(rows)
+        return [jnp.asarray(sites[name]["value"]) for name in suspects]
+
+    if not suspects:
+        return
+    for name, inputs in zip(suspects, eval_provenance(observed, rows=chunks[0]), strict=True):
+        if inputs:  # what it observes is the minibatch's own, not the same in each step
+            refuse_without_rows(name, batches.size, batches.batch_size)

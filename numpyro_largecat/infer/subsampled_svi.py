@@ -292,10 +292,11 @@ class SubsampledSVI(SVI):
     ) -> SVIRunResult:
         """Fit for ``num_steps`` steps in compiled loops that reuse the memory of the tables.
 
-        The labels and float data of ``batches`` are checked, all of them, before the first step. A
-        step whose loss or new parameters are not finite is not taken: the fit ends there with a
-        RuntimeWarning that names the step, and the result holds the last good state (with
-        ``stable_update`` such steps are skipped instead, and counted in a warning at the end).
+        The labels and float data of ``batches`` are checked, all of them, before the first step,
+        and so is whether the likelihood is scaled from a minibatch to all its rows. A step whose
+        loss or new parameters are not finite is not taken: the fit ends there with a RuntimeWarning
+        that names the step, and the result holds the last good state (with ``stable_update`` such
+        steps are skipped instead, and counted in a warning at the end).
 
         Args:
             rng_key: A JAX random key.
@@ -316,7 +317,8 @@ class SubsampledSVI(SVI):
             to 1000 earlier values of a few entries of each parameter, for ``diagnose``.
 
         Raises:
-            ValueError: If ``num_steps`` is less than 1, or data or labels are refused.
+            ValueError: If ``num_steps`` is less than 1, if data or labels are refused, or if what a
+                model with minibatches observes is in no data plate with their ``rows``.
 
         Cost: O(touched rows) per step; O(table) once at the start and once at the end.
         """
