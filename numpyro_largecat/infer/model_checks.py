@@ -8,21 +8,24 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array, lax
 from numpyro.handlers import seed, trace
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_largecat._checks import check_finite, check_in_range, check_known
+from numpyro_largecat._checks import check_finite, check_in_range, check_known, is_concrete
 from numpyro_largecat.distributions.choice import ChoiceDistribution, base_distribution
 from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.latent_values import at_feasible_values
 from numpyro_largecat.infer.scale_checks import refuse_without_rows, sites_without_rows
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
+
+CATEGORICALS = (dist.CategoricalLogits, dist.CategoricalProbs)
 
 
 def check_arguments(model: Callable[..., Any], args: Any, kwargs: Any) -> None:
@@ -87,18 +90,76 @@ def observed_labels(model_trace: Any) -> dict[str, Labels]:
     return found
 
 
+class _SampledPlate(NamedTuple):
+    """A class plate that holds a subset in this step."""
+
+    name: str
+    num_categories: int  # number of classes K
+    num_together: int  # classes of one observation: columns of utilities
+    labels: Array | None
+
+
+def _sampled_plates(model_trace: Any) -> list[_SampledPlate]:
+    found = []
+    for name, site in model_trace.items():
+        known = site["kwargs"] if site["type"] == "plate" else {}
+        if known.get("row_weights") is not None:
+            labels, num_together = known["labels"], known["row_weights"].shape[0]
+            if known["repeats"]:
+                num_together //= labels.shape[0]
+            found.append(_SampledPlate(name, site["args"][0], num_together, labels))
+    return found
+
+
 def _refuse_forgotten_classes(name: str, fn: ChoiceDistribution, model_trace: Any) -> None:
     """Refuse utilities of a subset of classes that are taken for those of all."""
-    for plate, site in model_trace.items():
-        if fn.classes is not None or site["type"] != "plate":
-            continue
-        weights = site["kwargs"].get("row_weights")
-        if weights is not None and weights.shape[0] == fn.num_categories != site["args"][0]:
+    for plate in _sampled_plates(model_trace) if fn.classes is None else ():
+        if plate.num_together == fn.num_categories != plate.num_categories:
             raise ValueError(
                 f"site '{name}' has utilities of {fn.num_categories} classes, as many as plate "
-                f"'{plate}' holds of its {site['args'][0]}, but no `classes`. Pass `classes=` "
-                f"from `with lc.class_plate('{plate}', ...) as classes`."
+                f"'{plate.name}' holds of its {plate.num_categories}, but no `classes`. Pass "
+                f"`classes=` from `with lc.class_plate('{plate.name}', ...) as classes`."
             )
+
+
+def labels_as_columns(model_trace: Any) -> dict[str, Array]:
+    """Find NumPyro's own categoricals over the classes that a subsampled plate holds.
+
+    Returns:
+        For each such site, under what to say of it, whether it observes labels of the plate, rather
+        than their places among its columns, as a softmax written by hand may do.
+    """
+    found = {}
+    for name, site in model_trace.items():
+        fn = base_distribution(site["fn"]) if site["type"] == "sample" else None
+        if not isinstance(fn, CATEGORICALS) or not site["is_observed"]:
+            continue
+        size = jnp.shape(fn.logits if isinstance(fn, dist.CategoricalLogits) else fn.probs)[-1]
+        for plate in _sampled_plates(model_trace):
+            if plate.num_together != size or size == plate.num_categories:
+                continue
+            message = (
+                f"site '{name}' is a Categorical of {size} outcomes, as many as plate "
+                f"'{plate.name}' holds of its {plate.num_categories} classes, and observes labels, "
+                "which would be taken for columns of that subset. Use `lc.sample_choice`, or "
+                "`lc.UtilityCategorical(utilities, classes)` with the `classes` that the plate "
+                "gives."
+            )
+            value = jnp.asarray(site["value"])
+            is_label = plate.labels is None or jnp.isin(value, plate.labels)
+            found[message] = jnp.all(is_label)
+    return found
+
+
+def check_columns(labels_as_columns: dict[str, Array]) -> None:
+    """Refuse what ``labels_as_columns`` has found; tracers pass.
+
+    Raises:
+        ValueError: If labels are observed as columns of a subset of the classes.
+    """
+    for message, is_wrong in labels_as_columns.items():
+        if is_concrete(is_wrong) and is_wrong:
+            raise ValueError(message)
 
 
 def check_labels(labels: dict[str, Labels]) -> None:

@@ -22,7 +22,9 @@ from numpyro_largecat.infer.guide_tables import release_initial_values, renew_in
 from numpyro_largecat.infer.latent_values import at_feasible_values
 from numpyro_largecat.infer.model_checks import (
     check_arguments,
+    check_columns,
     check_labels,
+    labels_as_columns,
     observed_labels,
     warn_of_discrete_sites,
 )
@@ -207,10 +209,12 @@ class SubsampledSVI(SVI):
             params.update({name: describe_param(site, touched) for name, site in found.items()})
             values = {name: site["value"] for name, site in found.items()}
             mutable = {name: site["value"] for name, site in _of_type("mutable", sites).items()}
-            return touched, values, mutable, observed_labels(sites)
+            return touched, values, mutable, observed_labels(sites), labels_as_columns(sites)
 
-        touched, values, mutable, labels = jax.jit(run_model)(model_key, arrays, given)
+        run = jax.jit(run_model)
+        touched, values, mutable, labels, columns = run(model_key, arrays, given)
         check_labels(labels)
+        check_columns(columns)
         guide = share_rows(substitute(seed(self.guide, guide_key), data=given), touched)
         sites = trace(guide).get_trace(*args, **kwargs)  # as it is: autoguides keep what they see
         found = _of_type("param", sites)

@@ -52,6 +52,43 @@ def test_a_subset_of_classes_that_is_not_named_is_refused():
         init(model, Y)
 
 
+def sampled_softmax(fn_of, obs_of, y, *, plate_labels=True, **layout):
+    with lc.class_plate("classes", K, y if plate_labels else None, 5, **layout) as classes:
+        w = numpyro.sample("w", dist.Normal(0, 1))
+    columns = classes.by_observation(w) if layout else w
+    with numpyro.plate("data", N):
+        numpyro.sample("y", fn_of(X[:, None] * columns), obs=obs_of(classes, y))
+
+
+def logits_of(utilities):
+    return dist.Categorical(logits=utilities)
+
+
+def probs_of(utilities):
+    return dist.Categorical(probs=jnp.exp(utilities)).mask(Y > 2)
+
+
+@pytest.mark.parametrize(
+    ("fn_of", "layout"),
+    [
+        (logits_of, {}),
+        (probs_of, {}),
+        (logits_of, {"plate_labels": False}),
+        (logits_of, {"per_observation": True}),
+    ],
+)
+def test_labels_for_columns_of_a_subset_are_refused(fn_of, layout):
+    model = partial(sampled_softmax, fn_of, lambda classes, y: y, **layout)
+    with pytest.raises(ValueError, match=r"'y' is a Categorical of \d+.*'classes'.*sample_choice"):
+        init(model, Y)
+
+
+def test_places_among_the_columns_of_a_subset_are_not_refused():
+    """A sampled softmax written by hand, and an unrelated categorical of as many outcomes."""
+    init(partial(sampled_softmax, logits_of, lambda classes, y: classes.place(y)), 10 + 3 * Y)
+    init(partial(sampled_softmax, logits_of, lambda classes, y: y % 4), 10 + Y)
+
+
 def two_choices(x, y=None, z=None, rows=None):
     with lc.class_plate("many", K, y, 5) as many:
         v = numpyro.sample("v", dist.Normal(0, 1))
