@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpyro.distributions as dist
 from jax import Array
 
 
@@ -23,11 +24,7 @@ def sites_without_rows(model_trace: Any, batch_size: int) -> dict[str, Array]:
     sampled = {name: site for name, site in model_trace.items() if site["type"] == "sample"}
     params = [site for site in model_trace.values() if site["type"] == "param"]
     kept = [_plates_of(p) for p in params if p["kwargs"].get("update_rule") is not None]
-    has_shared = any(
-        _is_shared(site, classes, batch_size)
-        for site in sampled.values()
-        if not site["is_observed"]
-    )
+    has_shared = any(_is_shared(site, classes, batch_size) for site in sampled.values())
     found = {}
     for name, site in sampled.items():
         around = [f for f in site["cond_indep_stack"] if f.name in plates.keys() - classes]
@@ -62,11 +59,15 @@ def _plates_of(site: Any) -> set[str]:
 
 
 def _is_shared(site: Any, classes: set[str], batch_size: int) -> bool:
-    """Whether all minibatches share a latent site.
+    """Whether a site is latent, or a factor of the classes' prior, and all minibatches share it.
 
-    One of a minibatch's own has a plate, or an axis if it is in no class plate, of a multiple of
-    ``batch_size``.
+    A latent site of a minibatch's own has a plate, or an axis if it is in no class plate, of a
+    multiple of ``batch_size``.
     """
+    if site["is_observed"] and not (
+        isinstance(site["fn"], dist.Unit) and _plates_of(site) & classes
+    ):
+        return False
     sizes = {frame.size for frame in site["cond_indep_stack"] if frame.name not in classes}
     if not _plates_of(site) & classes:
         sizes |= set(jnp.shape(site["value"]))

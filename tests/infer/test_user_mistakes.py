@@ -211,8 +211,8 @@ def test_minibatches_scaled_in_other_ways_are_not_refused(plates, kept, batch_si
     check_batches(partial(forgotten_rows, plates, kept), batches, (), {})
 
 
-def test_minibatches_whose_scale_cannot_matter_are_not_refused():
-    """Nothing but parameters and the minibatch's own latent sites, or other data."""
+def test_minibatches_are_refused_only_where_their_scale_matters():
+    """It does not for parameters and the minibatch's own latent sites, nor for other data."""
 
     def likelihood(x, y, rows):
         with lc.class_plate("classes", K, y, 5) as classes:
@@ -227,6 +227,14 @@ def test_minibatches_whose_scale_cannot_matter_are_not_refused():
         a = numpyro.sample("a", dist.Normal(0, 1))
         numpyro.sample("z", dist.Normal(a, 1).expand([4]).to_event(1), obs=jnp.ones(4))
 
+    def prior_as_a_factor(x, y, rows):
+        with lc.class_plate("classes", K) as classes:
+            w = lc.gaussian_weights("w", classes)
+        means, variances = x[:, None] * w.loc, x[:, None] ** 2 * w.variance
+        lc.sample_choice("y", means, variances=variances, obs=y)
+
     batches = lc.ArrayBatches(X, Y, batch_size=4)
+    with pytest.raises(ValueError, match="site 'y' observes 4 of the 12 rows"):
+        check_batches(prior_as_a_factor, batches, (), {})
     for model in (likelihood, other_data):
         check_batches(model, batches, (), {})
