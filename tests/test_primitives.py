@@ -273,6 +273,11 @@ def row_ids_as_rows():
         lc.sample_choice("y", utilities, classes=classes, rows=jnp.array(ROWS), obs=Y)
 
 
+def utilities_of_no_subset_to_predict():
+    with lc.class_plate("classes", NUM_CATEGORIES, num_sampled=NUM_SAMPLED) as classes:
+        lc.sample_choice("y", X[:, None] * TABLE, classes=classes)
+
+
 def a_plate_as_classes():
     plate = lc.class_plate("classes", NUM_CATEGORIES, Y, NUM_SAMPLED)
     lc.sample_choice("y", X[:, None] * plate.classes.indices, classes=plate, obs=Y)
@@ -298,7 +303,8 @@ BAD = [
         r"obs.shape=\(2,\) and utilities.shape=\(3, 8\)",
     ),
     (observations_on_the_wrong_axis, ValueError, "must have the 3 rows of plate 'data' at axis -2"),
-    (utilities_of_all_classes, ValueError, "of the class plate, 8.*predict.*lc.draw_choices"),
+    (utilities_of_all_classes, ValueError, "one column for each row of the class plate, 8"),
+    (utilities_of_no_subset_to_predict, ValueError, "no labels.*predict.*`lc.draw_choices`"),
     (observations_with_more_axes, ValueError, r"obs.shape=\(3, 3\) and \(3,\) before the classes"),
     (observations_with_more_axes_of_all_classes, ValueError, r"obs.shape=\(3, 3\) and \(3,\) bef"),
     (row_ids_as_rows, TypeError, r"`rows` must be what `with lc.data_plate\(..., rows\) as rows:`"),

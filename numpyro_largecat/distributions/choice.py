@@ -142,18 +142,17 @@ class ChoiceDistribution(dist.Distribution):
 
 def _check_classes(classes: ClassSubset, shape: tuple[int, ...]) -> None:
     check_class_subset(classes)
-    if shape[-1] != classes.weights.shape[-1]:
-        is_whole = shape[-1] == classes.num_categories
-        raise ValueError(
-            "`utilities` must have one column for each row of the class plate, "
-            f"{classes.weights.shape[-1]}, on its last axis; got shape {shape}."
-            + (" To predict from a fit, use `lc.draw_choices`." if is_whole else "")
-        )
     if classes.labels is not None and classes.labels.shape[0] == 0:
         raise ValueError(
             "`classes` holds no labels, so the likelihood of an observation would lack its own "
             "class. Give them to the plate, `class_plate(..., labels=y)`; to predict without "
-            "labels, use `lc.top_classes` with the name of that plate."
+            "labels, use `lc.top_classes` or `lc.draw_choices` with the name of that plate, in "
+            "place of `Predictive`."
+        )
+    if shape[-1] != classes.weights.shape[-1]:
+        raise ValueError(
+            "`utilities` must have one column for each row of the class plate, "
+            f"{classes.weights.shape[-1]}, on its last axis; got shape {shape}."
         )
 
 
