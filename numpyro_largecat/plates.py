@@ -174,6 +174,10 @@ class class_plate(_indexed_plate):
     variance; see ``python -m benchmarks.proposals``. The model then forms utilities by
     ``jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))``.
 
+    **What a row may depend on:** its own rows of other sites and parameters, and what is outside of
+    the plate. A place or a sum over the plate is one over the classes of the step: for a reference
+    class write ``jnp.where(classes.indices == 0, 0, b)``, not ``b.at[0].set(0)``.
+
     Shapes: the plate has M = min(B, K) + S rows, B the number of labels. Repeated labels leave
     padded rows, which have weight 0 and repeat a valid class; nothing is written to them. With a
     ``proposal`` S is the number of classes that it returns, H more for a head of H. With

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from numpyro_largecat.distributions.errors import GUMBEL, ErrorFamily, error_fam
 from numpyro_largecat.distributions.utility_categorical import UtilityCategorical
 from numpyro_largecat.infer.update_rules import Followed, UpdateRule
 from numpyro_largecat.local_state import local_state, on_all_classes
-from numpyro_largecat.subsets import ClassSubset, RowSubset
+from numpyro_largecat.subsets import ClassSubset, RowSubset, check_class_subset, check_row_subset
 
 
 def sample_choice(
@@ -98,7 +99,8 @@ def sample_choice(
         ValueError: If a subset of classes is used without ``rows``, outside their plate, or with
             shapes that do not match; if ``variances`` are given with another ``noise`` than
             "gumbel".
-        TypeError: If ``obs`` are not integers.
+        TypeError: If ``obs`` are not integers, or ``classes`` or ``rows`` not what their plates
+            give.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -112,6 +114,7 @@ def sample_choice(
     References:
         Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 1.
     """
+    check_class_subset(classes)
     family = error_family(noise)
     if variances is not None and family is not GUMBEL:
         raise ValueError(
@@ -120,6 +123,8 @@ def sample_choice(
         )
     if classes is None or classes.kind != "sample":
         choice = _with_all_classes(name, utilities, variances, classes, family, obs)
+        if obs is not None and (classes is None or classes.kind == "full"):
+            _refuse_more_axes(name, choice.batch_shape, obs)
         return numpyro.sample(name, choice, obs=obs)
     choice = ChoiceDistribution(utilities, classes)
     if obs is None:
@@ -137,6 +142,7 @@ def sample_choice(
             "the minibatch; or use the stateless form, `numpyro.sample(name, "
             "lc.UtilityCategorical(utilities, classes), obs=y)`, whose bias the docs explain."
         )
+    check_row_subset(rows)
     whole = list(shape)
     if len(shape) < -rows.dim or shape[rows.dim] != rows.indices.shape[0]:
         raise ValueError(
@@ -193,7 +199,20 @@ class _open_plates(Messenger):
         self.plates |= {frame.name for frame in msg["cond_indep_stack"]}
 
 
+def _refuse_more_axes(name: str, batch_shape: tuple[int, ...], obs: ArrayLike) -> None:
+    """Refuse observations that broadcast over their own axes, as (B, T) ones do where B == T."""
+    shape = jnp.shape(obs)
+    if len(shape) > len(batch_shape) and math.prod(batch_shape) > 1:
+        raise ValueError(
+            f"site '{name}' must have an axis of utilities for each axis of the observations, "
+            f"before that of the classes; got obs.shape={shape} and {batch_shape} before the "
+            "classes. If the labels are a column, pass `y.squeeze(-1)`; if the choices "
+            "on the last axis share their utilities, pass `utilities[..., None, :]`."
+        )
+
+
 def _choice_shape(name: str, choice: ChoiceDistribution, obs: ArrayLike) -> tuple[int, ...]:
+    _refuse_more_axes(name, choice.batch_shape, obs)
     shapes = (jnp.shape(obs), choice.batch_shape)
     try:
         shape = lax.broadcast_shapes(*shapes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -186,6 +186,24 @@ def full_subset(num_categories: int) -> ClassSubset:
     weights = jnp.ones(num_categories)
     indices = jnp.arange(num_categories, dtype=jnp.int32)
     return ClassSubset(indices, weights, None, num_categories, "full")
+
+
+def check_class_subset(classes: Any) -> None:
+    """Raise TypeError unless ``classes`` is a ``ClassSubset``, or None for all classes."""
+    if classes is not None and not isinstance(classes, ClassSubset):
+        raise TypeError(
+            "`classes` must be what `with lc.class_plate(...) as classes:` gives; "
+            f"got {type(classes).__name__}."
+        )
+
+
+def check_row_subset(rows: Any) -> None:
+    """Raise TypeError unless ``rows`` is a ``RowSubset``."""
+    if not isinstance(rows, RowSubset):
+        raise TypeError(
+            "`rows` must be what `with lc.data_plate(..., rows) as rows:` gives, not the row ids "
+            f"or another plate; got {type(rows).__name__}."
+        )
 
 
 def check_labels(name: str, labels: ArrayLike, num_categories: int) -> None:

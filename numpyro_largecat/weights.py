@@ -17,7 +17,7 @@ from numpyro.primitives import _PYRO_STACK
 
 from numpyro_largecat._checks import check_count, is_concrete
 from numpyro_largecat.plates import class_plate
-from numpyro_largecat.subsets import ClassSubset
+from numpyro_largecat.subsets import ClassSubset, check_class_subset
 
 
 class GaussianWeights(NamedTuple):
@@ -155,6 +155,7 @@ def gaussian_weights(
 
 def _whole_batch_shape(name: str, classes: ClassSubset) -> tuple[int, ...]:
     """Sizes of all rows of the open plates, by their dims."""
+    check_class_subset(classes)
     plates = [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
     if not any(isinstance(plate, class_plate) and plate.classes is classes for plate in plates):
         raise ValueError(

@@ -257,6 +257,37 @@ def nothing_observed():
         lc.sample_choice("y", utilities, classes=classes, rows=rows)
 
 
+def observations_with_more_axes():
+    classes, utilities = subset_and_utilities()
+    with lc.data_plate("data", NUM_ROWS, ROWS) as rows:
+        lc.sample_choice("y", utilities, classes=classes, rows=rows, obs=np.tile(Y, (3, 1)))
+
+
+def observations_with_more_axes_of_all_classes():
+    lc.sample_choice("y", X[:, None] * TABLE, obs=np.tile(Y, (3, 1)))
+
+
+def row_ids_as_rows():
+    classes, utilities = subset_and_utilities()
+    with lc.data_plate("data", NUM_ROWS, ROWS):
+        lc.sample_choice("y", utilities, classes=classes, rows=jnp.array(ROWS), obs=Y)
+
+
+def utilities_of_no_subset_to_predict():
+    with lc.class_plate("classes", NUM_CATEGORIES, num_sampled=NUM_SAMPLED) as classes:
+        lc.sample_choice("y", X[:, None] * TABLE, classes=classes)
+
+
+def a_plate_as_classes():
+    plate = lc.class_plate("classes", NUM_CATEGORIES, Y, NUM_SAMPLED)
+    lc.sample_choice("y", X[:, None] * plate.classes.indices, classes=plate, obs=Y)
+
+
+def a_plate_as_classes_of_a_distribution():
+    plate = lc.class_plate("classes", NUM_CATEGORIES, Y, NUM_SAMPLED)
+    lc.UtilityCategorical(X[:, None] * plate.classes.indices, plate)
+
+
 BAD = [
     (without_rows, ValueError, "site 'y' keeps a local variable.*but has no `rows`.*data_plate"),
     (outside_the_plate, ValueError, r"site 'y' must be inside its data plate.*'data'"),
@@ -273,6 +304,16 @@ BAD = [
     ),
     (observations_on_the_wrong_axis, ValueError, "must have the 3 rows of plate 'data' at axis -2"),
     (utilities_of_all_classes, ValueError, "one column for each row of the class plate, 8"),
+    (utilities_of_no_subset_to_predict, ValueError, "no labels.*predict.*`lc.draw_choices`"),
+    (observations_with_more_axes, ValueError, r"obs.shape=\(3, 3\) and \(3,\) before the classes"),
+    (observations_with_more_axes_of_all_classes, ValueError, r"obs.shape=\(3, 3\) and \(3,\) bef"),
+    (row_ids_as_rows, TypeError, r"`rows` must be what `with lc.data_plate\(..., rows\) as rows:`"),
+    (
+        a_plate_as_classes,
+        TypeError,
+        "`classes` must be what .* as classes:` gives; got class_plate",
+    ),
+    (a_plate_as_classes_of_a_distribution, TypeError, "`classes` must be what .*; got class_plate"),
     (observed_floats, TypeError, "`obs` must be integers; got dtype float32"),
     (observed_floats_of_all_classes, TypeError, "must be integers; got dtype float32"),
     (nothing_observed, ValueError, "needs `obs=` while the class plate holds a subset"),
@@ -283,3 +324,11 @@ BAD = [
 def test_bad_statements_are_refused(model, error, message):
     with pytest.raises(error, match=message):
         log_density(handlers.seed(model, 0), (), {}, {})
+
+
+def test_choices_that_share_utilities_without_an_axis_are_not_refused():
+    """Utilities of shape (M,) or (1, M) are the same for all observations, and (B, 1, M) for T."""
+    many = np.tile(Y, (3, 1))
+    for utilities in (TABLE, TABLE[None], (X[:, None] * TABLE)[:, None]):
+        sites = trace_of(lambda utilities: lc.sample_choice("y", utilities, obs=many), utilities)
+        assert sites["y"]["fn"].log_prob(many).shape == (3, 3)

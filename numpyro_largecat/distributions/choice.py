@@ -15,7 +15,7 @@ from numpyro.distributions import constraints
 
 from numpyro_largecat._checks import check_in_range, check_integers, widen
 from numpyro_largecat.ops.softmax_bound import take_row
-from numpyro_largecat.subsets import ClassSubset
+from numpyro_largecat.subsets import ClassSubset, check_class_subset
 
 
 class _UtilityVector(constraints.ParameterFreeConstraint):
@@ -141,21 +141,18 @@ class ChoiceDistribution(dist.Distribution):
 
 
 def _check_classes(classes: ClassSubset, shape: tuple[int, ...]) -> None:
-    if not isinstance(classes, ClassSubset):
-        raise TypeError(
-            "`classes` must be what `with lc.class_plate(...) as classes` gives; "
-            f"got {type(classes).__name__}."
+    check_class_subset(classes)
+    if classes.labels is not None and classes.labels.shape[0] == 0:
+        raise ValueError(
+            "`classes` holds no labels, so the likelihood of an observation would lack its own "
+            "class. Give them to the plate, `class_plate(..., labels=y)`; to predict without "
+            "labels, use `lc.top_classes` or `lc.draw_choices` with the name of that plate, in "
+            "place of `Predictive`."
         )
     if shape[-1] != classes.weights.shape[-1]:
         raise ValueError(
             "`utilities` must have one column for each row of the class plate, "
             f"{classes.weights.shape[-1]}, on its last axis; got shape {shape}."
-        )
-    if classes.labels is not None and classes.labels.shape[0] == 0:
-        raise ValueError(
-            "`classes` holds no labels, so the likelihood of an observation would lack its own "
-            "class. Give them to the plate, `class_plate(..., labels=y)`; to predict without "
-            "labels, use `lc.top_classes` with the name of that plate."
         )
 
 

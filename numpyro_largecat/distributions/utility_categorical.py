@@ -14,7 +14,7 @@ from numpyro_largecat.ops.choice_quadrature import choice_log_prob
 from numpyro_largecat.ops.logistic_bound import best_u_logistic, logistic_bound
 from numpyro_largecat.ops.noisy_max import draw_gumbel, noisy_max
 from numpyro_largecat.ops.softmax_bound import log_eta_hat, softmax_bound
-from numpyro_largecat.subsets import ClassSubset
+from numpyro_largecat.subsets import ClassSubset, check_class_subset
 
 
 class UtilityCategorical(ChoiceDistribution):
@@ -85,7 +85,8 @@ class UtilityCategorical(ChoiceDistribution):
             value is out of range (under ``jit``, where values are not known, the log probability is
             then NaN). With a subset, the log probability of a value that is not among the labels
             given to the class plate is NaN; ``SubsampledSVI`` refuses such data.
-        TypeError: On ``log_prob``, if the values are not integers.
+        TypeError: If ``classes`` are not those of a class plate; on ``log_prob``, if the values are
+            not integers.
         NotImplementedError: On ``sample`` with a subset or a chunk of the classes; at construction,
             with a subset and other errors than Gumbel's and logistic ones.
 
@@ -117,6 +118,7 @@ class UtilityCategorical(ChoiceDistribution):
         u: ArrayLike | None = None,
         validate_args: bool | None = None,
     ) -> None:
+        check_class_subset(classes)
         self.noise = error_family(noise)
         has_u = self.noise in (GUMBEL, LOGISTIC)
         if not has_u and classes is not None and classes.kind == "sample":

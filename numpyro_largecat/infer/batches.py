@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count
+from numpyro_largecat._checks import check_count, is_concrete
 from numpyro_largecat.ops.subsampling import draw_without_replacement
 
 
@@ -26,10 +26,12 @@ class ArrayBatches:
     Cost: O(batch) per draw. The arrays are put on the default device once.
 
     Args:
-        *arrays: Arrays with N rows each, shapes (N, ...).
+        *arrays: Arrays of numbers with N rows each, shapes (N, ...), or what NumPy makes into
+            arrays: a data frame gives shape (N, columns), a series (N,).
         batch_size: Rows B of a batch, a Python int in [1, N].
 
     Raises:
+        TypeError: If an array holds anything but numbers, or ``batch_size`` is not a Python int.
         ValueError: If there is no array, the arrays differ in their number of rows, or
             ``batch_size`` is larger than it.
 
@@ -45,12 +47,15 @@ class ArrayBatches:
     def __init__(self, *arrays: ArrayLike, batch_size: int) -> None:
         if not arrays:
             raise ValueError("ArrayBatches needs at least one array, such as x and y.")
+        arrays = tuple(_of_numbers(i, array) for i, array in enumerate(arrays))
         shapes = [jnp.shape(a) for a in arrays]
         if any(len(s) == 0 or s[0] != shapes[0][0] for s in shapes):
             raise ValueError(
                 f"the arrays must have the same number of rows on their first axis; got {shapes}."
             )
         for i, array in enumerate(arrays):
+            if not is_concrete(array):
+                continue
             kept = jax.dtypes.canonicalize_dtype(jnp.result_type(array))
             if jnp.issubdtype(kept, jnp.integer) and (np.asarray(array) > np.iinfo(kept).max).any():
                 raise ValueError(
@@ -98,3 +103,15 @@ class ArrayBatches:
         """Show shapes, not values."""
         shapes: Any = [tuple(a.shape) for a in self.arrays]
         return f"ArrayBatches({shapes}, batch_size={self.batch_size})"
+
+
+def _of_numbers(position: int, array: Any) -> Any:
+    """Return what NumPy makes of a frame, series or list; refuse what is not made of numbers."""
+    if not isinstance(array, jax.Array):
+        array = np.asarray(array)
+    if not any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.number, jnp.bool_)):
+        raise TypeError(
+            f"array {position} must hold numbers; got dtype {array.dtype}. Convert it with "
+            "`.astype`, or number its values with `np.unique(values, return_inverse=True)[1]`."
+        )
+    return array

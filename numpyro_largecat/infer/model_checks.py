@@ -8,19 +8,24 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array, lax
 from numpyro.handlers import seed, trace
+from numpyro.ops.provenance import eval_provenance
 
-from numpyro_largecat._checks import check_finite, check_in_range, check_known
+from numpyro_largecat._checks import check_finite, check_in_range, check_known, is_concrete
 from numpyro_largecat.distributions.choice import ChoiceDistribution, base_distribution
 from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.latent_values import at_feasible_values
+from numpyro_largecat.infer.scale_checks import refuse_without_rows, sites_without_rows
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
+
+CATEGORICALS = (dist.CategoricalLogits, dist.CategoricalProbs)
 
 
 def check_arguments(model: Callable[..., Any], args: Any, kwargs: Any) -> None:
@@ -85,18 +90,76 @@ def observed_labels(model_trace: Any) -> dict[str, Labels]:
     return found
 
 
+class _SampledPlate(NamedTuple):
+    """A class plate that holds a subset in this step."""
+
+    name: str
+    num_categories: int  # number of classes K
+    num_together: int  # classes of one observation: columns of utilities
+    labels: Array | None
+
+
+def _sampled_plates(model_trace: Any) -> list[_SampledPlate]:
+    found = []
+    for name, site in model_trace.items():
+        known = site["kwargs"] if site["type"] == "plate" else {}
+        if known.get("row_weights") is not None:
+            labels, num_together = known["labels"], known["row_weights"].shape[0]
+            if known["repeats"]:
+                num_together //= labels.shape[0]
+            found.append(_SampledPlate(name, site["args"][0], num_together, labels))
+    return found
+
+
 def _refuse_forgotten_classes(name: str, fn: ChoiceDistribution, model_trace: Any) -> None:
     """Refuse utilities of a subset of classes that are taken for those of all."""
-    for plate, site in model_trace.items():
-        if fn.classes is not None or site["type"] != "plate":
-            continue
-        weights = site["kwargs"].get("row_weights")
-        if weights is not None and weights.shape[0] == fn.num_categories != site["args"][0]:
+    for plate in _sampled_plates(model_trace) if fn.classes is None else ():
+        if plate.num_together == fn.num_categories != plate.num_categories:
             raise ValueError(
                 f"site '{name}' has utilities of {fn.num_categories} classes, as many as plate "
-                f"'{plate}' holds of its {site['args'][0]}, but no `classes`. Pass `classes=` "
-                f"from `with lc.class_plate('{plate}', ...) as classes`."
+                f"'{plate.name}' holds of its {plate.num_categories}, but no `classes`. Pass "
+                f"`classes=` from `with lc.class_plate('{plate.name}', ...) as classes`."
             )
+
+
+def labels_as_columns(model_trace: Any) -> dict[str, Array]:
+    """Find NumPyro's own categoricals over the classes that a subsampled plate holds.
+
+    Returns:
+        For each such site, under what to say of it, whether it observes labels of the plate, rather
+        than their places among its columns, as a softmax written by hand may do.
+    """
+    found = {}
+    for name, site in model_trace.items():
+        fn = base_distribution(site["fn"]) if site["type"] == "sample" else None
+        if not isinstance(fn, CATEGORICALS) or not site["is_observed"]:
+            continue
+        size = jnp.shape(fn.logits if isinstance(fn, dist.CategoricalLogits) else fn.probs)[-1]
+        for plate in _sampled_plates(model_trace):
+            if plate.num_together != size or size == plate.num_categories:
+                continue
+            message = (
+                f"site '{name}' is a Categorical of {size} outcomes, as many as plate "
+                f"'{plate.name}' holds of its {plate.num_categories} classes, and observes labels, "
+                "which would be taken for columns of that subset. Use `lc.sample_choice`, or "
+                "`lc.UtilityCategorical(utilities, classes)` with the `classes` that the plate "
+                "gives."
+            )
+            value = jnp.asarray(site["value"])
+            is_label = plate.labels is None or jnp.isin(value, plate.labels)
+            found[message] = jnp.all(is_label)
+    return found
+
+
+def check_columns(labels_as_columns: dict[str, Array]) -> None:
+    """Refuse what ``labels_as_columns`` has found; tracers pass.
+
+    Raises:
+        ValueError: If labels are observed as columns of a subset of the classes.
+    """
+    for message, is_wrong in labels_as_columns.items():
+        if is_concrete(is_wrong) and is_wrong:
+            raise ValueError(message)
 
 
 def check_labels(labels: dict[str, Labels]) -> None:
@@ -124,27 +187,43 @@ def _check_size(name: str, rows: Labels, batches: ArrayBatches) -> None:
 
 
 def check_batches(model: Callable[..., Any], batches: ArrayBatches, args: Any, kwargs: Any) -> None:
-    """Refuse arrays that are not finite, and bad labels, anywhere in the data.
+    """Refuse arrays that are not finite, bad labels, and likelihoods not scaled to all rows.
 
     The model itself says what its labels are: its plates are opened on every row, in compiled
-    chunks in which nothing but the labels is computed.
+    chunks in which nothing but labels and scales is computed.
 
     Cost: O(N).
     """
     check_finite((f"array {i} of `batches`", array) for i, array in enumerate(batches.arrays))
 
-    def labels_of(rows: Array) -> dict[str, Labels]:
+    def sites_of(rows: Array) -> Any:
         run = at_feasible_values(share_rows(seed(model, 0), TouchedRows()))
-        sites = trace(run).get_trace(*args, *batches.take(rows), **kwargs)
-        return {name: replace(found, known=None) for name, found in observed_labels(sites).items()}
+        return trace(run).get_trace(*args, *batches.take(rows), **kwargs)
+
+    def look_at(rows: Array) -> tuple[dict[str, Labels], dict[str, Array]]:
+        sites = sites_of(rows)
+        labels = {n: replace(found, known=None) for n, found in observed_labels(sites).items()}
+        is_whole = batches.batch_size == batches.size
+        return labels, {} if is_whole else sites_without_rows(sites, batches.batch_size)
 
     num_chunks = -(-batches.size // batches.batch_size)
     starts = jnp.arange(num_chunks) * batches.batch_size
     chunks = jnp.minimum(starts[:, None] + jnp.arange(batches.batch_size), batches.size - 1)
-    by_chunk = jax.jit(lambda chunks: lax.map(labels_of, chunks))(chunks)
+    by_chunk, without_rows = jax.jit(lambda chunks: lax.map(look_at, chunks))(chunks)
     for name, found in by_chunk.items():
         values = found.values
         if values.shape[1:2] == (batches.batch_size,):  # one for each row of the data
             values = values.reshape(-1, *values.shape[2:])[: batches.size]
             _check_size(name, replace(found, values=values), batches)
         check_labels({name: replace(found, values=values)})
+    suspects = [name for name, is_wrong in without_rows.items() if is_wrong.all()]
+
+    def observed(rows: Array) -> list[Array]:
+        sites = sites_of(rows)
+        return [jnp.asarray(sites[name]["value"]) for name in suspects]
+
+    if not suspects:
+        return
+    for name, inputs in zip(suspects, eval_provenance(observed, rows=chunks[0]), strict=True):
+        if inputs:  # what it observes is the minibatch's own, not the same in each step
+            refuse_without_rows(name, batches.size, batches.batch_size)

@@ -22,7 +22,9 @@ from numpyro_largecat.infer.guide_tables import release_initial_values, renew_in
 from numpyro_largecat.infer.latent_values import at_feasible_values
 from numpyro_largecat.infer.model_checks import (
     check_arguments,
+    check_columns,
     check_labels,
+    labels_as_columns,
     observed_labels,
     warn_of_discrete_sites,
 )
@@ -207,10 +209,12 @@ class SubsampledSVI(SVI):
             params.update({name: describe_param(site, touched) for name, site in found.items()})
             values = {name: site["value"] for name, site in found.items()}
             mutable = {name: site["value"] for name, site in _of_type("mutable", sites).items()}
-            return touched, values, mutable, observed_labels(sites)
+            return touched, values, mutable, observed_labels(sites), labels_as_columns(sites)
 
-        touched, values, mutable, labels = jax.jit(run_model)(model_key, arrays, given)
+        run = jax.jit(run_model)
+        touched, values, mutable, labels, columns = run(model_key, arrays, given)
         check_labels(labels)
+        check_columns(columns)
         guide = share_rows(substitute(seed(self.guide, guide_key), data=given), touched)
         sites = trace(guide).get_trace(*args, **kwargs)  # as it is: autoguides keep what they see
         found = _of_type("param", sites)
@@ -292,10 +296,11 @@ class SubsampledSVI(SVI):
     ) -> SVIRunResult:
         """Fit for ``num_steps`` steps in compiled loops that reuse the memory of the tables.
 
-        The labels and float data of ``batches`` are checked, all of them, before the first step. A
-        step whose loss or new parameters are not finite is not taken: the fit ends there with a
-        RuntimeWarning that names the step, and the result holds the last good state (with
-        ``stable_update`` such steps are skipped instead, and counted in a warning at the end).
+        The labels and float data of ``batches`` are checked, all of them, before the first step,
+        and so is whether the likelihood is scaled from a minibatch to all its rows. A step whose
+        loss or new parameters are not finite is not taken: the fit ends there with a RuntimeWarning
+        that names the step, and the result holds the last good state (with ``stable_update`` such
+        steps are skipped instead, and counted in a warning at the end).
 
         Args:
             rng_key: A JAX random key.
@@ -316,7 +321,8 @@ class SubsampledSVI(SVI):
             to 1000 earlier values of a few entries of each parameter, for ``diagnose``.
 
         Raises:
-            ValueError: If ``num_steps`` is less than 1, or data or labels are refused.
+            ValueError: If ``num_steps`` is less than 1, if data or labels are refused, or if what a
+                model with minibatches observes is in no data plate with their ``rows``.
 
         Cost: O(touched rows) per step; O(table) once at the start and once at the end.
         """

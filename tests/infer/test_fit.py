@@ -241,6 +241,26 @@ def test_arguments_of_run_are_checked():
         lc.ArrayBatches(jnp.zeros(3), batch_size=4)
 
 
+class Frame:
+    """What a data frame is to NumPy: an object that it makes into an array."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
+def test_batches_are_made_of_what_numpy_makes_into_numbers():
+    x, y = make_data()
+    batches = lc.ArrayBatches(Frame(x), Frame(y), y.tolist(), batch_size=8)
+    for found, expected in zip(batches.arrays, (x, y, y), strict=True):
+        np.testing.assert_array_equal(found, expected, strict=True)
+    for values, dtype in ((["a", "b"], "<U1"), (Frame([1, "b"]), "<U21"), ([None], "object")):
+        with pytest.raises(TypeError, match=f"array 1 must hold numbers; got dtype {dtype}"):
+            lc.ArrayBatches(x, values, batch_size=1)
+
+
 def test_the_progress_bar_shows_a_smoothed_elbo(capsys):
     x, y = make_data()
     result = make_svi().run(jax.random.key(0), 3, x, y)
