@@ -16,12 +16,18 @@ from numpyro.handlers import seed, substitute, trace
 from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import check_count, check_in_range, check_integers
-from numpyro_largecat.infer.chunked_utilities import ChunkedUtilities, with_few_classes
-from numpyro_largecat.infer.latent_values import at_feasible_values
+from numpyro_largecat.guides.error_guides import without_errors
+from numpyro_largecat.infer.chunk_checks import guide_has_run
+from numpyro_largecat.infer.chunked_utilities import (
+    ChunkedUtilities,
+    rows_of_whole,
+    without_training_rows,
+)
+from numpyro_largecat.infer.model_layout import LatentSite, ModelLayout, latent_site, layout_of
 from numpyro_largecat.infer.param_sites import check_params
 from numpyro_largecat.infer.static_arguments import with_jax_arrays
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
-from numpyro_largecat.predict import draw_choices, log_likelihood
+from numpyro_largecat.predict import draw_choices_of, labels_of_rows, log_likelihood_of
 
 SMALL_PLATE = 1000  # plates of at most this many rows are shown whole
 NUM_FREQUENT = 10  # classes that are shown of a larger plate where none is named
@@ -56,7 +62,9 @@ def to_arviz(
     **With** ``obs``, the choices of the rows that ``args`` describe, there are also the groups
     ``log_likelihood``, exact and for each observation, ``posterior_predictive`` and
     ``observed_data``, from the same draws as ``posterior``. So ``az.loo``, ``az.compare`` and
-    ``az.plot_ppc`` work. ``args`` are then those of ``top_classes``, without observed choices.
+    ``az.plot_ppc`` work. ``args`` are then those of ``top_classes``, without observed choices. They
+    may describe rows of the training data or others: the coordinate of a data plate holds the ids
+    that it is given, and 0, 1, ... without.
 
     Shapes: the group ``posterior`` has variables of shape (1, num_draws, plates..., event...). The
     dimension of a plate has the plate's name, and its coordinate the names that ``coords`` gives,
@@ -78,7 +86,7 @@ def to_arviz(
         rows: The rows to show of a plate, by id, such as ``{"classes": [17, 3]}``, or by label, if
             ``coords`` has one for each row of the plate.
         coords: Labels of dimensions, by name. For the dimension of a plate those of all its rows,
-            or of the rows shown.
+            or of the rows shown; with ``obs`` and without ids, those of the rows of ``obs``.
         dims: Names of the event dimensions of a site, such as ``{"w": ["feature"]}``; also of
             ``constant_data``, for all their dimensions.
         constant_data: Data to keep beside the posterior, such as ``{"x": x}``.
@@ -93,9 +101,10 @@ def to_arviz(
         ``to_netcdf``.
 
     Raises:
-        ValueError: If ``rows`` names an unknown plate or label or holds ids out of range,
-            ``params`` lacks a parameter of the guide, no site is left to show, or as
-            ``log_likelihood``.
+        ValueError: If ``rows`` names an unknown plate or label, holds ids out of range or those of
+            the plate of ``obs``; if ``coords`` names an unknown dimension or has too many or too
+            few labels; if ``params`` lacks a parameter of the guide, ``losses`` are no array of one
+            axis, no site is left to show, or as ``log_likelihood``.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
@@ -117,61 +126,70 @@ def to_arviz(
     """
     num_draws = check_count("num_draws", num_draws, 1)
     args, kwargs = with_jax_arrays((args, kwargs))
-    sizes = _plate_sizes(model, args, kwargs, params)
+    constants = _constants(constant_data, losses)
+    layout = layout_of(model, guide, args, kwargs, params)
+    sizes = layout.sizes
     labels = {name: np.asarray(values) for name, values in (coords or {}).items()}
     ids = {name: _ids_of(name, given, sizes, labels) for name, given in (rows or {}).items()}
-    ids |= {n: jnp.arange(s) for n, s in sizes.items() if s <= SMALL_PLATE and n not in ids}
-    if obs is not None and plate in sizes and plate not in ids:
-        ids[plate] = _most_frequent(obs, NUM_FREQUENT)
-    site_dims: dict[str, list[str]] = {}
-    chosen = None
+    chosen, observed, unknown = None, {}, set()
     if obs is not None:
         chosen = ChunkedUtilities(model, guide, params, args, kwargs, site, plate, chunk_size)
+        shape = labels_of_rows(obs, chosen).shape
+        observed = _observed_rows(shape, chosen, layout, ids)
+        unknown = {n for n, i in observed.items() if n not in layout.row_ids and len(i) != sizes[n]}
+        if sizes[plate] > SMALL_PLATE and plate not in ids:
+            ids[plate] = _most_frequent(obs, NUM_FREQUENT)
+    small = {n: s for n, s in sizes.items() if s <= SMALL_PLATE and n not in ids.keys() | unknown}
+    ids |= {name: observed.get(name, jnp.arange(size)) for name, size in small.items()}
+    shown_guide = guide
+    if unknown:  # new rows, which have no errors
+        shown_guide = without_training_rows(without_errors(model, guide)[1])
+    site_dims: dict[str, list[str]] = {}
 
     def draw(rng_key: Array) -> dict[str, Array]:
-        sites = _guide_sites(rng_key, guide, params, args, kwargs, ids)
+        sites = _guide_sites(rng_key, shown_guide, params, args, kwargs, ids, layout)
         if chosen is not None:
-            sites |= _sites_of_classes(rng_key, chosen, ids[plate], plate, sites)
+            sites |= _sites_of_classes(rng_key, chosen, ids[plate], sites)
         site_dims.update({name: _dims_of(name, site, dims or {}) for name, site in sites.items()})
-        return {name: site["value"] for name, site in sites.items()}
+        return {name: site.value for name, site in sites.items()}
 
-    if not jax.eval_shape(draw, rng_key):
+    with guide_has_run(guide):
+        drawn = jax.eval_shape(draw, rng_key)
+    if not drawn:
         raise ValueError(
             f"the guide has no latent site to show: those in plates of over {SMALL_PLATE} rows "
             "are left out, unless `rows` names some of their rows, as in "
             f"`rows={{'classes': [0, 1]}}`; the model's plates have {sizes} rows."
         )
+    shapes = {name: value.shape for name, value in {**drawn, **constants}.items()}
+    site_dims |= {name: list(names) for name, names in (dims or {}).items() if name in constants}
+    if losses is not None:
+        site_dims["elbo"] = ["step"]
+    if chosen is not None:
+        site_dims[site] = [dim or f"{site}_dim_{i}" for i, dim in enumerate(chosen.dims)]
+        shapes[site] = shape
+    lengths = _lengths(site_dims, shapes, dims or {})
+    labels = _labels_of_shown(labels, sizes, ids | observed, unknown, lengths)
     draws = jax.jit(lambda keys: lax.map(draw, keys))(jax.random.split(rng_key, num_draws))
     groups: dict[str, Any] = {"posterior": {n: np.asarray(v)[None] for n, v in draws.items()}}
     if chosen is not None and obs is not None:
-        options: dict[str, Any] = {"site": site, "plate": plate, "num_draws": num_draws}
-        options |= {"chunk_size": chunk_size, "progress_bar": progress_bar}
-        fit = (model, guide, params)
-        groups |= _choice_groups(rng_key, *fit, *args, obs=obs, **options, **kwargs)
-        site_dims[site] = [dim or f"{site}_dim_{i}" for i, dim in enumerate(chosen.dims)]
-    constants = {name: np.asarray(value) for name, value in (constant_data or {}).items()}
-    site_dims |= {name: list(names) for name, names in (dims or {}).items() if name in constants}
-    if losses is not None:
-        constants["elbo"] = -np.asarray(losses)
-        site_dims["elbo"] = ["step"]
+        groups |= _choice_groups(rng_key, num_draws, chosen, obs, progress_bar)
     if constants:
         groups["constant_data"] = constants
-    for name, i in ids.items():
-        given = labels.get(name, np.arange(sizes[name]))
-        labels[name] = given[np.asarray(i)] if len(given) == sizes[name] else given
     return _from_groups(groups, labels, site_dims)
 
 
 def _choice_groups(
-    key: Array, /, *args: Any, obs: ArrayLike, site: str, **options: Any
+    rng_key: Array, num_draws: int, chosen: ChunkedUtilities, obs: ArrayLike, progress_bar: bool
 ) -> dict[str, dict[str, NDArray[Any]]]:
     """The groups about the observed choice."""
-    log_probs = log_likelihood(*args, obs=obs, rng_key=key, site=site, **options)
-    predicted = draw_choices(key, *args, site=site, **options)
+    keys = jax.random.split(rng_key, num_draws)
+    log_probs = log_likelihood_of(chosen, obs, keys, progress_bar)
+    predicted = draw_choices_of(chosen, keys, np.shape(obs), progress_bar)
     return {
-        "log_likelihood": {site: np.asarray(log_probs)[None]},
-        "posterior_predictive": {site: np.asarray(predicted)[None]},
-        "observed_data": {site: np.asarray(obs)},
+        "log_likelihood": {chosen.site: np.asarray(log_probs)[None]},
+        "posterior_predictive": {chosen.site: np.asarray(predicted)[None]},
+        "observed_data": {chosen.site: np.asarray(obs)},
     }
 
 
@@ -203,43 +221,103 @@ def _most_frequent(obs: ArrayLike, number: int) -> Array:
 
 
 def _sites_of_classes(
-    rng_key: Array, chosen: ChunkedUtilities, ids: Array, plate: str, shown: dict[str, Any]
-) -> dict[str, Any]:
+    rng_key: Array, chosen: ChunkedUtilities, ids: Array, shown: dict[str, LatentSite]
+) -> dict[str, LatentSite]:
     """The draws that ``log_likelihood`` uses: of the sites in no plate, and of these classes."""
+    axes = {name: site.axes() for name, site in shown.items()}
+    axes = {name: by_plate for name, by_plate in axes.items() if by_plate.keys() <= {chosen.plate}}
 
     def draw(row: Array) -> dict[str, Array]:
         sites = chosen.latent_sites(row // chosen.chunk_size, rng_key)
-        values = {}
-        for name in shown.keys() & sites.keys():
-            frames = sites[name]["cond_indep_stack"]
-            if {frame.name for frame in frames} <= {plate}:
-                value = sites[name]["value"]
-                axes = [frame.dim - sites[name]["fn"].event_dim for frame in frames]
-                place = row % chosen.chunk_size
-                values[name] = jnp.take(value, place, axis=axes[0]) if axes else value
+        place = row % chosen.chunk_size
+        values = {name: sites[name]["value"] for name in axes.keys() & sites.keys()}
+        for name in values.keys() & {name for name, by_plate in axes.items() if by_plate}:
+            values[name] = jnp.take(values[name], place, axis=axes[name][chosen.plate])
         return values
 
-    drawn = lax.map(draw, ids)
     found = {}
-    for name, values in drawn.items():
-        frames = shown[name]["cond_indep_stack"]
-        if frames:
-            axis = frames[0].dim - shown[name]["fn"].event_dim
-            values = jnp.moveaxis(values, 0, axis + shown[name]["value"].ndim)
-        found[name] = {**shown[name], "value": values if frames else values[0]}
+    for name, values in lax.map(draw, ids).items():
+        site = shown[name]
+        if axes[name]:
+            values = jnp.moveaxis(values, 0, axes[name][chosen.plate] + jnp.ndim(site.value))
+        found[name] = site._replace(value=values if axes[name] else values[0])
     return found
 
 
-def _plate_sizes(model: Any, args: Any, kwargs: Any, params: Any) -> dict[str, int]:
-    """Number of rows of each plate of the model; nothing is computed."""
-    touched = TouchedRows()
+def _observed_rows(
+    shape: tuple[int, ...], chosen: ChunkedUtilities, layout: ModelLayout, named: dict[str, Array]
+) -> dict[str, Array]:
+    """Row ids of the observations in each plate of the choice; 0, 1, ... where none are given."""
+    found = {}
+    for name, number in zip(chosen.dims, shape, strict=True):
+        if name is None:
+            continue
+        if name in named:
+            raise ValueError(
+                f"`rows` names rows of plate '{name}', but with `obs` these are the rows that the "
+                "arguments of the model describe. Leave it out."
+            )
+        found[name] = layout.row_ids.get(name, jnp.arange(number))
+    return found
 
-    def run() -> None:
-        shared = share_rows(substitute(seed(model, 0), data=params), touched)
-        with_few_classes(at_feasible_values(shared))(*args, **kwargs)
 
-    jax.eval_shape(run)
-    return {name: plate.size for name, plate in touched.plates.items()}
+def _constants(given: Mapping[str, ArrayLike] | None, losses: Any) -> dict[str, NDArray[Any]]:
+    constants = {name: np.asarray(value) for name, value in (given or {}).items()}
+    if losses is None:
+        return constants
+    is_result = hasattr(losses, "losses")
+    if is_result or np.ndim(losses) != 1:
+        got = type(losses).__name__ if is_result else f"shape {np.shape(losses)}"
+        raise ValueError(
+            "`losses` must have shape (steps,), one loss of each step, such as `result.losses`; "
+            f"got {got}."
+        )
+    return constants | {"elbo": -np.asarray(losses)}
+
+
+def _lengths(
+    site_dims: Mapping[str, list[str]],
+    shapes: dict[str, tuple[int, ...]],
+    dims: Mapping[str, Sequence[str]],
+) -> dict[str, set[int]]:
+    """Lengths of each dimension; none of those that are named for sites which are left out."""
+    lengths: dict[str, set[int]] = {dim: set() for names in dims.values() for dim in names}
+    for name, shape in shapes.items():
+        default = [f"{name}_dim_{i}" for i in range(len(shape))]
+        for dim, length in zip(site_dims.get(name, default), shape, strict=False):
+            lengths.setdefault(dim, set()).add(length)
+    return lengths
+
+
+def _labels_of_shown(
+    given: dict[str, NDArray[Any]],
+    sizes: dict[str, int],
+    shown: dict[str, Array],
+    unknown: set[str],
+    lengths: dict[str, set[int]],
+) -> dict[str, NDArray[Any]]:
+    """Labels of the rows shown, by default their ids, and of the other dimensions."""
+    others = lengths.keys() - sizes.keys()
+    if not given.keys() <= sizes.keys() | others:
+        raise ValueError(
+            f"`coords` names {sorted(given.keys() - sizes.keys() - others)}, but the plates of the "
+            f"model are {sorted(sizes)}, and its other dimensions {sorted(others)}."
+        )
+    for name, labels in given.items():
+        allowed = {len(shown[name])} if name in shown else lengths.get(name, set())
+        if name in shown and name not in unknown:
+            allowed |= {sizes[name]}
+        if allowed and len(labels) not in allowed:
+            raise ValueError(
+                f"`coords['{name}']` must have {' or '.join(map(str, sorted(allowed)))} labels, "
+                f"one for each row{' or row shown' * (len(allowed) > 1)}; got {len(labels)}."
+            )
+    found = dict(given)
+    for name, rows in shown.items():
+        labels = given.get(name, np.asarray(rows))
+        is_whole = name in given and name not in unknown and len(labels) == sizes[name]
+        found[name] = labels[np.asarray(rows)] if is_whole else labels
+    return found
 
 
 class _show_rows(Messenger):
@@ -260,27 +338,39 @@ class _show_rows(Messenger):
 
 
 def _guide_sites(
-    rng_key: Array, guide: Any, params: Any, args: Any, kwargs: Any, ids: dict[str, Array]
-) -> dict[str, Any]:
-    """Draw the sites of the guide whose plates are all shown."""
+    rng_key: Array,
+    guide: Any,
+    params: Any,
+    args: Any,
+    kwargs: Any,
+    ids: dict[str, Array],
+    layout: ModelLayout,
+) -> dict[str, LatentSite]:
+    """Draw the sites of the guide whose plates in the model are all shown."""
     show = _show_rows(share_rows(substitute(seed(guide, rng_key), data=params), TouchedRows()), ids)
     sites = trace(show).get_trace(*args, **kwargs)
     check_params(params, sites)
-    return {
-        name: site
-        for name, site in sites.items()
-        if site["type"] == "sample"
-        and not site["is_observed"]
-        and not site["infer"].get("is_auxiliary")
-        and {frame.name for frame in site["cond_indep_stack"]} <= ids.keys()
-    }
+    found = {}
+    for name, drawn in sites.items():
+        if drawn["type"] != "sample" or drawn["is_observed"]:
+            continue
+        site = layout.sites.get(name, latent_site(drawn))
+        if drawn["infer"].get("is_auxiliary") or not site.axes().keys() <= ids.keys():
+            continue
+        own = {frame.name for frame in drawn["cond_indep_stack"]}
+        for plate, axis in site.axes().items():
+            if plate not in own:  # a joint guide draws the site in no plate
+                value = rows_of_whole(drawn, axis, ids[plate], layout.sizes[plate])
+                drawn = {**drawn, "value": value}
+        found[name] = site._replace(value=drawn["value"])
+    return found
 
 
-def _dims_of(name: str, site: Any, dims: Mapping[str, Sequence[str]]) -> list[str]:
+def _dims_of(name: str, site: LatentSite, dims: Mapping[str, Sequence[str]]) -> list[str]:
     """Names of the axes of a site: its plates, then its event."""
-    event_dim = site["fn"].event_dim
-    num_batch = jnp.ndim(site["value"]) - event_dim
-    plates = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
+    event_dim = site.event_dim
+    num_batch = jnp.ndim(site.value) - event_dim
+    plates = {frame.dim: frame.name for frame in site.frames}
     batch = [plates.get(i - num_batch, f"{name}_batch_{i}") for i in range(num_batch)]
     event = list(dims.get(name, [f"{name}_dim_{i}" for i in range(event_dim)]))
     if len(event) != event_dim:

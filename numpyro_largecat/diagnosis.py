@@ -187,10 +187,12 @@ def diagnose(
     if batches is not None:
         obs, _ = fitted.observed((*given, *batches.take(jnp.arange(batches.size))))
     if num_draws and batches is None:
-        findings += _pareto_findings(check_rows(rng_key, fitted, args, num_draws))
+        fix = "give `batches`, and more `num_rows`"
+        findings += _pareto_findings(check_rows(rng_key, fitted, args, num_draws), fix)
     elif num_draws and batches is not None:
         sizes = (num_draws, num_rows)
-        findings += _pareto_findings(check_batches(rng_key, fitted, given, batches, *sizes))
+        found = check_batches(rng_key, fitted, given, batches, *sizes)
+        findings += _pareto_findings(found, "give more `num_rows`")
     labels = obs if labels is None else _checked(labels)
     return Diagnosis(findings + _classes_seen(np.ravel(labels), num_categories))
 
@@ -261,14 +263,14 @@ def _r_hats(iterates: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def _pareto_findings(found: ParetoCheck | None) -> list[Finding]:
+def _pareto_findings(found: ParetoCheck | None, if_unknown: str) -> list[Finding]:
     findings: list[Finding] = []
     if found is None:
         return findings
 
     def advice(k: float, what: str) -> str:
         if np.isnan(k):
-            return "too few rows to tell: give `batches`, and more `num_rows`"
+            return f"too few rows to tell: {if_unknown}"
         return f"run longer, or {what}" if k > MOST_PARETO_K else ""
 
     if found.small_sites is not None:

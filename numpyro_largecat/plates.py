@@ -162,6 +162,9 @@ class class_plate(_indexed_plate):
     Without ``labels`` the S classes are drawn from all K. Without ``num_sampled`` the plate is
     full: all K classes in order, weight 1, and likelihoods over it are exact.
 
+    Predictions evaluate any plate, a full one too, on a few consecutive classes at a time: index
+    tables by ``indices``, and let utilities depend on their own class's rows and on sites outside.
+
     **Other draws.** A ``proposal`` replaces the uniform draw: ``FrequencyProposal`` draws by
     frequency, ``HeadProposal`` always takes the most frequent classes, and an object of your own
     does as ``ClassProposal`` says. Labels have weight 1 all the same, and the sums stay unbiased.

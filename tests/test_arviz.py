@@ -10,7 +10,7 @@ import optax
 import pytest
 import xarray as xr
 from numpyro.infer import TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 
 import numpyro_largecat as lc
 
@@ -21,13 +21,13 @@ NUM_CATEGORIES = 5000
 def fitted():
     y, x = jnp.array([4, 4321, 4]), jnp.ones((3, 2))
 
-    def model(x, y):
+    def model(x, y, rows=None):
         scale = numpyro.sample("scale", dist.HalfNormal(1))
         with lc.class_plate("classes", NUM_CATEGORIES, y, num_sampled=4) as classes:
             w = numpyro.sample("w", dist.Normal(0, scale).expand([2]).to_event(1))
         with numpyro.plate("groups", 3):
             numpyro.sample("g", dist.Normal(0, 1))
-        with lc.data_plate("data", 3) as rows:
+        with lc.data_plate("data", 3, rows) as rows:
             lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, obs=y)
 
     guide = AutoNormal(model)
@@ -99,6 +99,15 @@ def test_bad_rows_and_dims_are_described(fitted):
         convert(fitted, rows={"classes": [1, 5000]})
     with pytest.raises(ValueError, match="`dims` of site 'w' must name its 1 event dimensions"):
         convert(fitted, rows={"classes": [1]}, dims={"w": ["a", "b"]})
+    with pytest.raises(ValueError, match=r"`coords` names \['class'\].*'classes'.*'w_dim_0'"):
+        convert(fitted, rows={"classes": [1]}, coords={"class": ["a"]})
+    with pytest.raises(ValueError, match=r"`coords\['classes'\]` must have 1 or 5000.*got 2"):
+        convert(fitted, rows={"classes": [1]}, coords={"classes": ["a", "b"]})
+    with pytest.raises(ValueError, match=r"`coords\['feature'\]` must have 2 labels.*got 1"):
+        named = {"dims": {"w": ["feature"]}, "coords": {"feature": ["a"]}}
+        convert(fitted, rows={"classes": [1]}, **named)
+    with pytest.raises(ValueError, match=r"`losses` must have shape \(steps,\).*`result.losses`"):
+        convert(fitted, losses=fitted[2])
 
 
 def test_parameters_of_another_fit_are_refused(fitted):
@@ -197,6 +206,78 @@ def test_classes_by_label_or_the_most_frequent(fitted):
         lc.to_arviz(*arguments, rows={"classes": ["nope"]}, **options)
     with pytest.raises(ValueError, match="It has 0"):
         lc.to_arviz(*arguments, rows={"classes": ["nope"]}, num_draws=2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "coords", "shown"),
+    [
+        (None, None, [0, 1, 2, 3, 4]),
+        (None, list("abcde"), list("abcde")),
+        (jnp.array([2, 0, 1, 1, 2]), None, [2, 0, 1, 1, 2]),
+        (jnp.array([2, 0, 1, 1, 2]), list("abc"), list("cabbc")),
+    ],
+)
+def test_observations_may_be_others_than_those_of_the_fit(fitted, rows, coords, shown):
+    model, guide, result, _, _ = fitted
+    x, obs = jnp.ones((5, 2)), jnp.array([4, 4321, 4, 0, 1])
+    labels = {"coords": {"data": coords}} if coords else {}
+    arguments = (jax.random.key(1), model, guide, result.params, x, None, rows)
+    data = lc.to_arviz(*arguments, obs=obs, num_draws=2, **labels)
+    for group in ("log_likelihood", "posterior_predictive", "observed_data"):
+        assert data[group]["y"].shape[-1] == 5
+        assert data[group]["y"].coords["data"].values.tolist() == shown
+    draws = {"rng_key": jax.random.key(1), "num_draws": 2}
+    expected = lc.log_likelihood(*arguments[1:], obs=obs, **draws)
+    np.testing.assert_allclose(data["log_likelihood"]["y"][0], expected, rtol=1e-5)
+    if rows is None:
+        with pytest.raises(ValueError, match=r"`coords\['data'\]` must have 5 labels.*got 3"):
+            lc.to_arviz(*arguments, obs=obs, num_draws=2, coords={"data": list("abc")})
+    with pytest.raises(ValueError, match=r"`rows` names rows of plate 'data'.*Leave it out"):
+        lc.to_arviz(*arguments, obs=obs, num_draws=2, rows={"data": [0]})
+
+
+@pytest.mark.parametrize("chunk_size", [2, 1024])
+def test_rows_of_a_site_are_those_named_also_if_the_guide_draws_it_whole(chunk_size):
+    """As AutoMultivariateNormal does, whose sites are in no plate."""
+
+    def model(x, y=None):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        with lc.class_plate("modes", 3) as modes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", lc.UtilityCategorical(slope * x @ w.T, modes), obs=y)
+
+    x, y, w = jnp.array([[1.0, 2.0], [-1.0, 0.5]]), jnp.array([0, 2]), jnp.arange(6.0)
+    guide = AutoMultivariateNormal(model)
+    numpyro.handlers.seed(guide, 0)(x, y)
+    params = {"auto_loc": jnp.append(1.0, w), "auto_scale_tril": 1e-6 * jnp.eye(7)}
+    fit = (jax.random.key(1), model, guide, params, x)
+    options = {"rows": {"modes": ["c", "a"]}, "coords": {"modes": list("abc")}, "num_draws": 2}
+    choice = {"obs": y, "plate": "modes", "chunk_size": chunk_size}
+    for data in (lc.to_arviz(*fit, **options), lc.to_arviz(*fit, **options, **choice)):
+        found = data["posterior"]["w"]
+        assert found.dims == ("chain", "draw", "modes", "w_dim_0")
+        assert found.coords["modes"].values.tolist() == ["c", "a"]
+        np.testing.assert_allclose(found[0, 0], w.reshape(3, 2)[jnp.array([2, 0])], atol=1e-4)
+    expected = jax.nn.log_softmax(x @ w.reshape(3, 2).T)[jnp.arange(2), y]
+    np.testing.assert_allclose(data["log_likelihood"]["y"][0, 0], expected, atol=1e-4)
+
+
+def test_predictions_of_rows_that_share_their_utilities_are_drawn_apart():
+    """FALSE_ALARM = 1e-6: 20 equal pairs of draws from 6 classes that are as probable."""
+
+    def model(y=None):
+        with lc.class_plate("classes", 6, y, 2) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", 2) as rows:
+            lc.sample_choice("y", b[None], classes=classes, rows=rows, obs=y)
+
+    guide, obs = AutoDelta(model), jnp.array([2, 0])
+    numpyro.handlers.seed(guide, 0)(obs)
+    fit = (jax.random.key(0), model, guide, {"b_auto_loc": jnp.zeros(6)})
+    drawn = lc.to_arviz(*fit, obs=obs, num_draws=20)["posterior_predictive"]["y"].values
+    assert drawn.shape == (1, 20, 2)
+    assert (drawn[..., 0] != drawn[..., 1]).any()
 
 
 def test_zarr_round_trip(small, tmp_path):

@@ -128,8 +128,12 @@ def test_bad_arguments_are_described(fitted):
     predict = partial(lc.top_classes, model, guide, params, x)
     with pytest.raises(ValueError, match=r"`site` must name a UtilityCategorical.*'nope'"):
         predict(site="nope")
-    with pytest.raises(ValueError, match=r"`plate` must name a class plate.*got 'nope'.*'classes'"):
-        predict(plate="nope")
+    for plate in ("nope", "data"):  # a plate of observations
+        with pytest.raises(ValueError, match=rf"name a class plate.*got '{plate}'.*'classes'"):
+            predict(plate=plate)
+    fewer = params | {"b_auto_loc": params["b_auto_loc"][:9]}
+    with pytest.raises(ValueError, match=r"'b_auto_loc'.*must have 12 rows.*got shape \(9,\)"):
+        lc.top_classes(model, guide, fewer, x)
     with pytest.raises(ValueError, match="`num_top` must be at most the number of classes, 12"):
         predict(num_top=13)
     with pytest.raises(ValueError, match=r"`obs` must be classes.*got 12 at position 1"):
@@ -204,6 +208,77 @@ def test_a_guide_may_draw_a_table_whole():
     found = lc.log_likelihood(model, guide, params, x, chunk_size=2, **options)
     expected = jax.nn.log_softmax(x @ w.T)[jnp.arange(2), options["obs"]]
     np.testing.assert_allclose(found, jnp.stack([expected] * 2), atol=1e-4)
+
+
+def choice_over(classes_to_utilities, num_categories=5):
+    """A model with a full class plate of weights b, its guide, and parameters that differ."""
+
+    def model(y=None):
+        with lc.class_plate("classes", num_categories) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", 2):
+            utilities = jnp.broadcast_to(classes_to_utilities(b, classes), (2, len(b)))
+            numpyro.sample("y", lc.UtilityCategorical(utilities, classes), obs=y)
+
+    guide = AutoDelta(model)
+    numpyro.handlers.seed(guide, 0)(jnp.array([0, 2]))
+    return model, guide, {"b_auto_loc": jnp.arange(1.0, num_categories + 1)}
+
+
+@pytest.mark.parametrize(
+    "across",
+    [
+        lambda b, classes: b / jnp.linalg.norm(b),
+        lambda b, classes: b - b.mean(),
+        lambda b, classes: b.at[0].set(0.0),
+        lambda b, classes: b.at[-1].set(0.0),
+        lambda b, classes: jnp.cumsum(b),
+    ],
+    ids=["normalised", "centred", "first is 0", "last is 0", "running sum"],
+)
+def test_utilities_that_depend_on_other_classes_are_refused(across):
+    fit = choice_over(across)
+    with pytest.raises(ValueError, match=r"utility of class 1 of plate 'classes' depends on which"):
+        lc.top_classes(*fit, num_top=1, chunk_size=2)
+    found = lc.log_likelihood(*fit, obs=jnp.array([0, 4]), chunk_size=5)  # of all classes at once
+    expected = jax.nn.log_softmax(across(fit[2]["b_auto_loc"], None))
+    np.testing.assert_allclose(found, expected[jnp.array([0, 4])], atol=1e-5)
+
+
+def test_utilities_of_each_class_alone_are_not_refused():
+    """A reference class by its id, classes that are not available, bad data, and noise."""
+
+    def noisy(b, classes):
+        return b + jax.random.normal(numpyro.prng_key(), b.shape)
+
+    for of_class in (
+        lambda b, classes: jnp.where(classes.indices == 0, 0.0, b),
+        lambda b, classes: jnp.where(classes.indices == 1, -jnp.inf, b),
+        lambda b, classes: jnp.where(b == 2.0, jnp.nan, b),  # class 1
+        noisy,
+    ):
+        found = lc.top_classes(*choice_over(of_class), num_top=1, chunk_size=2)
+        assert found.classes.shape == (2, 1)
+
+
+def test_tables_that_are_not_indexed_by_the_classes_are_described():
+    fit = choice_over(lambda b, classes: b + jnp.arange(5.0))
+    with pytest.raises(ValueError, match=r"fails on two of them.*`x\[:, classes.indices\]`"):
+        lc.top_classes(*fit, num_top=1)
+    wrong_everywhere = choice_over(lambda b, classes: b)[0]
+    guide = AutoDelta(lambda: numpyro.sample("b", dist.Normal(0, 1).expand([7]).to_event(1)))
+    numpyro.handlers.seed(guide, 0)()
+    with pytest.raises(ValueError, match=r"draws site 'b' outside.*all 5 rows at axis -1"):
+        lc.top_classes(wrong_everywhere, guide, {"b_auto_loc": jnp.zeros(7)}, num_top=1)
+
+
+@pytest.mark.parametrize("num_sampled", [None, 4])
+def test_a_guide_that_has_not_run_is_refused_and_left_as_it_is(fitted, num_sampled):
+    guide = AutoNormal(hierarchical(num_sampled))
+    for function in (lc.top_classes, partial(lc.to_arviz, jax.random.key(0))):
+        with pytest.raises(ValueError, match=r"guide has not been run yet.*seed\(guide, 0\)"):
+            function(guide.model, guide, fitted[2], jnp.ones((2, NUM_FEATURES)))
+        assert guide.prototype_trace is None
 
 
 DRAWS = {"rng_key": jax.random.key(7), "num_draws": 400}

@@ -183,7 +183,15 @@ class UtilityCategorical(ChoiceDistribution):
         return jnp.broadcast_to(values, values.shape[:1] + self.batch_shape) if expand else values
 
     def entropy(self) -> Array:
-        """Entropy in nats, shape ``batch_shape``; all classes are needed."""
+        """Entropy in nats, shape ``batch_shape``; all classes are needed.
+
+        Cost: O(K).
+
+        Raises:
+            NotImplementedError: With a subset of the classes; with other errors than Gumbel's, for
+                which each of the K probabilities takes O(K) time. If K is small, sum over
+                ``log_prob(jnp.arange(K))``.
+        """
         if self.classes is not None:
             raise NotImplementedError("The entropy needs all classes; use a full class plate.")
         if self.noise is not GUMBEL:

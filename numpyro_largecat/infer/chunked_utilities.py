@@ -11,13 +11,15 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array, lax
 from jax.typing import ArrayLike
-from numpyro.handlers import replay, seed, substitute, trace
+from numpyro import handlers
+from numpyro.handlers import replay, substitute, trace
 from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import check_count
 from numpyro_largecat.distributions.choice import ChoiceDistribution, base_distribution
 from numpyro_largecat.distributions.errors import GUMBEL, ErrorFamily
 from numpyro_largecat.guides.error_guides import without_errors
+from numpyro_largecat.infer.chunk_checks import check_rows_alone, guide_has_run
 from numpyro_largecat.infer.latent_values import at_centre, at_feasible_values
 from numpyro_largecat.infer.param_sites import check_params
 from numpyro_largecat.infer.static_arguments import with_jax_arrays
@@ -81,13 +83,19 @@ class ChunkedUtilities:
             # Plates expand a choice whose utilities have no axis for them.
             return num_categories, family, sites[site]["fn"].shape(), dtype, plates
 
-        self.num_categories, self.family, self.batch_shape, self.dtype, plates = _static_result(
-            look
-        )
+        with guide_has_run(guide):
+            try:
+                seen = _static_result(look)
+            except (TypeError, ValueError) as error:
+                self._explain(error)
+                raise
+        self.num_categories, self.family, self.batch_shape, self.dtype, plates = seen
         self.choice_plates = frozenset(plates.values())
         self.dims = [plates.get(axis) for axis in range(-len(self.batch_shape), 0)]
         self.chunk_size = min(chunk_size, self.num_categories)
         self.num_chunks = -(-self.num_categories // self.chunk_size)
+        if self.num_chunks > 1:
+            check_rows_alone(self._of_pair, plate, self.num_categories)
 
     def of_chunk(self, chunk: ArrayLike, key: Array | None) -> tuple[Array, Array]:
         """Utilities (..., chunk_size), -inf past the last class, and the classes (chunk_size,)."""
@@ -143,19 +151,48 @@ class ChunkedUtilities:
     def _replayed(self, model: Any, guide_sites: dict[str, Any]) -> dict[str, Any]:
         return trace(replay(model, guide_sites)).get_trace(*self._args, **self._kwargs)
 
-    def _sites(self, start: ArrayLike, size: int, key: Array | None) -> tuple[dict[str, Any], int]:
+    def _of_pair(self, start: ArrayLike, seed: ArrayLike) -> Array:
+        """Utilities of classes ``start`` and ``start + 1`` alone, at the centre of the guide."""
+        sites, _ = self._sites(start, 2, None, seed)
+        return base_distribution(sites[self.site]["fn"]).utilities
+
+    def _sites(
+        self, start: ArrayLike, size: int, key: Array | None, seed: ArrayLike = 0
+    ) -> tuple[dict[str, Any], int]:
         """The sites with classes [start, start + size), and the number of all classes."""
         touched = TouchedRows()
-        guide_sites, model = self._traces(start, size, key, touched)
+        guide_sites, model = self._traces(start, size, key, touched, seed=seed)
         sites = self._replayed(model, guide_sites)
         check_params(self._params, guide_sites | sites)
+        _check_plate(sites, self.plate)
         _check_choice(sites, self.site, self.plate)
-        if self.plate not in touched.plates:
-            raise ValueError(
-                f"`plate` must name a class plate of the model; got '{self.plate}', and the "
-                f"model's plates are {sorted(touched.plates)}."
-            )
         return sites, touched.plates[self.plate].size
+
+    def _explain(self, error: Exception) -> None:
+        """Say what is wrong if the model fails on a chunk of its classes, but not on all."""
+
+        def look() -> int:
+            model = share_rows(
+                substitute(handlers.seed(self._model, 0), data=self._params), TouchedRows()
+            )
+            model = without_training_rows(with_few_classes(at_feasible_values(model)))
+            sites = trace(model).get_trace(*self._args, **self._kwargs)
+            _check_plate(sites, self.plate)
+            return int(sites[self.plate]["args"][0])
+
+        try:
+            num_categories = _static_result(look)
+            _static_result(lambda: self._sites(0, num_categories, None))
+        except UnknownClassPlate as unknown:
+            raise unknown from error
+        except (TypeError, ValueError):
+            return  # it fails on all classes too
+        raise ValueError(
+            f"the model runs on all {num_categories} classes of plate '{self.plate}', but fails on "
+            "two of them. Predictions evaluate it on some classes at a time, also where its plate "
+            "is full: with `as classes`, take from tables with an axis for the classes those that "
+            f"exist, such as `x[:, classes.indices]`. It raised {type(error).__name__}: {error}"
+        ) from error
 
     def _traces(
         self,
@@ -164,14 +201,18 @@ class ChunkedUtilities:
         key: Array | None,
         touched: TouchedRows,
         noise: InnerNoise | None = None,
+        seed: ArrayLike = 0,
     ) -> tuple[dict[str, Any], Any]:
-        """The guide's sites with these classes, and the model to run with them."""
-        rng_key = jax.random.key(0) if key is None else key
+        """The guide's sites with these classes, and the model to run with them.
+
+        Without a key ``seed`` moves what the model draws beside the sites of the guide.
+        """
+        rng_key = jax.random.key(seed) if key is None else key
 
         def on_chunk(fn: Any) -> Any:
             fn = class_chunk(share_rows(fn, touched), name=self.plate, start=start, size=size)
-            fn = _noise_of_chunk(seed(fn, rng_key), self.plate, start, noise)
-            return _without_training_rows(with_few_classes(substitute(fn, data=self._params)))
+            fn = _noise_of_chunk(handlers.seed(fn, rng_key), self.plate, start, noise)
+            return without_training_rows(with_few_classes(substitute(fn, data=self._params)))
 
         model, guide = on_chunk(self._model), on_chunk(self._guide)
         # The model tells the plain plates of the guide, which follow its own, their rows.
@@ -187,13 +228,31 @@ class ChunkedUtilities:
         if self.plate in {frame.name for frame in drawn["cond_indep_stack"]}:
             return drawn
         for frame in site["cond_indep_stack"] if site["type"] == "sample" else ():
-            axis = frame.dim - site["fn"].event_dim
-            shape = jnp.shape(drawn["value"])
-            if frame.name == self.plate and len(shape) >= -axis and shape[axis] != 1:
-                rows = touched.plates[self.plate].indices
-                value = jnp.take(drawn["value"], rows, axis=axis, mode="clip")
-                return {**drawn, "value": value}
+            if frame.name == self.plate:
+                plate = touched.plates[self.plate]
+                axis = frame.dim - site["fn"].event_dim
+                return {**drawn, "value": rows_of_whole(drawn, axis, plate.indices, plate.size)}
         return drawn
+
+
+def rows_of_whole(drawn: Any, axis: int, rows: Array, size: int) -> Any:
+    """These rows of a site's value, which the guide draws outside of their plate.
+
+    Raises:
+        ValueError: If the value has neither all ``size`` rows of the plate on ``axis``, nor these.
+    """
+    value = drawn["value"]
+    shape = jnp.shape(value)
+    if len(shape) < -axis or shape[axis] == 1:
+        return value
+    if shape[axis] == size:
+        return jnp.take(value, rows, axis=axis, mode="clip")
+    if shape[axis] != rows.shape[0]:
+        raise ValueError(
+            f"the guide draws site '{drawn['name']}' outside of the model's plate for it, so that "
+            f"it must have all {size} rows at axis {axis}; got shape {shape}."
+        )
+    return value
 
 
 class InnerNoise(NamedTuple):
@@ -247,7 +306,11 @@ class with_few_classes(Messenger):
             msg["value"] = jnp.zeros(msg["fn"].batch_shape, jnp.int32)
 
 
-class _without_training_rows(Messenger):
+class RowsNeeded(NotImplementedError):
+    """A latent site has a value for each row of the training data."""
+
+
+class without_training_rows(Messenger):
     """Let data plates without ``rows`` hold rows that the fit has not seen."""
 
     def __enter__(self) -> None:
@@ -255,13 +318,14 @@ class _without_training_rows(Messenger):
         super().__enter__()
 
     def process_message(self, msg: dict[str, Any]) -> None:
+        """Answer the helper sites of these plates, and refuse latent sites inside them."""
         if msg["type"] == "plate" and msg["kwargs"].get("all_rows"):
             self.plates.add(msg["name"].removesuffix("_rows"))
             msg["value"] = jnp.zeros(1, jnp.int32)  # one row, which any number of rows broadcasts
         elif msg["type"] in ("sample", "param") and not (msg.get("is_observed") or _is_choice(msg)):
             frames = {frame.name for frame in msg["cond_indep_stack"]} & self.plates
             if frames:
-                raise NotImplementedError(
+                raise RowsNeeded(
                     f"site '{msg['name']}' has a value for each row of plate '{frames.pop()}', "
                     "which rows that the model was not fitted to lack. Give the plate the ids of "
                     "training rows, `data_plate(..., rows=ids)`, to predict for these."
@@ -270,6 +334,19 @@ class _without_training_rows(Messenger):
 
 def _is_choice(msg: dict[str, Any]) -> bool:
     return msg["type"] == "sample" and isinstance(base_distribution(msg["fn"]), ChoiceDistribution)
+
+
+class UnknownClassPlate(ValueError):
+    """The model has no class plate of that name."""
+
+
+def _check_plate(sites: Any, plate: str) -> None:
+    names = [name for name, s in sites.items() if s["type"] == "plate" and "labels" in s["kwargs"]]
+    if plate not in names:
+        raise UnknownClassPlate(
+            f"`plate` must name a class plate of the model; got '{plate}', and the model's class "
+            f"plates are {names}."
+        )
 
 
 def _check_choice(sites: Any, site: str, plate: str) -> None:

@@ -22,7 +22,7 @@ def release_initial_values(guide: Any, sites: dict[str, ParamSite]) -> None:
     ``AutoNormal`` and ``AutoDelta`` keep the initial location of each site, a second table as large
     as the parameter, and use no more of it than its shape once the parameter exists.
     """
-    for part in _parts(guide):
+    for part in guide_parts(guide):
         for name, value in getattr(part, "_init_locs", {}).items():
             site = sites.get(f"{name}_{part.prefix}_loc")
             if site is None or not site.plates or isinstance(value, jax.core.Tracer):
@@ -36,7 +36,7 @@ def release_initial_values(guide: Any, sites: dict[str, ParamSite]) -> None:
 
 def renew_initial_values(guide: Any) -> None:
     """Make guides whose initial values were released find them again at their next call."""
-    for part in _parts(guide):
+    for part in guide_parts(guide):
         traced = any(
             isinstance(value, jax.core.Tracer)
             for value in jax.tree.leaves(getattr(part, "_init_locs", {}))
@@ -46,9 +46,10 @@ def renew_initial_values(guide: Any) -> None:
             _released.discard(part)
 
 
-def _parts(guide: Any) -> Iterator[AutoGuide]:
+def guide_parts(guide: Any) -> Iterator[AutoGuide]:
+    """An automatic guide and all its parts; nothing of other guides."""
     if isinstance(guide, AutoGuideList):
         for part in guide:
-            yield from _parts(part)
+            yield from guide_parts(part)
     if isinstance(guide, AutoGuide):
         yield guide

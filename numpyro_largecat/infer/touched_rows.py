@@ -107,7 +107,15 @@ class share_rows(Messenger):
             plate = self.touched.plates[frame.name]
             axis = frame.dim - msg["kwargs"]["event_dim"]
             shape = jnp.shape(msg["value"])
-            if not plate.full and len(shape) >= -axis and shape[axis] == plate.size != 1:
+            if plate.full or len(shape) < -axis or shape[axis] == 1:
+                continue
+            if shape[axis] != plate.size:
+                raise ValueError(
+                    f"param '{msg['name']}' inside plate '{frame.name}' must have {plate.size} "
+                    f"rows at axis {axis}; got shape {shape}. If it comes from `params`, they are "
+                    "those of a plate of another size."
+                )
+            if plate.size > 1:
                 msg["value"] = jnp.take(msg["value"], plate.indices, axis=axis, mode="clip")
         msg["kwargs"] = {**msg["kwargs"], "event_dim": None}
 
