@@ -87,13 +87,18 @@ class IterateLog:
 
 
 def _some_rows(plate: PlateRows) -> NDArray[np.int64]:
-    """Rows with weight 1 if there are some, which are the labels of a class plate."""
+    """Rows with weight 1 if there are some, which are the labels of a class plate.
+
+    Their number does not depend on the batch, so that loops which record them are not compiled
+    again for another; few rows repeat.
+    """
     stored = np.asarray(plate.stored)
+    number = stored.size
     if plate.weights is not None and plate.position is None:
         certain = np.asarray(plate.weights) == 1
         stored = stored[certain] if certain.any() else stored
     rows = np.unique(stored[stored < plate.size])
-    return rows[_spread(len(rows), MOST_ROWS)]
+    return rows[_spread(len(rows), min(MOST_ROWS, number) if rows.size else 0)]
 
 
 def _some_entries(leaf: Any, rows: dict[int, NDArray[np.int64]]) -> Index | None:
@@ -101,10 +106,11 @@ def _some_entries(leaf: Any, rows: dict[int, NDArray[np.int64]]) -> Index | None
     shape = tuple(len(rows.get(a, range(n))) for a, n in enumerate(np.shape(leaf)))
     if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating) or 0 in shape:
         return None
-    grid = np.unravel_index(_spread(math.prod(shape), MOST_ENTRIES), shape) if shape else ()
+    size = math.prod(shape)
+    grid = np.unravel_index(_spread(size, min(MOST_ENTRIES, size)), shape) if shape else ()
     return tuple(rows[a][i] if a in rows else i for a, i in enumerate(grid))
 
 
 def _spread(size: int, number: int) -> NDArray[np.int64]:
-    """At most ``number`` places in [0, size), evenly spaced."""
-    return np.linspace(0, size - 1, min(number, size)).round().astype(np.int64)
+    """Places in [0, size), evenly spaced."""
+    return np.linspace(0, size - 1, number).round().astype(np.int64)
