@@ -149,7 +149,7 @@ def to_arviz(
     def draw(rng_key: Array) -> dict[str, Array]:
         sites = _guide_sites(rng_key, shown_guide, params, args, kwargs, ids, layout)
         if chosen is not None:
-            sites |= _sites_of_classes(rng_key, chosen, ids[plate], sites)
+            sites |= _sites_of_choice(rng_key, chosen, ids, sites, sizes)
         site_dims.update({name: _dims_of(name, site, dims or {}) for name, site in sites.items()})
         return {name: site.value for name, site in sites.items()}
 
@@ -220,28 +220,37 @@ def _most_frequent(obs: ArrayLike, number: int) -> Array:
     return jnp.asarray(np.sort(classes[np.argsort(-counts, kind="stable")[:number]]))
 
 
-def _sites_of_classes(
-    rng_key: Array, chosen: ChunkedUtilities, ids: Array, shown: dict[str, LatentSite]
+def _sites_of_choice(
+    rng_key: Array,
+    chosen: ChunkedUtilities,
+    ids: dict[str, Array],
+    shown: dict[str, LatentSite],
+    sizes: dict[str, int],
 ) -> dict[str, LatentSite]:
-    """The draws that ``log_likelihood`` uses: of the sites in no plate, and of these classes."""
-    axes = {name: site.axes() for name, site in shown.items()}
-    axes = {name: by_plate for name, by_plate in axes.items() if by_plate.keys() <= {chosen.plate}}
+    """The draws that ``log_likelihood`` uses, of the rows shown."""
 
-    def draw(row: Array) -> dict[str, Array]:
-        sites = chosen.latent_sites(row // chosen.chunk_size, rng_key)
-        place = row % chosen.chunk_size
-        values = {name: sites[name]["value"] for name in axes.keys() & sites.keys()}
-        for name in values.keys() & {name for name, by_plate in axes.items() if by_plate}:
-            values[name] = jnp.take(values[name], place, axis=axes[name][chosen.plate])
+    def draw(class_id: Array, in_plate: bool) -> dict[str, Array]:
+        sites = chosen.latent_sites(class_id // chosen.chunk_size, rng_key)
+        values = {}
+        for name in shown.keys() & sites.keys():
+            axes, value = shown[name].axes(), sites[name]["value"]
+            own_axis = axes.pop(chosen.plate, None)
+            others = {n: axis for n, axis in axes.items() if n not in chosen.choice_plates}
+            if (own_axis is None) == in_plate:
+                continue
+            if any(value.shape[axis] != sizes[plate] for plate, axis in others.items()):
+                continue  # another class plate, of which this choice needs nothing
+            for plate, axis in others.items():
+                value = jnp.take(value, ids[plate], axis=axis)
+            if own_axis is not None:
+                value = jnp.take(value, class_id % chosen.chunk_size, axis=own_axis)
+            values[name] = value
         return values
 
-    found = {}
-    for name, values in lax.map(draw, ids).items():
-        site = shown[name]
-        if axes[name]:
-            values = jnp.moveaxis(values, 0, axes[name][chosen.plate] + jnp.ndim(site.value))
-        found[name] = site._replace(value=values if axes[name] else values[0])
-    return found
+    found = draw(ids[chosen.plate][0], False)
+    for name, values in lax.map(lambda i: draw(i, True), ids[chosen.plate]).items():
+        found[name] = jnp.moveaxis(values, 0, shown[name].axes()[chosen.plate] + values.ndim)
+    return {name: shown[name]._replace(value=value) for name, value in found.items()}
 
 
 def _observed_rows(

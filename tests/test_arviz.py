@@ -280,6 +280,33 @@ def test_predictions_of_rows_that_share_their_utilities_are_drawn_apart():
     assert (drawn[..., 0] != drawn[..., 1]).any()
 
 
+def test_rows_of_all_plates_are_drawn_as_the_likelihood_has_them():
+    """Also those of the observations, and of a plate beside the classes."""
+    groups = jnp.array([0, 1, 2, 1])
+
+    def model(y=None, rows=None):
+        with numpyro.plate("groups", 3):
+            slope = numpyro.sample("slope", dist.Normal(0, 1))
+        with lc.class_plate("classes", 6, y, 2) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        with lc.data_plate("data", 4, rows) as rows:
+            z = numpyro.sample("z", dist.Normal(0, 1))
+            psi = (z + slope[groups[rows.indices]])[:, None] * w
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+    guide, obs, ids = AutoNormal(model), jnp.array([5, 0]), jnp.array([3, 0])
+    numpyro.handlers.seed(guide, 0)(jnp.zeros(4, int), jnp.arange(4))
+    params = {}
+    for name, size in (("slope", 3), ("w", 6), ("z", 4)):
+        params |= {f"{name}_auto_loc": jnp.zeros(size), f"{name}_auto_scale": jnp.ones(size)}
+    fit = (jax.random.key(0), model, guide, params, None, ids)
+    data = lc.to_arviz(*fit, obs=obs, num_draws=3, chunk_size=4)
+    slope, w, z = (data["posterior"][name].values[0] for name in ("slope", "w", "z"))
+    psi = (z + slope[:, groups[ids]])[..., None] * w[:, None]
+    expected = jax.nn.log_softmax(psi)[:, jnp.arange(2), obs]
+    np.testing.assert_allclose(data["log_likelihood"]["y"][0], expected, atol=1e-5)
+
+
 def test_zarr_round_trip(small, tmp_path):
     model, guide, params, x, y = small
     data = lc.to_arviz(jax.random.key(1), model, guide, params, x, obs=y, num_draws=3)
