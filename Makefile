@@ -16,18 +16,18 @@ PYTEST := $(IN_VENV) -m pytest
 
 help:
 	@echo "make demo      run the demonstration, examples/demo.py"
-	@echo "make test      run all tests"
+	@echo "make test      run all tests but those of the documentation"
 	@echo "make lint      check style; make format mends what can be mended"
 	@echo "make types     check types"
 	@echo "make docs      build the documentation into docs/_build/html"
-	@echo "make doctest   run the examples in docstrings, README and docs"
+	@echo "make doctest   test the documentation: examples in docstrings, README and docs"
 	@echo "make clean     remove everything these commands have made"
 
 demo: $(VENV)/.installed
 	$(IN_VENV) examples/demo.py
 
 test: $(VENV)/.installed-dev
-	$(PYTEST) -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --ignore tests/test_docs.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(IN_VENV) -m ruff check
