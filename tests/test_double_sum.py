@@ -332,6 +332,18 @@ def test_what_is_left_for_the_last_minibatch_is_fitted_too():
     assert (w[y, jnp.arange(4)] > 0.01).all()
 
 
+def test_rounding_does_not_hide_a_minibatch_that_is_not_solved():
+    """With fewer features than rows, squared lengths of the residual may round to less than 0.
+
+    Here float64 finds weights that differ by a quarter.
+    """
+    rng = np.random.default_rng(9)
+    x, y = np.float32(3000 * rng.normal(size=(16, 4))), rng.integers(0, 5, 16)
+    options = {"num_epochs": 1, "batch_size": 16, "num_sampled": 8}
+    with pytest.warns(RuntimeWarning, match="was not solved"):
+        lc.fit_double_sum(jax.random.key(0), x, y, 100, lc.ImplicitSGD(16.0), **options)
+
+
 def test_minibatches_that_are_not_solved_are_reported():
     """In float32 a rate of 10**12 leaves utilities that cannot be resolved."""
     x, y = small_data()
