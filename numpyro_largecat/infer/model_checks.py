@@ -146,8 +146,10 @@ def labels_as_columns(model_trace: Any) -> dict[str, Array]:
                 "gives."
             )
             value = jnp.asarray(site["value"])
-            is_label = plate.labels is None or jnp.isin(value, plate.labels)
-            found[message] = jnp.all(is_label)
+            if plate.labels is None:
+                found[message] = jnp.any(value >= size)
+            else:
+                found[message] = jnp.isin(value, plate.labels).all()
     return found
 
 

@@ -24,7 +24,8 @@ def sites_without_rows(model_trace: Any, batch_size: int) -> dict[str, Array]:
     sampled = {name: site for name, site in model_trace.items() if site["type"] == "sample"}
     params = [site for site in model_trace.values() if site["type"] == "param"]
     kept = [_plates_of(p) for p in params if p["kwargs"].get("update_rule") is not None]
-    has_shared = any(_is_shared(site, classes, batch_size) for site in sampled.values())
+    shared = [site for site in sampled.values() if _is_shared(site, classes, batch_size)]
+    unscaled = [_is_unscaled(site, plates) for site in shared]
     found = {}
     for name, site in sampled.items():
         around = [f for f in site["cond_indep_stack"] if f.name in plates.keys() - classes]
@@ -33,9 +34,8 @@ def sites_without_rows(model_trace: Any, batch_size: int) -> dict[str, Array]:
             continue
         if _plates_of(site) in kept:
             found[name] = jnp.array(True)
-        elif has_shared:
-            weights = _class_weights(site, plates)
-            found[name] = jnp.all((1.0 if site["scale"] is None else site["scale"]) == weights)
+        elif shared:
+            found[name] = jnp.stack(unscaled).any() & _is_unscaled(site, plates)
     return found
 
 
@@ -72,6 +72,13 @@ def _is_shared(site: Any, classes: set[str], batch_size: int) -> bool:
     if not _plates_of(site) & classes:
         sizes |= set(jnp.shape(site["value"]))
     return not any(size and size % batch_size == 0 for size in sizes)
+
+
+def _is_unscaled(site: Any, plates: dict[str, Any]) -> Array:
+    """Whether nothing but class plates scales a site."""
+    return jnp.all(
+        (1.0 if site["scale"] is None else site["scale"]) == _class_weights(site, plates)
+    )
 
 
 def _class_weights(site: Any, plates: dict[str, Any]) -> Array:

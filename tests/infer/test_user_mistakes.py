@@ -87,6 +87,8 @@ def test_places_among_the_columns_of_a_subset_are_not_refused():
     """A sampled softmax written by hand, and an unrelated categorical of as many outcomes."""
     init(partial(sampled_softmax, logits_of, lambda classes, y: classes.place(y)), 10 + 3 * Y)
     init(partial(sampled_softmax, logits_of, lambda classes, y: y % 4), 10 + Y)
+    unrelated = partial(sampled_softmax, logits_of, lambda classes, y: y % 4, plate_labels=False)
+    init(unrelated, Y)
 
 
 def two_choices(x, y=None, z=None, rows=None):
@@ -233,8 +235,15 @@ def test_minibatches_are_refused_only_where_their_scale_matters():
         means, variances = x[:, None] * w.loc, x[:, None] ** 2 * w.variance
         lc.sample_choice("y", means, variances=variances, obs=y)
 
+    def prior_scaled_down(x, y, rows):
+        with numpyro.handlers.scale(scale=len(x) / N):
+            with lc.class_plate("classes", K, y, 5) as classes:
+                w = numpyro.sample("w", dist.Normal(0, 1))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", lc.UtilityCategorical(x[:, None] * w, classes), obs=y)
+
     batches = lc.ArrayBatches(X, Y, batch_size=4)
     with pytest.raises(ValueError, match="site 'y' observes 4 of the 12 rows"):
         check_batches(prior_as_a_factor, batches, (), {})
-    for model in (likelihood, other_data):
+    for model in (likelihood, other_data, prior_scaled_down):
         check_batches(model, batches, (), {})
