@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _ARRAYS = ("words", "counts", "offsets")
+MOST = 2**31 - 1  # count of a word in a document
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ class Corpus:
             (self.words < 0) | (self.words >= self.num_words) | _has_fraction(self.words),
             f"words must be integers in [0, {self.num_words})",
         )
-        bad = (self.counts < 1) | _has_fraction(self.counts)
-        self._refuse(bad, "counts must be whole numbers of at least 1")
+        bad = ~((self.counts >= 1) & (self.counts <= MOST)) | _has_fraction(self.counts)
+        self._refuse(bad, f"counts must be whole numbers in [1, {MOST}]")
 
     def _refuse(self, bad: NDArray[np.bool_], need: str) -> None:
         if bad.any():
@@ -94,15 +95,16 @@ class Corpus:
             vocabulary: What ``CountVectorizer.get_feature_names_out`` gives.
         """
         names = None if vocabulary is None else _in_order(vocabulary)
-        matrix = matrix.tocsr().copy()
+        wide = np.int64 if matrix.dtype.kind in "iub" else np.float64
+        matrix = matrix.astype(wide).tocsr().copy()  # so that no sum of duplicates wraps
         matrix.sum_duplicates()
         values = matrix.data
-        bad = ~(values >= 0) | _has_fraction(values)
+        bad = ~((values >= 0) & (values <= MOST)) | _has_fraction(values)
         if bad.any():
             entry = int(np.argmax(bad))
             document = int(np.searchsorted(matrix.indptr, entry, side="right")) - 1
             raise ValueError(
-                f"counts must be whole numbers of at least 0; got {values[entry]} for word "
+                f"counts must be whole numbers in [0, {MOST}]; got {values[entry]} for word "
                 f"{matrix.indices[entry]} of document {document}. Weights such as those of "
                 "TfidfTransformer are no counts."
             )
@@ -281,6 +283,7 @@ def _has_fraction(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """One array of integers; with a fraction it is left for ``Corpus`` to say where."""
+    """One array of integers; what is none is left for ``Corpus`` to say where."""
     values = np.concatenate([np.zeros(0, np.int32), *parts])
-    return values if _has_fraction(values).any() else values.astype(np.int32)
+    is_good = (np.abs(values) <= MOST) & ~_has_fraction(values)
+    return values.astype(np.int32) if is_good.all() else values

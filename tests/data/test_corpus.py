@@ -7,7 +7,7 @@ import gzip
 
 import numpy as np
 import pytest
-from scipy.sparse import csr_array
+from scipy.sparse import coo_array, csr_array
 
 from numpyro_largecat.data import Corpus, read_lda_c, read_uci_bag_of_words
 
@@ -104,7 +104,7 @@ def test_bad_arrays_are_refused() -> None:
     """The message says which document and which word."""
     with pytest.raises(ValueError, match=r"in \[0, 3\); got word 3 with count 1 in document 2"):
         Corpus.from_rows([([0], [1]), ([], []), ([1, 3], [2, 1])], 3)
-    with pytest.raises(ValueError, match="at least 1; got word 0 with count -2 in document 0"):
+    with pytest.raises(ValueError, match=r"in \[1, \d+\]; got word 0 with count -2 in document 0"):
         Corpus.from_rows([([0], [-2])], 3)
     with pytest.raises(ValueError, match=r"whole numbers.*got 0\.5 for word 1 of document 1"):
         Corpus.from_csr(csr_array(np.array([[1, 0], [0, 0.5]])))
@@ -118,6 +118,17 @@ def test_bad_arrays_are_refused() -> None:
         Corpus(np.array([0.5]), np.array([1]), np.array([0, 1]), 3)
     with pytest.raises(ValueError, match=r"document 0 has words of shape \(1,\) and .* \(2,\)"):
         Corpus.from_rows([([0], [1, 2]), ([1, 2], [1])], 3)
+
+
+def test_large_numbers_do_not_wrap() -> None:
+    with pytest.raises(ValueError, match=f"integers in .*got word {2**32 + 1} "):
+        Corpus.from_rows([([2**32 + 1], [1])], 3)
+    with pytest.raises(ValueError, match=f"whole numbers in .* with count {2**32 + 5} "):
+        Corpus.from_rows([([0], [2**32 + 5])], 3)
+    with pytest.raises(ValueError, match=r"whole numbers in .*got inf for word 0 of document 0"):
+        Corpus.from_csr(csr_array(np.array([[np.inf, 1]])))
+    twice = coo_array((np.array([200, 100], np.uint8), ([0, 0], [1, 1])), shape=(1, 2))
+    assert Corpus.from_csr(twice).counts.tolist() == [300]
 
 
 def test_strings_are_no_lists_of_words() -> None:
