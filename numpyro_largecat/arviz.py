@@ -169,6 +169,8 @@ def to_arviz(
         site_dims[site] = [dim or f"{site}_dim_{i}" for i, dim in enumerate(chosen.dims)]
         shapes[site] = shape
     lengths = _lengths(site_dims, shapes, dims or {})
+    by_id = {n for n, given in (rows or {}).items() if not _are_labels(given)}
+    _refuse_two_readings(labels, sizes, {name: ids[name] for name in by_id})
     labels = _labels_of_shown(labels, sizes, ids | observed, unknown, lengths)
     draws = jax.jit(lambda keys: lax.map(draw, keys))(jax.random.split(rng_key, num_draws))
     groups: dict[str, Any] = {"posterior": {n: np.asarray(v)[None] for n, v in draws.items()}}
@@ -200,7 +202,7 @@ def _ids_of(name: str, given: Any, sizes: dict[str, int], labels: dict[str, NDAr
             f"`rows` names plate '{name}', but the plates of the model are {sorted(sizes)}."
         )
     wanted = np.asarray(given)
-    if wanted.dtype.kind in "OUS":
+    if _are_labels(wanted):
         known = {label: i for i, label in enumerate(labels.get(name, np.empty(0)).tolist())}
         unknown = [label for label in wanted.tolist() if label not in known]
         if len(known) != sizes[name] or unknown:
@@ -296,6 +298,24 @@ def _lengths(
         for dim, length in zip(site_dims.get(name, default), shape, strict=False):
             lengths.setdefault(dim, set()).add(length)
     return lengths
+
+
+def _are_labels(given: Any) -> bool:
+    return np.asarray(given).dtype.kind in "OUS"
+
+
+def _refuse_two_readings(
+    given: dict[str, NDArray[Any]], sizes: dict[str, int], by_id: dict[str, Array]
+) -> None:
+    """Refuse labels that may be those of all rows in order, or of the rows as they are named."""
+    for name, rows in by_id.items():
+        in_order = np.arange(sizes[name])
+        if len(given.get(name, ())) == len(rows) == sizes[name] and (rows != in_order).any():
+            raise ValueError(
+                f"`coords['{name}']` may be the labels of all rows in their order, or of the rows "
+                f"that `rows['{name}']` names in another. Give `rows` by label: then `coords` are "
+                "those of all rows in their order."
+            )
 
 
 def _labels_of_shown(

@@ -110,6 +110,29 @@ def test_bad_rows_and_dims_are_described(fitted):
         convert(fitted, losses=fitted[2])
 
 
+def test_labels_that_may_be_read_in_two_ways_are_refused():
+    """All rows are shown in another order: the labels may be in that order or in their own."""
+
+    def model(y=None):
+        with lc.class_plate("classes", 3, y) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with numpyro.plate("data", 1):
+            numpyro.sample("y", lc.UtilityCategorical(b[None], classes), obs=y)
+
+    guide = AutoNormal(model)
+    numpyro.handlers.seed(guide, 0)(jnp.array([1]))
+    params = {"b_auto_loc": jnp.array([0.0, 1.0, 2.0]), "b_auto_scale": jnp.full(3, 1e-3)}
+
+    def convert(rows):
+        options = {"rows": {"classes": rows}, "coords": {"classes": ["zero", "one", "two"]}}
+        return lc.to_arviz(jax.random.key(1), model, guide, params, num_draws=5, **options)
+
+    with pytest.raises(ValueError, match=r"`coords\['classes'\]`.*Give `rows` by label"):
+        convert([2, 0, 1])
+    b = convert(["two", "zero", "one"])["posterior"]["b"].mean(("chain", "draw"))
+    np.testing.assert_allclose(b.sel(classes=["zero", "one", "two"]), [0, 1, 2], atol=0.01)
+
+
 def test_parameters_of_another_fit_are_refused(fitted):
     model, guide, _, x, y = fitted
     with pytest.raises(ValueError, match=r"`params` lacks the parameters.*w_auto_loc"):
