@@ -48,7 +48,7 @@ class _State(NamedTuple):
     rounding: Array  # (), of the objective
     rest: Array  # (B, M), what is asked for (gradient in the utilities) less the forces
     spread: Array  # (B, M), of the rest
-    residual: Array  # ()
+    error: Array  # (), the squared residual; rounding may leave it below 0
 
 
 @jax.jit
@@ -123,8 +123,7 @@ def implicit_batch_step(
         rest = asked - forces
         along = spread(rest)
         whole = _dot(asked, along + fall)  # squared length of x.T @ asked
-        share = _dot(rest, along) / jnp.where(whole > 0, whole, 1)
-        residual = jnp.sqrt(jnp.maximum(share, 0))
+        error = _dot(rest, along) / jnp.where(whole > 0, whole, 1)
         rise, distance = best.u - u, _dot(forces, fall) / 2
         objective = (best.force + rise * (rates + rise / 2)).sum() + distance
         digits = best.force * (1 + jnp.abs(own) + jnp.abs(own + highest))[:, 0]
@@ -140,7 +139,7 @@ def implicit_batch_step(
             rounding,
             rest,
             along,
-            residual,
+            error,
         )
 
     def curve(state: _State, change: Array) -> Array:
@@ -172,23 +171,20 @@ def implicit_batch_step(
 
     def is_far(carry: tuple[Array, _State, Array]) -> Array:
         num_steps, state, before = carry
-        is_rough = (before > 8 * eps**0.5) & (state.residual > 8 * eps)
+        is_rough = (before > 64 * eps) & (state.error > 64 * eps**2)
         return is_rough & (num_steps < MOST_STEPS)
 
     def improve(carry: tuple[Array, _State, Array]) -> tuple[Array, _State, Array]:
         num_steps, state, _ = carry
-        return num_steps + 1, newton(state, None), state.residual
+        return num_steps + 1, newton(state, None), state.error
 
     state = at(jnp.zeros_like(utilities), jnp.zeros_like(utilities))
-    before = state.residual
+    before = state.error
     for num_products in FIRST_PRODUCTS:
-        before, state = state.residual, newton(state, num_products)
+        before, state = state.error, newton(state, num_products)
     start = (jnp.array(len(FIRST_PRODUCTS)), state, before)
     num_steps, state, _ = lax.while_loop(is_far, improve, start)
-    # Rounding may leave a square below 0, of which a residual of 0 would say nothing.
-    whole = _dot(state.rest + state.forces, state.spread + state.fall)
-    share = jnp.abs(_dot(state.rest, state.spread)) / jnp.where(whole > 0, whole, 1)
-    return BatchStep(state.u, state.forces, jnp.sqrt(share), num_steps)
+    return BatchStep(state.u, state.forces, jnp.sqrt(jnp.abs(state.error)), num_steps)
 
 
 def _dot(a: Array, b: Array) -> Array:
