@@ -17,7 +17,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import check_count, check_in_range, check_integers
 from numpyro_largecat.guides.error_guides import without_errors
-from numpyro_largecat.infer.chunk_checks import guide_has_run
+from numpyro_largecat.infer.chunk_checks import check_guide_has_run
 from numpyro_largecat.infer.chunked_utilities import (
     ChunkedUtilities,
     rows_of_whole,
@@ -126,6 +126,7 @@ def to_arviz(
     """
     num_draws = check_count("num_draws", num_draws, 1)
     args, kwargs = with_jax_arrays((args, kwargs))
+    check_guide_has_run(guide)
     constants = _constants(constant_data, losses)
     layout = layout_of(model, guide, args, kwargs, params)
     sizes = layout.sizes
@@ -153,8 +154,7 @@ def to_arviz(
         site_dims.update({name: _dims_of(name, site, dims or {}) for name, site in sites.items()})
         return {name: site.value for name, site in sites.items()}
 
-    with guide_has_run(guide):
-        drawn = jax.eval_shape(draw, rng_key)
+    drawn = jax.eval_shape(draw, rng_key)
     if not drawn:
         raise ValueError(
             f"the guide has no latent site to show: those in plates of over {SMALL_PLATE} rows "

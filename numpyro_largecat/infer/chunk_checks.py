@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,32 +17,19 @@ from numpyro_largecat.infer.guide_tables import guide_parts
 from numpyro_largecat.ops.finfo import finfo
 
 
-@contextmanager
-def guide_has_run(guide: Any) -> Iterator[None]:
-    """Refuse an automatic guide that would look at its model for the first time in this block.
-
-    There it would see a few classes and no labels.
+def check_guide_has_run(guide: Any) -> None:
+    """Refuse an automatic guide that would find its sites in a model with few classes, no labels.
 
     Raises:
-        ValueError: If it does, or the block fails and it would have.
+        ValueError: If a part of it has not looked at its model yet.
     """
-    fresh = [part for part in guide_parts(guide) if part.prototype_trace is None]
-    leaves = [part for part in fresh if not isinstance(part, AutoGuideList)]
-    message = (
-        "the guide has not been run yet, and finds its sites in its first run. Run it once with "
-        "arguments as in training, among them labels: `numpyro.handlers.seed(guide, 0)(x, y, rows)`"
-        ". The parameters stay those of `params`."
-    )
-    try:
-        yield
-    except Exception as error:
-        if leaves:
-            raise ValueError(message) from error
-        raise
-    if any(part.prototype_trace is not None for part in leaves):
-        for part in fresh:
-            part.prototype_trace = None
-        raise ValueError(message)
+    parts = [part for part in guide_parts(guide) if not isinstance(part, AutoGuideList)]
+    if any(part.prototype_trace is None for part in parts):
+        raise ValueError(
+            "the guide has not been run yet, and finds its sites in its first run. Run it once "
+            "with arguments as in training, among them labels: "
+            "`numpyro.handlers.seed(guide, 0)(x, y, rows)`. The parameters stay those of `params`."
+        )
 
 
 def check_rows_alone(

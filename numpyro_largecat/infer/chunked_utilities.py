@@ -19,7 +19,7 @@ from numpyro_largecat._checks import check_count
 from numpyro_largecat.distributions.choice import ChoiceDistribution, base_distribution
 from numpyro_largecat.distributions.errors import GUMBEL, ErrorFamily
 from numpyro_largecat.guides.error_guides import without_errors
-from numpyro_largecat.infer.chunk_checks import check_rows_alone, guide_has_run
+from numpyro_largecat.infer.chunk_checks import check_guide_has_run, check_rows_alone
 from numpyro_largecat.infer.latent_values import at_centre, at_feasible_values
 from numpyro_largecat.infer.param_sites import check_params
 from numpyro_largecat.infer.static_arguments import with_jax_arrays
@@ -83,12 +83,12 @@ class ChunkedUtilities:
             # Plates expand a choice whose utilities have no axis for them.
             return num_categories, family, sites[site]["fn"].shape(), dtype, plates
 
-        with guide_has_run(guide):
-            try:
-                seen = _static_result(look)
-            except (TypeError, ValueError) as error:
-                self._explain(error)
-                raise
+        check_guide_has_run(guide)
+        try:
+            seen = _static_result(look)
+        except (TypeError, ValueError) as error:
+            self._explain(error)
+            raise
         self.num_categories, self.family, self.batch_shape, self.dtype, plates = seen
         self.choice_plates = frozenset(plates.values())
         self.dims = [plates.get(axis) for axis in range(-len(self.batch_shape), 0)]
