@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plates over the rows of the data."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro import handlers
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
+
+import numpyro_largecat as lc
+
+
+def traced(model, *args):
+    return handlers.trace(handlers.seed(model, 0)).get_trace(*args)
+
+
+def data_model(rows=None, size=12, dim=None):
+    plate = lc.data_plate("data", size, rows, dim=dim)
+    with plate as rows:
+        numpyro.sample("z", dist.Normal(0, 1))
+        table = numpyro.param("table", 10.0 * jnp.arange(size), event_dim=0)
+    return rows, table
+
+
+def test_data_plate_scales_by_its_share_and_slices_parameters():
+    rows, table = handlers.seed(data_model, 0)(np.array([7, 3, 7]))
+    assert rows.indices.tolist() == [7, 3, 7]
+    assert (rows.name, rows.size, rows.dim) == ("data", 12, -1)
+    assert table.tolist() == [70, 30, 70]
+    site = traced(data_model, np.array([7, 3, 7]))["z"]
+    assert site["value"].shape == (3,)
+    assert site["scale"] == 4
+
+
+def test_a_full_data_plate_has_all_rows_in_order():
+    rows, table = handlers.seed(data_model, 0)()
+    assert rows.indices.tolist() == list(range(12))
+    assert table.tolist() == [10.0 * n for n in range(12)]
+    assert traced(data_model)["z"]["scale"] in (None, 1)
+
+
+def test_a_permutation_of_all_rows_is_respected():
+    rows = np.random.default_rng(0).permutation(12)
+    _, table = handlers.seed(data_model, 0)(rows)
+    assert table.tolist() == (10.0 * rows).tolist()
+    assert traced(data_model, rows)["z"]["scale"] in (None, 1)
+
+
+def test_data_plate_in_another_dimension():
+    def model():
+        with lc.data_plate("data", 12, np.array([7, 3]), dim=-2) as rows:
+            with numpyro.plate("inner", 3):
+                numpyro.sample("z", dist.Normal(0, 1))
+                table = numpyro.param("table", jnp.arange(36.0).reshape(12, 3), event_dim=0)
+        return rows.dim, table
+
+    dim, table = handlers.seed(model, 0)()
+    assert dim == -2
+    assert table.tolist() == [[21, 22, 23], [9, 10, 11]]
+    assert traced(model)["z"]["value"].shape == (2, 3)
+    assert traced(model)["z"]["scale"] == 6
+
+
+def test_data_plate_under_jit():
+    rows = jax.jit(lambda rows: handlers.seed(data_model, 0)(rows)[1])(jnp.array([5, 1]))
+    assert rows.tolist() == [50, 10]
+
+
+BAD_ROWS = {
+    "floats": (np.array([1.0]), TypeError, "`rows` must be integers; got dtype float"),
+    "two axes": (
+        np.array([[1]]),
+        ValueError,
+        r"`rows` of plate 'data' must have shape \(B,\).*got shape \(1, 1\)",
+    ),
+    "no axis": (np.array(1), ValueError, r"must have shape \(B,\).*got shape \(\)"),
+    "too large": (
+        np.array([1, 12]),
+        ValueError,
+        r"`rows` of plate 'data' must be row ids, integers in \[0, 12\); got 12 at position 1",
+    ),
+    "negative": (np.array([-3]), ValueError, "`rows` of plate 'data'.*got -3 at position 0"),
+}
+
+
+@pytest.mark.parametrize(("rows", "error", "message"), BAD_ROWS.values(), ids=BAD_ROWS)
+def test_bad_rows_are_refused(rows, error, message):
+    with pytest.raises(error, match=message):
+        handlers.seed(data_model, 0)(rows)
+
+
+@pytest.mark.parametrize(("size", "error"), [(0, ValueError), (3.0, TypeError)])
+def test_data_plate_needs_a_size(size, error):
+    with pytest.raises(error, match="`size` must be"):
+        lc.data_plate("data", size)
+
+
+def local_model(rows):
+    with lc.data_plate("data", 12, rows) as rows:
+        z = numpyro.sample("z", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(z, 1), obs=rows.indices.astype(float))
+
+
+def test_a_guide_with_data_rows_of_its_own_is_refused():
+    svi = SVI(local_model, AutoNormal(local_model), optax.sgd(0.1), Trace_ELBO())
+    with pytest.raises(ValueError, match=r"plate 'data': the guide opened.*rows of its own"):
+        svi.init(jax.random.key(0), np.array([7, 3]))
+
+
+def test_local_variables_of_the_rows_are_moved_with_create_plates():
+    """z = 0 at the start, so its gradient is N / B times the observation, the row's id."""
+
+    def open_rows(rows):
+        return lc.data_plate("data", 12, rows)
+
+    guide = AutoDelta(
+        local_model,
+        create_plates=open_rows,
+        init_loc_fn=numpyro.infer.init_to_value(values={"z": jnp.zeros(2)}),
+    )
+    svi = SVI(local_model, guide, optax.sgd(1.0), Trace_ELBO())
+    state = svi.init(jax.random.key(0), np.array([7, 3]))
+    state, _ = svi.update(state, np.array([7, 3]))
+    z = svi.get_params(state)["z_auto_loc"]
+    np.testing.assert_allclose(z, 6 * np.array([0, 0, 0, 3, 0, 0, 0, 7, 0, 0, 0, 0]), atol=1e-5)
