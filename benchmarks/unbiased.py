@@ -31,7 +31,6 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +46,7 @@ from numpyro.infer import Trace_ELBO
 from scipy.sparse import csr_array
 
 import numpyro_largecat as lc
+from benchmarks.biased_rules import ImportanceSampling, NoiseContrast, OneVsEach
 from benchmarks.records import (
     MachineRecord,
     Record,
@@ -56,7 +56,6 @@ from benchmarks.records import (
     write_json,
 )
 from numpyro_largecat.data import load
-from numpyro_largecat.double_sum_rules import DoubleSumRule, Move, Pair
 
 NAME = "unbiased"
 FOLDERS = {"bibtex": "xml", "delicious": "xml", "mnist": "mnist"}
@@ -70,41 +69,6 @@ SVI_BATCH = (100, 20)
 SENSITIVITY = "bibtex"
 SPEED_FEATURES = 100
 WITHIN = 1.05
-
-
-@dataclass(frozen=True)
-class OneVsEach(DoubleSumRule):
-    """SGD on the sum of -log sigmoid(x @ (w[y] - w[k])) over k, from one k."""
-
-    def move(self, pair: Pair) -> Move:
-        """Take one step; u is not used."""
-        force = jnp.exp(pair.log_others) * jax.nn.sigmoid(pair.utility_k - pair.utility_y)
-        return _move(pair, pair.rate * force, pair.rate * force)
-
-
-@dataclass(frozen=True)
-class ImportanceSampling(DoubleSumRule):
-    """SGD on the log-loss whose normaliser is estimated from the label and one k."""
-
-    def move(self, pair: Pair) -> Move:
-        """Take one step; u is not used."""
-        force = jax.nn.sigmoid(pair.log_others + pair.utility_k - pair.utility_y)
-        return _move(pair, pair.rate * force, pair.rate * force)
-
-
-@dataclass(frozen=True)
-class NoiseContrast(DoubleSumRule):
-    """SGD on telling the label from one k, with probabilities exp(x @ w), as Mnih and Teh do."""
-
-    def move(self, pair: Pair) -> Move:
-        """Take one step; u is not used."""
-        lift = jax.nn.sigmoid(-(pair.utility_y + pair.log_others))
-        push = jax.nn.sigmoid(pair.utility_k + pair.log_others)
-        return _move(pair, pair.rate * lift, pair.rate * push)
-
-
-def _move(pair: Pair, lift: Array, push: Array) -> Move:
-    return Move(pair.u, 1 - pair.penalty_y, lift, 1 - pair.penalty_k, -push)
 
 
 RULES: dict[str, Any] = {

@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 import numpyro_largecat as lc
-from benchmarks.unbiased import ImportanceSampling, NoiseContrast, OneVsEach
+from benchmarks.biased_rules import ImportanceSampling, NoiseContrast, OneVsEach
 from numpyro_largecat import double_sum
 from tests.memory import temp_bytes
 
