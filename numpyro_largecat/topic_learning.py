@@ -15,11 +15,11 @@ from scipy.sparse import csr_array
 from scipy.special import gammaln
 
 from numpyro_largecat.data.corpus import Corpus
-from numpyro_largecat.ops.topic_document import fit_documents
+from numpyro_largecat.ops.topic_document import prepare_topics, solve_documents
 from numpyro_largecat.ops.topic_search import Effort
 from numpyro_largecat.ops.topic_statistics import word_topic_counts
 from numpyro_largecat.ops.topic_sweeps import digamma
-from numpyro_largecat.topic_chunks import Chunk, chunks_of, on_all_cores, widths_of
+from numpyro_largecat.topic_chunks import Chunk, Widths, chunks_of, on_all_cores
 
 LEAST_SCALE = 1e-6
 
@@ -32,6 +32,7 @@ class Problem(NamedTuple):
     concentration: Array  # (K,), of topic frequencies
     word_concentration: float  # of the words of a topic
     effort: Effort
+    widths: Widths
 
 
 class Batch(NamedTuple):
@@ -125,11 +126,11 @@ def visit(
     problem: Problem,
     batch: Batch,
     table: Table,
-    widths: tuple[int, ...],
     visited: Visited | None = None,
 ) -> Summary:
     """Solve for the documents of a batch given the topics, and summarise them."""
     log_probs = table.log_probs(batch.rows, problem.word_concentration)
+    topics = prepare_topics(log_probs, problem.concentration, for_most=visited is None)
     stored = None if visited is None else {tuple(ids[:1]): rows for ids, rows in visited}
 
     def solve(chunk: Chunk) -> tuple[Array, float, tuple[NDArray[np.intp], csr_array]]:
@@ -139,14 +140,17 @@ def visit(
         initial = None
         if stored is not None:
             initial = jnp.asarray(stored[tuple(chunk.documents[:1])].toarray())
+        num_active, narrow = problem.num_active, problem.widths.narrow
+        fit = solve_documents(
+            topics, words, counts, num_active, problem.effort, initial, narrow=narrow
+        )
         shared = log_probs, problem.concentration, words, counts
-        fit = fit_documents(*shared, problem.num_active, problem.effort, initial)
-        found = word_topic_counts(*shared, fit.basis, num_active=problem.num_active)
+        found = word_topic_counts(*shared, fit.basis, num_active=num_active, narrow=narrow)
         data = float(jnp.vdot(found, log_probs))
         own = csr_array(np.asarray(fit.counts))
         return found, float(fit.bound.sum()) - data, (chunk.documents, own)
 
-    chunks = chunks_of(problem.corpus, batch.documents, widths)
+    chunks = chunks_of(problem.corpus, batch.documents, problem.widths.largest)
     parts = on_all_cores(solve, chunks)
     found = sum((part[0] for part in parts), jnp.zeros_like(log_probs))
     return Summary(found, sum(part[1] for part in parts), [part[2] for part in parts])
@@ -177,7 +181,6 @@ def learn_memoized(
         The counts (V, K), and the bound of the corpus after each pass, at stored local variables.
     """
     batches = make_batches(rng, problem.corpus, batch_size)
-    widths = widths_of(problem.corpus, num_passes)
     table = Table(start, dtype)
     memory: list[csr_array | None] = [None] * len(batches)
     visited: list[Visited | None] = [None] * len(batches)
@@ -186,7 +189,7 @@ def learn_memoized(
     for _ in range(num_passes):
         for b in rng.permutation(len(batches)):
             batch = batches[b]
-            summary = visit(problem, batch, table, widths, visited[b])
+            summary = visit(problem, batch, table, visited[b])
             old = memory[b]
             before = jnp.zeros(()) if old is None else jnp.asarray(old.toarray())
             table.add(batch.rows, summary.counts - before)
@@ -198,7 +201,8 @@ def learn_memoized(
         total = np.zeros(start.shape)
         for batch, part in zip(batches, memory, strict=True):
             if part is not None:
-                np.add.at(total, batch.rows, part.toarray())
+                entries = part.tocoo()  # each is there once
+                total[batch.rows[entries.row], entries.col] += entries.data
         table = Table(total, dtype)
         bounds.append(topic_term(total, problem.word_concentration) + float(rest.sum()))
     return table.numpy(), bounds
@@ -217,7 +221,6 @@ def learn_stochastic(
 ) -> NDArray[np.floating]:
     """Step towards the counts that each batch suggests, by rho_t = (delay + t) ** -forgetting."""
     batches = make_batches(rng, problem.corpus, batch_size)
-    widths = widths_of(problem.corpus, num_passes)
     table = Table(start, dtype)
     t = 0
     for _ in range(num_passes):
@@ -225,7 +228,7 @@ def learn_stochastic(
             batch = batches[b]
             t += 1
             rho = (delay + t) ** -forgetting
-            summary = visit(problem, batch, table, widths)
+            summary = visit(problem, batch, table)
             table.shrink(1 - rho)
             share = problem.corpus.num_documents / len(batch.documents)
             table.add(batch.rows, rho * share * summary.counts)

@@ -18,7 +18,7 @@ from scipy.sparse import csr_array
 from numpyro_largecat._checks import check_count
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.topic_search import Effort
-from numpyro_largecat.topic_chunks import solve_corpus
+from numpyro_largecat.topic_chunks import Widths, solve_corpus, widths_of
 from numpyro_largecat.topic_learning import Problem, learn_memoized, learn_stochastic
 from numpyro_largecat.topic_start import start_at_random, start_from_documents
 
@@ -59,6 +59,7 @@ class TopicFit:
     num_active: int  # L
     vocabulary: tuple[str, ...] | None
     bounds: tuple[float, ...]  # of the corpus after each pass, nats; empty if stochastic
+    widths: Widths | None = None  # of documents, that code is compiled for
 
     def __repr__(self) -> str:
         """The largest topics, with their shares of the tokens and top words."""
@@ -136,7 +137,7 @@ class TopicFit:
         if not 0 < fraction < 1:
             raise ValueError(f"`fraction` must be in (0, 1); got {fraction}.")
         seen, unseen = corpus.split_words(seed, fraction)
-        return completion_score(self.topics, self.concentration, seen, unseen)
+        return completion_score(self.topics, self.concentration, seen, unseen, self.widths)
 
     def coherence(self, corpus: Corpus, num_words: int = 10) -> NDArray[np.floating]:
         r"""Mean normalised pointwise mutual information of each topic's top words, (K,).
@@ -173,7 +174,7 @@ class TopicFit:
     ) -> NDArray[np.floating]:
         effort = Effort(100, 1e-3, 5)
         concentration = jnp.asarray(self.concentration)
-        _, counts = solve_corpus(corpus, log_probs, concentration, num_active, effort)
+        _, counts = solve_corpus(corpus, log_probs, concentration, num_active, effort, self.widths)
         posterior = counts + self.concentration
         return posterior / posterior.sum(axis=1, keepdims=True)
 
@@ -208,6 +209,7 @@ def completion_score(
     concentration: NDArray[np.floating],
     seen: Corpus,
     unseen: Corpus,
+    widths: Widths | None = None,
 ) -> float:
     """Document completion with point estimates of topics (K, V); see ``TopicFit.score``."""
     if unseen.num_tokens == 0:
@@ -216,7 +218,7 @@ def completion_score(
     log_probs = jnp.log(jnp.asarray(topics.T))
     effort = Effort(100, 1e-3, 0)
     alphas = jnp.asarray(concentration, jnp.float32)
-    _, counts = solve_corpus(seen, log_probs, alphas, topics.shape[0], effort)
+    _, counts = solve_corpus(seen, log_probs, alphas, topics.shape[0], effort, widths)
     frequencies = counts + np.asarray(concentration)
     frequencies /= frequencies.sum(axis=1, keepdims=True)
     total = 0.0
@@ -355,6 +357,7 @@ def fit_topics(
         jnp.asarray(_concentrations(concentration, num_topics), dtype),
         word_concentration,
         Effort(max_sweeps, tolerance, num_restarts),
+        widths_of(corpus, num_passes),
     )
     if start == "documents":
         first = start_from_documents(rng, corpus, num_topics)
@@ -382,4 +385,5 @@ def fit_topics(
         num_active,
         corpus.vocabulary,
         tuple(bounds),
+        problem.widths,
     )

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from scipy.special import digamma
 
 import numpyro_largecat as lc
-from numpyro_largecat import topic_learning, topics
+from numpyro_largecat import topic_chunks, topic_learning, topics
 from numpyro_largecat.data import Corpus
 from numpyro_largecat.ops.topic_search import Effort
 from numpyro_largecat.topic_chunks import chunks_of, widths_of
@@ -101,11 +103,11 @@ def test_counts_are_those_of_the_corpus() -> None:
 def test_a_batch_touches_the_rows_of_its_words() -> None:
     """Rows of the table that do not occur in a batch stay as they are, bit by bit."""
     corpus = Corpus.from_documents([["w1", "w2"], ["w2", "w5"]], WORDS)
-    problem = topic_learning.Problem(corpus, 2, jnp.full(2, 0.1), 0.1, Effort())
+    problem = topic_learning.Problem(corpus, 2, jnp.full(2, 0.1), 0.1, Effort(), widths_of(corpus))
     batch = topic_learning.Batch(np.array([0]), np.array([1, 2, 2]))
     table = topic_learning.Table(np.random.default_rng(0).gamma(1.0, size=(V, 2)), np.float32)
     before = table.numpy().copy()
-    summary = topic_learning.visit(problem, batch, table, (2,))
+    summary = topic_learning.visit(problem, batch, table)
     assert summary.counts.shape == (3, 2)
     table.add(batch.rows, summary.counts)
     changed = np.flatnonzero((table.numpy() != before).any(axis=1))
@@ -199,11 +201,11 @@ def test_bad_arguments_are_refused(change, message) -> None:
 
 
 def test_starts() -> None:
-    """Chosen documents differ; both starts have the tokens of the corpus."""
+    """Chosen documents differ; the starts have the tokens of the corpus, and four times these."""
     rng = np.random.default_rng(0)
     rare = Corpus.from_documents([["w1"]] * 19 + [["w2", "w2"]], WORDS)
     table = start_from_documents(rng, rare, 2)
-    assert (table[2].max() > 2 * table[2].min()) and table.sum() == pytest.approx(21)
+    assert (table[2].max() > 2 * table[2].min()) and table.sum() == pytest.approx(4 * 21)
     table = start_at_random(rng, CORPUS, 4)
     np.testing.assert_allclose(
         table.sum(axis=1), np.bincount(CORPUS.words, CORPUS.counts, V), atol=1e-9
@@ -213,17 +215,44 @@ def test_starts() -> None:
 @pytest.mark.parametrize(
     ("sizes", "num_passes", "widths"),
     [
-        ([3, 10], 1, (16,)),
-        ([100] * 81 + [400] * 19, 1, (512,)),
-        ([100] * 81 + [400] * 19, 100, (128, 512)),
-        ([130] * 100, 1000, (144, 256)),
-        ([0], 1, (16,)),
+        ([3, 10], 1, (16, None)),
+        ([100] * 81 + [400] * 19, 1, (416, None)),
+        ([100] * 81 + [400] * 19, 1000, (416, 128)),
+        ([130] * 100, 1000, (144, None)),
+        ([0], 1, (16, None)),
     ],
 )
-def test_a_second_width_must_be_worth_its_compilation(sizes, num_passes, widths) -> None:
+def test_a_narrow_width_must_be_worth_its_compilation(sizes, num_passes, widths) -> None:
     rows = [(np.arange(size), np.ones(size, int)) for size in sizes]
     corpus = Corpus.from_rows(rows, 400)
     assert widths_of(corpus, num_passes) == widths
-    chunks = list(chunks_of(corpus, np.arange(len(sizes)), widths))
+    chunks = [make() for make in chunks_of(corpus, np.arange(len(sizes)), widths[0])]
     assert sorted(d for chunk in chunks for d in chunk.documents) == list(range(len(sizes)))
     assert all(chunk.counts.sum() == sum(sizes[d] for d in chunk.documents) for chunk in chunks)
+
+
+@pytest.mark.parametrize("warm_start", [False, True])
+@pytest.mark.usefixtures("x64")
+def test_code_for_short_documents_changes_nothing(warm_start, monkeypatch) -> None:
+    sizes = np.diff(CORPUS.offsets)
+    some = CORPUS.select(np.argsort(-sizes)[:80])
+    rows = [some.document(d) for d in range(80)]
+    rows[2:] = [(words[:5], counts[:5]) for words, counts in rows[2:]]
+    corpus = Corpus.from_rows(rows, CORPUS.num_words)
+    fits = []
+    for slots in (topic_chunks.SLOTS_FOR_CODE, 0):
+        monkeypatch.setattr(topic_chunks, "SLOTS_FOR_CODE", slots)
+        fits.append(lc.fit_topics(KEY, corpus, K, 2, num_passes=2, warm_start=warm_start))
+    assert [fit.widths.narrow for fit in fits] == [None, 16]
+    np.testing.assert_allclose(fits[0].posterior, fits[1].posterior, atol=1e-9)
+
+
+@pytest.mark.parametrize("length", [5, 100])
+def test_documents_of_any_length_are_scored(fit, length, monkeypatch) -> None:
+    """Whether the fit's documents were shorter, or so long that they would be mostly padding."""
+    monkeypatch.setattr(topic_chunks, "SLOTS_FOR_CODE", 100)
+    words = np.resize(np.arange(V), length)
+    rows = [(np.roll(words, d)[:length], np.ones(length, int)) for d in range(40)]
+    corpus = Corpus.from_rows(rows, V, CORPUS.vocabulary)
+    made_by_hand = dataclasses.replace(fit, widths=None)
+    np.testing.assert_allclose(fit.proportions(corpus), made_by_hand.proportions(corpus), atol=1e-5)

@@ -23,8 +23,8 @@ from numpyro_largecat.ops.topic_sweeps import (
 )
 
 SIZES = (32, 128)  # numbers of active topics that code is compiled for, and K
-LOOSE = 64  # sweeps are over all topics until no more than this are active
-FIRST_SWEEPS = 10  # at most, over all topics and then over LOOSE, before words have but L topics
+LOOSE = 128  # sweeps are over all topics until no more than this are active
+FIRST_SWEEPS = 20  # at most before words have but L topics, half of them over more than LOOSE
 USUAL = Effort()
 T = TypeVar("T")
 
@@ -38,17 +38,31 @@ class DocumentFit(NamedTuple):
 
 
 class Topics(NamedTuple):
-    """What all documents share."""
+    """What all documents share; ``prepare_topics`` makes it."""
 
     table: Array  # (V, K), C
     concentration: Array  # (K,)
     log_gamma: Array  # (K,), of the concentration
-    probs: Array | None = None  # (V, K), exp(C - largest C of the word)
+    probs: Array | None  # (V, K), exp(C - largest C of the word)
 
     @property
     def num_topics(self) -> int:
         """K."""
         return self.table.shape[1]
+
+
+@partial(jax.jit, static_argnames="for_most")
+def prepare_topics(log_probs: Array, concentration: Array, *, for_most: bool = True) -> Topics:
+    """What does not change from document to document.
+
+    Args:
+        log_probs: As for ``fit_documents``, (V, K).
+        concentration: (K,).
+        for_most: Whether the documents use most words, so that exponentials of the whole table,
+            taken once, cost less than those of each word of each document.
+    """
+    probs = _relative_probs(log_probs) if for_most else None
+    return Topics(log_probs, concentration, gammaln(concentration), probs)
 
 
 @jax.jit
@@ -67,10 +81,11 @@ def fit_documents(
               + E_q[\log p(z \mid \pi) + \log p(\pi) - \log q(\pi)], \qquad
               \lvert \{k : r_{uk} > 0\} \rvert \le L
 
-    Cost per document of U words: O(U K) for the first sweeps, ten at most, until at most 64 topics
-    are active, and O(U A) for each further one on its active topics. A is one of a few sizes that
-    code is compiled for, the least that holds the active topics of all documents of a block; so
-    no document loses one. Code is compiled once for all L and efforts.
+    Cost per document of U words: O(U K) for each of the first sweeps, ten at most, until at most
+    128 topics are active (twenty, until 32 are, if there are no more than 128), and O(U A) for each
+    further one on its active topics. A is one of a few sizes that code is compiled for, the least
+    that holds the active topics of all documents of a block; so no document loses one. Code is
+    compiled once for all L and efforts.
 
     Args:
         log_probs: Log probability of each word in each topic, or its expectation, (V, K).
@@ -81,19 +96,38 @@ def fit_documents(
         effort: How hard to solve.
         initial: Topic counts to start from, (N, K); None starts from the prior mean.
     """
-    log_probs, concentration = jnp.asarray(log_probs), jnp.asarray(concentration)
-    words, word_counts = jnp.asarray(words), jnp.asarray(word_counts, log_probs.dtype)
-    num_docs, num_words = words.shape
-    topics = Topics(log_probs, concentration, gammaln(concentration))
-    if initial is None and num_docs * num_words >= log_probs.shape[0]:  # they use most words
-        topics = topics._replace(probs=_relative_probs(log_probs))
+    words, log_probs = jnp.asarray(words), jnp.asarray(log_probs)
+    for_most = initial is None and words.size >= log_probs.shape[0]
+    topics = prepare_topics(log_probs, concentration, for_most=for_most)
+    return solve_documents(topics, words, jnp.asarray(word_counts), num_active, effort, initial)
 
-    def solve(block: tuple[Array, ...]) -> DocumentFit:
-        words, word_counts, *start = block
-        counts = start[0] if start else _start(topics, words, word_counts)
 
-        def at(size: int) -> DocumentFit:
-            document, own = take_active(topics, words, word_counts, counts, size)
+@partial(jax.jit, static_argnames="narrow")
+def solve_documents(
+    topics: Topics,
+    words: Array,
+    word_counts: Array,
+    num_active: int | Array,
+    effort: Effort = USUAL,
+    initial: Array | None = None,
+    *,
+    narrow: int | None = None,
+) -> DocumentFit:
+    """What ``fit_documents`` gives, for many calls with the same topics.
+
+    Where ``narrow`` is a number, code is also compiled for documents whose words are all in the
+    first so many slots; it is the number of slots that pays for most of them.
+    """
+    num_docs, word_counts = len(words), word_counts.astype(topics.table.dtype)
+    counts = _start(topics, words, word_counts, narrow) if initial is None else initial
+    order = num_active_topics(counts).argsort()  # so that few blocks need a large size
+
+    def solve(block: tuple[Array, Array, Array]) -> DocumentFit:
+        words, word_counts, counts = block
+
+        def at(size: int, width: int) -> DocumentFit:
+            slots = words[:, :width], word_counts[:, :width]
+            document, own = take_active(topics, *slots, counts, size)
             found = search(document, own, num_active, Effort(*effort))
 
             def all_topics(values: Array) -> Array:
@@ -103,17 +137,18 @@ def fit_documents(
 
             return DocumentFit(found.bound, all_topics(found.counts), all_topics(found.basis))
 
-        return at_least_size(at, counts)
+        return at_least_size(at, counts, word_counts, narrow)
 
-    inputs = (words, word_counts) if initial is None else (words, word_counts, initial)
+    inputs = words[order], word_counts[order], counts[order]
     fits = lax.map(solve, in_blocks(inputs, block_size_for(num_docs)))
-    found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_docs], fits)
-    return found._replace(bound=found.bound + length_term(concentration, word_counts))
+    place = order.argsort()
+    found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[place], fits)
+    return found._replace(bound=found.bound + length_term(topics.concentration, word_counts))
 
 
 def block_size_for(num_docs: int) -> int:
     """Documents solved together: on a CPU what a core's cache holds, elsewhere many."""
-    return min(num_docs, 16 if jax.default_backend() == "cpu" else 512)
+    return max(1, min(num_docs, 16 if jax.default_backend() == "cpu" else 512))
 
 
 def in_blocks(arrays: tuple[Array, ...], size: int) -> tuple[Array, ...]:
@@ -124,13 +159,30 @@ def in_blocks(arrays: tuple[Array, ...], size: int) -> tuple[Array, ...]:
     return tuple(jnp.pad(x, padding).reshape(num_blocks, size, x.shape[1]) for x in arrays)
 
 
-def at_least_size(solve: Callable[[int], T], counts: Array) -> T:
-    """Solve at the least size that holds the active topics of all documents of a block (B, K)."""
-    num_topics = counts.shape[1]
+def at_least_size(
+    solve: Callable[[int, int], T], counts: Array, word_counts: Array, narrow: int | None
+) -> T:
+    """Solve at the least size and width that hold all topics and words of a block of documents.
+
+    Args:
+        solve: Takes the number of topics and that of slots for words.
+        counts: Of the topics, (B, K).
+        word_counts: (B, U).
+        narrow: As for ``solve_documents``.
+    """
+    num_topics, width = counts.shape[1], word_counts.shape[1]
     small, middle = SIZES
-    sizes = [small] * (small < num_topics) + [middle] * (4 * middle <= num_topics) + [num_topics]
-    index = (num_active_topics(counts).max() > jnp.array(sizes)).sum()
-    return lax.switch(index, [partial(solve, size) for size in sizes])
+    sizes = [small] * (small < num_topics) + [middle] * (2 * middle <= num_topics) + [num_topics]
+    choices = [(size, width) for size in sizes]
+    is_enough = num_active_topics(counts).max() <= jnp.array(sizes)
+    if narrow is not None:  # but not for over 128 topics of short documents, which are rare
+        choices = [(size, narrow) for size in sizes[:2]] + choices
+        is_enough = jnp.append(is_enough[:2] & ~_is_wide(word_counts, narrow), is_enough)
+    return lax.switch(is_enough.argmax(), [partial(solve, *choice) for choice in choices])
+
+
+def _is_wide(word_counts: Array, narrow: int) -> Array:
+    return (word_counts[..., narrow:] > 0).any()
 
 
 def take_active(
@@ -160,17 +212,27 @@ def _relative_probs(log_probs: Array) -> Array:
     return jnp.exp(log_probs - finite_max(log_probs, axis=-1))
 
 
-def _start(topics: Topics, words: Array, word_counts: Array) -> Array:
-    """Counts of a block after some sweeps from the prior mean, (B, K)."""
-    start = partial(_start_document, topics)
-    if jax.default_backend() == "cpu":  # the rows of one document fill a cache
-        return lax.map(start, (words, word_counts))
-    return lax.map(start, (words, word_counts), batch_size=64)
+def _start(topics: Topics, words: Array, word_counts: Array, narrow: int | None) -> Array:
+    """Counts of documents after some sweeps from the prior mean, (N, K)."""
+    if jax.default_backend() != "cpu":
+        start = partial(_start_document, topics)
+        return lax.map(lambda document: start(*document), (words, word_counts), batch_size=64)
+
+    def one(document: tuple[Array, Array]) -> Array:  # its rows fill a cache
+        if narrow is None:
+            return _start_document(topics, *document)
+        return lax.cond(
+            _is_wide(document[1], narrow),
+            lambda words, counts: _start_document(topics, words, counts),
+            lambda words, counts: _start_document(topics, words[:narrow], counts[:narrow]),
+            *document,
+        )
+
+    return lax.map(one, (words, word_counts))
 
 
-def _start_document(topics: Topics, document: tuple[Array, Array]) -> Array:
+def _start_document(topics: Topics, words: Array, word_counts: Array) -> Array:
     """Sweep a document over all topics until few are active, and then over these."""
-    words, word_counts = document
     table = topics.table if topics.probs is None else topics.probs
     rows = _relative_probs(table[words]) if topics.probs is None else table[words]
 
@@ -179,9 +241,11 @@ def _start_document(topics: Topics, document: tuple[Array, Array]) -> Array:
         ratios = jnp.where(norm > 0, word_counts / norm, 0)
         return weights * jnp.dot(ratios, rows, precision="highest")
 
-    def sweeps(rows: Array, concentration: Array, counts: Array, enough: int) -> Array:
+    def sweeps(
+        rows: Array, concentration: Array, counts: Array, enough: int, most: int = FIRST_SWEEPS
+    ) -> Array:
         def is_wide(state: tuple[Array, Array]) -> Array:
-            return (state[0] < FIRST_SWEEPS) & (num_active_topics(state[1]) > enough)
+            return (state[0] < most) & (num_active_topics(state[1]) > enough)
 
         def one(state: tuple[Array, Array]) -> tuple[Array, Array]:
             return state[0] + 1, weighted(rows, topic_weights(state[1], concentration))
@@ -194,8 +258,8 @@ def _start_document(topics: Topics, document: tuple[Array, Array]) -> Array:
         return counts
     if topics.num_topics <= LOOSE:
         return sweeps(rows, topics.concentration, counts, SIZES[0])
-    counts = sweeps(rows, topics.concentration, counts, LOOSE)
+    counts = sweeps(rows, topics.concentration, counts, LOOSE, FIRST_SWEEPS // 2)
     own, ids = lax.top_k(counts, LOOSE)
-    own = sweeps(rows[:, ids], topics.concentration[ids], own, SIZES[0])
+    own = sweeps(rows[:, ids], topics.concentration[ids], own, SIZES[0], FIRST_SWEEPS // 2)
     few = jnp.zeros_like(counts).at[ids].set(own)
     return jnp.where(num_active_topics(counts) <= LOOSE, few, counts)

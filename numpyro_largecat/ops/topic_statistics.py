@@ -19,6 +19,7 @@ from numpyro_largecat.ops.topic_document import (
 )
 from numpyro_largecat.ops.topic_sweeps import (
     next_largest,
+    num_active_topics,
     num_places,
     order_keys,
     responsibilities,
@@ -28,7 +29,7 @@ from numpyro_largecat.ops.topic_sweeps import (
 FEW = 32  # up to so many topics of a word its entries are added one by one, else as a row
 
 
-@partial(jax.jit, static_argnames="num_active", donate_argnames="initial")
+@partial(jax.jit, static_argnames=("num_active", "narrow"), donate_argnames="initial")
 def word_topic_counts(
     log_probs: Array,
     concentration: Array,
@@ -39,6 +40,7 @@ def word_topic_counts(
     num_active: int,
     scale: Array | None = None,
     initial: Array | None = None,
+    narrow: int | None = None,
 ) -> Array:
     r"""Add the expected tokens of each word in each topic over documents, (V, K).
 
@@ -60,8 +62,9 @@ def word_topic_counts(
         num_active: L.
         scale: Weight of each document, (N,); None for 1.
         initial: What to add to, (V, K); None for zeros.
+        narrow: As for ``solve_documents``.
     """
-    topics = Topics(log_probs, concentration, jnp.zeros_like(concentration))
+    topics = Topics(log_probs, concentration, jnp.zeros_like(concentration), None)
     scale = jnp.ones(words.shape[0], log_probs.dtype) if scale is None else scale
     table = jnp.zeros_like(log_probs) if initial is None else initial
 
@@ -69,14 +72,15 @@ def word_topic_counts(
         *document, scale = block
         tokens = (scale * document[1])[:, None]
         if num_active <= FEW:
-            shares, ids = _largest_shares(topics, num_active, *document)
+            shares, ids = _largest_shares(topics, num_active, narrow, *document)
             return table.at[document[0][:, None], ids].add(shares * tokens), None
-        shares = _all_shares(topics, num_active, *document) * tokens
+        shares = _all_shares(topics, num_active, narrow, *document) * tokens
         return table.at[document[0]].add(shares.swapaxes(1, 2)), None
 
     word_counts = word_counts.astype(log_probs.dtype)
-    size = block_size_for(words.shape[0])
-    blocks = in_blocks((words, word_counts, basis, scale[:, None]), size)
+    order = num_active_topics(basis).argsort()  # so that few blocks need a large size
+    documents = (x[order] for x in (words, word_counts, basis, scale[:, None]))
+    blocks = in_blocks(tuple(documents), block_size_for(len(words)))
     return lax.scan(add, table, blocks)[0]
 
 
@@ -93,10 +97,10 @@ def word_topics(
 
     Cost: O(U A) per document. Arguments as for ``word_topic_counts``.
     """
-    topics = Topics(log_probs, concentration, jnp.zeros_like(concentration))
+    topics = Topics(log_probs, concentration, jnp.zeros_like(concentration), None)
 
     def solve(block: tuple[Array, ...]) -> tuple[Array, Array]:
-        return _largest_shares(topics, num_active, *block)
+        return _largest_shares(topics, num_active, None, *block)
 
     inputs = words, word_counts.astype(log_probs.dtype), basis
     shares, ids = lax.map(solve, in_blocks(inputs, block_size_for(len(words))))
@@ -104,12 +108,18 @@ def word_topics(
 
 
 def _largest_shares(
-    topics: Topics, num_active: int, words: Array, word_counts: Array, basis: Array
+    topics: Topics,
+    num_active: int,
+    narrow: int | None,
+    words: Array,
+    word_counts: Array,
+    basis: Array,
 ) -> tuple[Array, Array]:
     """Responsibilities of each word's L topics, largest first, and which these are, (B, L, U)."""
 
-    def at(size: int) -> tuple[Array, Array]:
-        document, own = take_active(topics, words, word_counts, basis, size)
+    def at(size: int, width: int) -> tuple[Array, Array]:
+        slots = words[:, :width], word_counts[:, :width]
+        document, own = take_active(topics, *slots, basis, size)
         weights = topic_weights(own, document.concentration)[..., None] * document.probs
         keys = order_keys(weights)
         last = jnp.full_like(keys[:, 0], np.iinfo(keys.dtype).max)
@@ -121,24 +131,30 @@ def _largest_shares(
         places = lax.scan(following, last, length=min(num_active, size))[1].swapaxes(0, 1)
         values = jnp.take_along_axis(weights, places, axis=1)
         norm = values.sum(axis=1, keepdims=True)
-        is_word = (word_counts > 0)[:, None] & (norm > 0)
+        is_word = (document.word_counts > 0)[:, None] & (norm > 0)
         values = jnp.where(is_word, values / norm, 0)
         ids = jnp.take_along_axis(document.topics[..., None], places, axis=1)
-        missing = ((0, 0), (0, num_active - places.shape[1]), (0, 0))
+        missing = (0, 0), (0, num_active - places.shape[1]), (0, words.shape[1] - width)
         return jnp.pad(values, missing), jnp.pad(ids, missing)
 
-    return at_least_size(at, basis)
+    return at_least_size(at, basis, word_counts, narrow)
 
 
 def _all_shares(
-    topics: Topics, num_active: int, words: Array, word_counts: Array, basis: Array
+    topics: Topics,
+    num_active: int,
+    narrow: int | None,
+    words: Array,
+    word_counts: Array,
+    basis: Array,
 ) -> Array:
     """Responsibilities of all topics, (B, K, U)."""
 
-    def at(size: int) -> Array:
-        document, own = take_active(topics, words, word_counts, basis, size)
+    def at(size: int, width: int) -> Array:
+        slots = words[:, :width], word_counts[:, :width]
+        document, own = take_active(topics, *slots, basis, size)
         shares = responsibilities(document, own, num_active)
         rows = jnp.zeros((len(words), topics.num_topics, words.shape[1]), shares.dtype)
-        return rows.at[jnp.arange(len(words))[:, None], document.topics].set(shares)
+        return rows.at[jnp.arange(len(words))[:, None], document.topics, :width].set(shares)
 
-    return at_least_size(at, basis)
+    return at_least_size(at, basis, word_counts, narrow)

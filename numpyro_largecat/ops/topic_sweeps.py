@@ -71,8 +71,9 @@ def digamma(x: Array) -> Array:
 def topic_weights(counts: Array, concentration: Array) -> Array:
     """exp(E[log pi]) over its largest value; 0 for topics that have left the document."""
     is_active = counts > LEAST_COUNT
-    log_weights = jnp.where(is_active, digamma(concentration + counts), -jnp.inf)
-    log_weights -= finite_max(log_weights, axis=-1)
+    lowest = finfo(counts.dtype).min  # not -inf, which would be the largest if none is active
+    log_weights = jnp.where(is_active, digamma(concentration + counts), lowest)
+    log_weights -= log_weights.max(axis=-1, keepdims=True)
     least = least_log_weight(log_weights.dtype)
     return jnp.where(is_active, jnp.exp(jnp.maximum(log_weights, least)), 0)
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import gammaln
 
 from numpyro_largecat.ops import topic_document, topic_sweeps
 from numpyro_largecat.ops.topic_document import fit_documents
@@ -110,9 +109,7 @@ def test_each_sweep_raises_the_dense_bound() -> None:
     """One more never lowers the bound of any document, from the prior mean to the optimum."""
     concentration = jnp.full(70, 0.02)
     counts = jnp.full((20, 70), 1.0) * COUNTS.sum(axis=1)[:, None] / 70
-    shared = topic_document.Topics(
-        jnp.asarray(LOG_PROBS), concentration, jnp.asarray(gammaln(concentration))
-    )
+    shared = topic_document.prepare_topics(jnp.asarray(LOG_PROBS), concentration)
 
     @jax.jit
     def bounds(counts):
@@ -165,11 +162,17 @@ def test_a_document_gets_as_many_topics_as_it_uses(monkeypatch) -> None:
     """With code for 10, 16 and 70 topics, documents of which some need each of these."""
     monkeypatch.setattr(topic_document, "SIZES", (10, 16))
     monkeypatch.setattr(topic_document, "LOOSE", 12)
-    solve_in_small = jax.jit(fit_documents.__wrapped__)
+
+    @jax.jit
+    def solve_in_small(concentration):
+        topics = topic_document.prepare_topics(LOG_PROBS, concentration)
+        solve = topic_document.solve_documents.__wrapped__  # its code for other sizes may be kept
+        return solve(topics, jnp.asarray(WORDS), jnp.asarray(COUNTS), 70, EXACT)
+
     sizes = []
     for total in (0.01, 5.0, 35.0):
         concentration = np.full(70, total / 70)
-        found = solve_in_small(LOG_PROBS, concentration, WORDS, COUNTS, num_active=70, effort=EXACT)
+        found = solve_in_small(concentration)
         document = LOG_PROBS, WORDS[:10], COUNTS[:10], concentration
         bounds, counts = expected(*document, num_sweeps=400)
         sizes.append((counts > topic_sweeps.LEAST_COUNT).sum(axis=1).max())
@@ -181,7 +184,7 @@ def test_a_document_gets_as_many_topics_as_it_uses(monkeypatch) -> None:
 @pytest.mark.parametrize("total", [22.5, 400.0])
 @pytest.mark.usefixtures("x64")
 def test_documents_of_very_many_topics(total: float) -> None:
-    """With over 64 and over 256 active topics of 300, in a block with an easy one."""
+    """With over 128 and over 256 active topics of 300, in a block with an easy one."""
     log_probs, words, counts = corpus(3, 300, 400, 150, sparsity=0.3, seed=1)
     counts[2, 1:] = 0  # one word
     concentration = np.full(300, total / 300)
@@ -191,6 +194,28 @@ def test_documents_of_very_many_topics(total: float) -> None:
     assert most > {22.5: topic_document.LOOSE, 400.0: 256}[total]
     np.testing.assert_allclose(found.bound, bounds, atol=1e-4)
     np.testing.assert_allclose(found.counts, expected_counts, atol=1e-4)
+
+
+@pytest.mark.parametrize(("num_active", "total"), [(3, 1.4), (70, 35.0)])
+@pytest.mark.usefixtures("x64")
+def test_code_for_short_documents_changes_nothing(num_active: int, total: float) -> None:
+    """Two are long; so of three blocks one is of short documents, and one has a long one too."""
+    words, counts = np.tile(WORDS, (2, 1)), np.tile(COUNTS, (2, 1))
+    counts[2:, 20:] = 0
+    assert (counts[:2, 20:].sum(axis=1) > 0).all()
+    topics = topic_document.prepare_topics(LOG_PROBS, jnp.full(70, total / 70))
+    both = [
+        topic_document.solve_documents(
+            topics, jnp.asarray(words), jnp.asarray(counts), num_active, EXACT, narrow=narrow
+        )
+        for narrow in (None, 20)
+    ]
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-9), *both)
+
+
+def test_no_documents() -> None:
+    found = solve(LOG_PROBS, np.full(70, 0.02), WORDS[:0], COUNTS[:0], num_active=3)
+    assert found.bound.shape == (0,) and found.counts.shape == (0, 70)
 
 
 def test_eight_topics_a_word_are_as_good_as_all() -> None:
