@@ -13,8 +13,9 @@ NIPS, each number of topics and L, the document-completion log likelihood per wo
 documents after some passes, beside scikit-learn's online LDA, gensim's and tomotopy's. All are
 scored in the same way from their point estimates of the topics, with a concentration of 0.5 / K for
 each topic. The time is of the fit, with compilation, and for ours also that of the same fit again,
-compiled already. gensim, tomotopy and scikit-learn are left out if they are not installed (``pip
-install scikit-learn gensim tomotopy``).
+compiled already. Peers run in one thread, as is their default; in two, tomotopy took 0.82 of the
+time and scikit-learn as long. Those that are not installed are left out (``pip install scikit-learn
+gensim tomotopy``).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from benchmarks.records import (
     write_json,
 )
 from numpyro_largecat.data import Corpus, read_lda_c, read_uci_bag_of_words
-from numpyro_largecat.ops.topic_document import DocumentFit, fit_documents
+from numpyro_largecat.ops.topic_document import DocumentFit, Topics, prepare_topics, solve_documents
 from numpyro_largecat.ops.topic_search import Effort
 from numpyro_largecat.topic_chunks import Chunk, chunks_of, on_all_cores
 from numpyro_largecat.topics import completion_score
@@ -65,12 +66,23 @@ class Size(NamedTuple):
     repeats: int
     quality_topics: tuple[int, ...]
     quality_active: tuple[int, ...]  # 0 for all topics
-    passes: tuple[int, ...]
+    passes: tuple[int, ...]  # of our fits
+    peer_passes: tuple[int, ...]
     gibbs_passes: int
 
 
-FULL = Size(1000, 6000, (200, 400, 800, 1600), 5, (50, 100, 200, 400), (1, 4, 8, 0), (5, 20), 200)
-QUICK = Size(40, 200, (20, 40), 1, (4,), (1, 0), (2,), 5)
+FULL = Size(
+    num_documents=1000,
+    vocabulary=6000,
+    speed_topics=(200, 400, 800, 1600),
+    repeats=5,
+    quality_topics=(50, 100, 200, 400),
+    quality_active=(1, 4, 8, 0),
+    passes=(5, 20),
+    peer_passes=(5, 20),
+    gibbs_passes=200,
+)
+QUICK = Size(40, 200, (20, 40), 1, (4,), (1, 0), (2,), (2,), 5)
 
 
 def synthetic_topics(
@@ -99,36 +111,34 @@ def measure_speed(size: Size) -> list[Record]:
         log_probs = jnp.asarray(np.log(smooth).T, jnp.float32)
         concentration = jnp.full(num_topics, ALPHA / num_topics, jnp.float32)
         num_active = min(8, num_topics)
-        widths = (180,)  # documents are of about one length
-        chunks = list(chunks_of(corpus, np.arange(corpus.num_documents), widths))
+        width = 180  # documents are of about one length
+        chunks = list(chunks_of(corpus, np.arange(corpus.num_documents), width))
         cells = {}
         for restarts in (0, 5):
 
-            def solve(chunk: Chunk, num_active: int, restarts: int = restarts) -> DocumentFit:
+            def solve(
+                topics: Topics, num_active: int, chunk: Chunk, restarts: int = restarts
+            ) -> DocumentFit:
+                words, counts = jnp.asarray(chunk.words), jnp.asarray(chunk.counts)
+                effort = Effort(100, 0.0, restarts)
                 return jax.block_until_ready(
-                    fit_documents(
-                        log_probs,  # noqa: B023  called before the next round
-                        concentration,  # noqa: B023
-                        jnp.asarray(chunk.words),
-                        jnp.asarray(chunk.counts),
-                        num_active,
-                        Effort(100, 0.0, restarts),
-                    )
+                    solve_documents(topics, words, counts, num_active, effort)
                 )
 
-            solve(chunks[0], num_active)  # compiles
+            solve(prepare_topics(log_probs, concentration), num_active, chunks[0]())  # compiles
             rates = []
             for _ in range(size.repeats):
                 start = time.perf_counter()
-                on_all_cores(partial(solve, num_active=num_active), iter(chunks))
+                shared = prepare_topics(log_probs, concentration)
+                on_all_cores(partial(solve, shared, num_active), iter(chunks))
                 rates.append(corpus.num_documents / (time.perf_counter() - start))
             cells[restarts] = (statistics.median(rates), min(rates), max(rates))
         distances = {}
         for broadness in (BROAD, NARROW):
             some = synthetic_topics(num_topics, size, broadness)[1]
-            chunk = next(chunks_of(some, np.arange(min(some.num_documents, 128)), widths[-1:]))
+            chunk = next(chunks_of(some, np.arange(min(some.num_documents, 128)), width))()
             used = slice(len(chunk.documents))
-            both = [solve(chunk, n).counts[used] for n in (num_active, num_topics)]
+            both = [solve(shared, n, chunk).counts[used] for n in (num_active, num_topics)]
             shares = [np.asarray(n / n.sum(axis=1, keepdims=True)) for n in both]
             distances[broadness] = float((np.abs(shares[0] - shares[1]).sum(axis=1) / 2).mean())
         setting = {"K": num_topics, "L": num_active, "V": size.vocabulary, "sweeps": 100}
@@ -320,7 +330,7 @@ def measure_quality(corpora: dict[str, Corpus], size: Size, peers: dict[str, Fit
             }
             for name, fit in peers.items():
                 gibbs = (min(10, size.gibbs_passes), size.gibbs_passes)
-                methods[name] = (fit, gibbs if name == "tomotopy" else size.passes)
+                methods[name] = (fit, gibbs if name == "tomotopy" else size.peer_passes)
             table = []
             for method, (fit, passes) in methods.items():
                 for num_passes in passes:
@@ -356,6 +366,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder that holds text/, with the corpora")
     parser.add_argument("--only", choices=("speed", "quality"), help="measure one part only")
     parser.add_argument("--topics", type=int, nargs="+", help="numbers of topics for quality")
+    parser.add_argument("--passes", type=int, nargs="+", help="of our fits, for quality")
     parser.add_argument(
         "--corpora", nargs="+", choices=("20news", "AP", "NIPS"), help="for quality"
     )
@@ -363,6 +374,8 @@ def main() -> None:
     size = QUICK if arguments.quick else FULL
     if arguments.topics:
         size = size._replace(quality_topics=tuple(arguments.topics))
+    if arguments.passes:
+        size = size._replace(passes=tuple(arguments.passes))
     records: list[Record | MachineRecord] = [machine_record(NAME, jax.devices()[0].device_kind)]
     if arguments.only != "quality":
         records += measure_speed(size)
