@@ -127,10 +127,19 @@ def visit(
     batch: Batch,
     table: Table,
     visited: Visited | None = None,
+    *,
+    is_first: bool = False,
 ) -> Summary:
-    """Solve for the documents of a batch given the topics, and summarise them."""
+    """Solve for the documents of a batch given the topics, and summarise them.
+
+    In a first visit the topics are all alike, and would go to those of large concentration;
+    therefore all have the mean. The bound is that of their own.
+    """
+    concentration = problem.concentration
+    if is_first:
+        concentration = jnp.full_like(concentration, concentration.mean())
     log_probs = table.log_probs(batch.rows, problem.word_concentration)
-    topics = prepare_topics(log_probs, problem.concentration, for_most=visited is None)
+    topics = prepare_topics(log_probs, concentration, for_most=visited is None)
     stored = None if visited is None else {tuple(ids[:1]): rows for ids, rows in visited}
 
     def solve(chunk: Chunk) -> tuple[Array, float, tuple[NDArray[np.intp], csr_array]]:
@@ -144,16 +153,26 @@ def visit(
         fit = solve_documents(
             topics, words, counts, num_active, problem.effort, initial, narrow=narrow
         )
-        shared = log_probs, problem.concentration, words, counts
+        shared = log_probs, concentration, words, counts
         found = word_topic_counts(*shared, fit.basis, num_active=num_active, narrow=narrow)
         data = float(jnp.vdot(found, log_probs))
         own = csr_array(np.asarray(fit.counts))
-        return found, float(fit.bound.sum()) - data, (chunk.documents, own)
+        rest = float(fit.bound.sum()) - data
+        if is_first:
+            rest += _rise(own, np.asarray(problem.concentration)[own.indices])
+            rest -= _rise(own, np.asarray(concentration)[own.indices])
+        return found, rest, (chunk.documents, own)
 
     chunks = chunks_of(problem.corpus, batch.documents, problem.widths.largest)
     parts = on_all_cores(solve, chunks)
     found = sum((part[0] for part in parts), jnp.zeros_like(log_probs))
     return Summary(found, sum(part[1] for part in parts), [part[2] for part in parts])
+
+
+def _rise(counts: csr_array, concentration: NDArray[np.floating]) -> float:
+    """Sum of log Gamma(a + N) / Gamma(a), what the bound of documents has of a's shares."""
+    a = concentration.astype(np.float64)
+    return float((gammaln(a + counts.data) - gammaln(a)).sum())
 
 
 def topic_term(posterior_counts: NDArray[np.floating], word_concentration: float) -> float:
@@ -186,10 +205,10 @@ def learn_memoized(
     visited: list[Visited | None] = [None] * len(batches)
     rest = np.zeros(len(batches))
     bounds = []
-    for _ in range(num_passes):
+    for i in range(num_passes):
         for b in rng.permutation(len(batches)):
             batch = batches[b]
-            summary = visit(problem, batch, table, visited[b])
+            summary = visit(problem, batch, table, visited[b], is_first=i == 0)
             old = memory[b]
             before = jnp.zeros(()) if old is None else jnp.asarray(old.toarray())
             table.add(batch.rows, summary.counts - before)
@@ -223,12 +242,12 @@ def learn_stochastic(
     batches = make_batches(rng, problem.corpus, batch_size)
     table = Table(start, dtype)
     t = 0
-    for _ in range(num_passes):
+    for i in range(num_passes):
         for b in rng.permutation(len(batches)):
             batch = batches[b]
             t += 1
             rho = (delay + t) ** -forgetting
-            summary = visit(problem, batch, table)
+            summary = visit(problem, batch, table, is_first=i == 0)
             table.shrink(1 - rho)
             share = problem.corpus.num_documents / len(batch.documents)
             table.add(batch.rows, rho * share * summary.counts)

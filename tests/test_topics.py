@@ -63,6 +63,26 @@ def test_bound_is_that_of_the_equations() -> None:
     assert fit.bounds[-1] == pytest.approx(corpus_bound(fit, corpus), abs=0.1)
 
 
+@pytest.mark.usefixtures("x64")
+def test_a_first_pass_has_the_mean_concentration() -> None:
+    """And its bound is that of the concentrations given, at what it found with their mean."""
+    corpus, concentration = topic_corpus(20, seed=3), np.linspace(0.05, 0.3, K)
+    exact = {"num_passes": 1, "max_sweeps": 300, "tolerance": 1e-9, "num_restarts": 0}
+    fit = lc.fit_topics(KEY, corpus, K, K, concentration=concentration, **exact)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(KEY)))
+    start = start_from_documents(rng, corpus, K) + 0.1
+    log_probs, posterior, value = reference.expected_log(start.T).T, np.full((K, V), 0.1), 0.0
+    for d in range(corpus.num_documents):
+        words, counts = corpus.document(d)
+        mean = np.full(K, concentration.mean())
+        r, _, _ = reference.solve_document(log_probs[words], counts, mean, num_sweeps=300)
+        value += reference.collapsed_bound(log_probs[words], counts, concentration, r)
+        posterior[:, words] += counts * r.T
+    value += reference.topic_term(0.1, posterior) - ((posterior - 0.1) * log_probs.T).sum()
+    np.testing.assert_allclose(fit.posterior, posterior, atol=1e-4)
+    assert fit.bounds[0] == pytest.approx(value, abs=1e-3)
+
+
 @pytest.mark.parametrize("num_active", [2, K])
 @pytest.mark.usefixtures("x64")
 def test_warm_starts_never_lower_the_bound(num_active: int) -> None:
@@ -82,10 +102,20 @@ def test_cold_starts_with_restarts_hardly_lower_the_bound(start) -> None:
     assert bounds[-1] > bounds[0]
 
 
+@pytest.mark.parametrize("concentration", [None, np.linspace(0.02, 0.1, 9)])
 @pytest.mark.parametrize("method", ["memoized", "stochastic"])
-def test_topics_are_found(method: str) -> None:
+def test_topics_are_found(method: str, concentration) -> None:
     """With a few topics to spare, each true topic's ten words lead one that was found."""
-    fit = lc.fit_topics(KEY, CORPUS, 9, 3, method=method, num_passes=20, batch_size=50)
+    fit = lc.fit_topics(
+        KEY,
+        CORPUS,
+        9,
+        3,
+        concentration=concentration,
+        method=method,
+        num_passes=20,
+        batch_size=50,
+    )
     found = np.array([[int(w.word[1:]) // 10 for w in topic] for topic in fit.top_words(10)])
     shares = np.array([np.bincount(row, minlength=K) for row in found])
     assert shares.max(axis=0).min() >= 8
