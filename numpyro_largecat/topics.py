@@ -38,9 +38,18 @@ class TopWord(NamedTuple):
     probability: float
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class TopicFit:
     """Topics with Dirichlet posteriors, as ``fit_topics`` returns them; it prints the largest.
+
+    Attributes:
+        posterior: Dirichlet concentrations of the words in each topic, (K, V).
+        concentration: Of the topic frequencies, (K,).
+        num_active: L.
+        vocabulary: The words, or None where they are not known.
+        bounds: Of the corpus after each pass, in nats. Empty if ``method`` was "stochastic", which
+            never sees the whole corpus at one time.
+        widths: Of documents, that code is compiled for.
 
     Example:
         >>> import jax, numpyro_largecat as lc
@@ -54,23 +63,23 @@ class TopicFit:
         np.True_
     """
 
-    posterior: NDArray[np.floating]  # (K, V), Dirichlet concentrations
-    concentration: NDArray[np.floating]  # (K,), of topic frequencies
-    num_active: int  # L
+    posterior: NDArray[np.floating]
+    concentration: NDArray[np.floating]
+    num_active: int
     vocabulary: tuple[str, ...] | None
-    bounds: tuple[float, ...]  # of the corpus after each pass, nats; empty if stochastic
-    widths: Widths | None = None  # of documents, that code is compiled for
+    bounds: tuple[float, ...]
+    widths: Widths | None = None
 
     def __repr__(self) -> str:
         """The largest topics, with their shares of the tokens and top words."""
         num_topics, num_words = self.posterior.shape
         tokens = (self.posterior - self.posterior.min()).sum(axis=1)
-        largest = np.argsort(-tokens, kind="stable")[:SHOWN]
+        largest = np.argsort(-tokens, kind="stable")[: min(SHOWN, (tokens >= 0.5).sum())]
         lines = [f"TopicFit, {num_topics} topics of {num_words} words"]
         for k, words in zip(largest, self._top_words(largest, 8), strict=True):
             text = " ".join(str(w.word) for w in words)
             lines.append(f"{k:5d} {tokens[k] / tokens.sum():7.2%}  {text}")
-        return "\n".join(lines + ["..."] * (num_topics > SHOWN))
+        return "\n".join(lines + ["..."] * (num_topics > len(largest)))
 
     @property
     def topics(self) -> NDArray[np.floating]:
@@ -179,7 +188,8 @@ class TopicFit:
         return posterior / posterior.sum(axis=1, keepdims=True)
 
     def _check(self, corpus: Corpus) -> None:
-        """Raise ValueError unless the corpus has the vocabulary of the fit."""
+        """Raise unless it is a corpus that has the vocabulary of the fit."""
+        _check_type(corpus)
         if corpus.num_words != self.posterior.shape[1]:
             raise ValueError(
                 f"`corpus` must have the vocabulary of the fit, {self.posterior.shape[1]} words; "
@@ -194,6 +204,15 @@ class TopicFit:
                 f"`corpus` must have the vocabulary of the fit; word {place} is {got!r}, and in "
                 f"the fit {need!r}. Make it with the fit's `vocabulary`."
             )
+
+
+def _check_type(corpus: object) -> None:
+    if not isinstance(corpus, Corpus):
+        raise TypeError(
+            "`corpus` must be a `numpyro_largecat.data.Corpus`; got "
+            f"{type(corpus).__name__}. Make one with `Corpus.from_csr(counts, names)` from what "
+            "CountVectorizer gives, or with `Corpus.from_documents(lists_of_words)`."
+        )
 
 
 def _npmi(both: float, first: float, second: float) -> float:
@@ -287,11 +306,12 @@ def fit_topics(
         word_concentration: Prior :math:`\bar\lambda` of each word in a topic, positive.
         method: ``"memoized"`` or ``"stochastic"``.
         num_passes: Visits of each document, at least 1.
-        batch_size: Documents in a batch, at least 1.
+        batch_size: Documents in a batch, at least 1. ``"stochastic"`` needs many batches, so
+            a smaller one for a small corpus.
         start: ``"documents"``: each topic from a document, drawn by the k-means++ rule with a
             Bregman divergence. ``"random"``: words divided at random.
         warm_start: Keep topic counts of documents between visits: the bound then never decreases,
-            but often ends lower. For ``"memoized"`` only.
+            but often ends much lower. For ``"memoized"`` only.
         max_sweeps: Of a document and visit, at least 10.
         tolerance: Largest change in a topic's count of a document that is done, tokens.
         num_restarts: Topics that are proposed to leave a document, smallest first.
@@ -317,12 +337,7 @@ def fit_topics(
         Hughes and Sudderth, Fast Learning of Clusters and Topics via Sparse Posteriors, 2016,
         arXiv:1609.07521, sections 3.4 and 5, Eqs. 35 and 41 to 49.
     """
-    if not isinstance(corpus, Corpus):
-        raise TypeError(
-            "`corpus` must be a `numpyro_largecat.data.Corpus`; got "
-            f"{type(corpus).__name__}. Make one with `Corpus.from_csr(counts, names)` from what "
-            "CountVectorizer gives, or with `Corpus.from_documents(lists_of_words)`."
-        )
+    _check_type(corpus)
     num_topics = check_count("num_topics", num_topics, 1)
     num_active = min(8, num_topics) if num_active is None else num_active
     num_active = check_count("num_active", num_active, 1)
@@ -334,9 +349,10 @@ def fit_topics(
     check_count("batch_size", batch_size, 1)
     check_count("max_sweeps", max_sweeps, 10)
     check_count("num_restarts", num_restarts, 0)
-    if not 0 < word_concentration < np.inf:
+    if np.ndim(word_concentration) or not 0 < word_concentration < np.inf:
         raise ValueError(
-            f"`word_concentration` must be positive and finite; got {word_concentration}."
+            f"`word_concentration` must be one number, positive and finite; got "
+            f"{word_concentration}."
         )
     if method not in ("memoized", "stochastic"):
         raise ValueError(f"`method` must be 'memoized' or 'stochastic'; got {method!r}.")

@@ -186,6 +186,15 @@ def test_a_fit_prints_its_topics(fit, monkeypatch) -> None:
     assert repr(fit).splitlines() == [head, *lines[:2], "..."]
 
 
+def test_topics_without_tokens_are_not_printed() -> None:
+    posterior = np.full((4, V), 0.1)
+    posterior[1, 3] += 7
+    empty = lc.TopicFit(posterior, np.full(4, 0.1), 2, None, ())
+    head, line, rest = repr(empty).splitlines()
+    assert head == "TopicFit, 4 topics of 60 words" and rest == "..."
+    assert line.split()[:3] == ["1", "100.00%", "3"]
+
+
 def test_coherence_is_npmi(fit) -> None:
     found = fit.coherence(CORPUS, 4)
     documents = [set(CORPUS.document(d)[0].tolist()) for d in range(CORPUS.num_documents)]
@@ -200,6 +209,11 @@ def test_documents_without_words_have_the_prior(fit) -> None:
         found = fit.proportions(corpus)
     np.testing.assert_allclose(found[1], 1 / K, rtol=1e-5)
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
+
+
+def test_lists_of_words_are_refused(fit) -> None:
+    with pytest.raises(TypeError, match=r"must be a `numpyro_largecat.data.Corpus`; got list"):
+        fit.proportions([["w1", "w2"]])
 
 
 def test_another_vocabulary_is_refused(fit) -> None:
@@ -217,7 +231,8 @@ def test_another_vocabulary_is_refused(fit) -> None:
         (dict(concentration=0.0), "`concentration` must be positive"),
         (dict(corpus=np.eye(3)), r"a `numpyro_largecat.data.Corpus`; got ndarray.*from_csr"),
         (dict(concentration=[0.1, 0.2]), r"one entry for each of 6 topics; got shape \(2,\)"),
-        (dict(word_concentration=np.inf), "`word_concentration` must be positive"),
+        (dict(word_concentration=np.inf), "`word_concentration` must be one number, positive"),
+        (dict(word_concentration=np.ones(V)), "`word_concentration` must be one number"),
         (dict(method="online"), "'memoized' or 'stochastic'"),
         (dict(start="zero"), "'documents' or 'random'"),
         (dict(method="stochastic", forgetting=0.5), "do not converge"),

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
 
 _ARRAYS = ("words", "counts", "offsets")
 MOST = 2**31 - 1  # count of a word in a document
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Corpus:
     r"""Documents as words and counts, one after the other.
 
@@ -77,6 +78,13 @@ class Corpus:
         bad = ~((self.counts >= 1) & (self.counts <= MOST)) | _has_fraction(self.counts)
         self._refuse(bad, f"counts must be whole numbers in [1, {MOST}]")
 
+    def __repr__(self) -> str:
+        """How large it is."""
+        return (
+            f"Corpus({self.num_documents} documents, {self.num_tokens} tokens, "
+            f"{self.num_words} words)"
+        )
+
     def _refuse(self, bad: NDArray[np.bool_], need: str) -> None:
         if bad.any():
             entry = int(np.argmax(bad))
@@ -94,6 +102,11 @@ class Corpus:
             matrix: Sparse, with whole numbers of at least 0; zeros are dropped.
             vocabulary: What ``CountVectorizer.get_feature_names_out`` gives.
         """
+        if not issparse(matrix):
+            raise TypeError(
+                f"`matrix` must be a scipy sparse matrix; got a {type(matrix).__name__}. From a "
+                "dense array `scipy.sparse.csr_array(array)` makes one."
+            )
         names = None if vocabulary is None else _in_order(vocabulary)
         wide = np.int64 if matrix.dtype.kind in "iub" else np.float64
         matrix = matrix.astype(wide).tocsr().copy()  # so that no sum of duplicates wraps
@@ -241,11 +254,17 @@ class Corpus:
         return seen, unseen
 
     def save(self, directory: str | PathLike[str]) -> None:
-        """Write the corpus to a folder, which ``open`` reads without loading it."""
+        """Write the corpus to a folder, which ``open`` reads without loading it.
+
+        Files that are there are replaced as a whole, so corpora that are open on them stay as they
+        are.
+        """
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         for name in _ARRAYS:
-            np.save(folder / f"{name}.npy", getattr(self, name))
+            part = folder / f"{name}.part.npy"
+            np.save(part, getattr(self, name))
+            part.replace(folder / f"{name}.npy")
         about = {"num_words": self.num_words, "vocabulary": self.vocabulary}
         (folder / "corpus.json").write_text(json.dumps(about), encoding="utf-8")
 

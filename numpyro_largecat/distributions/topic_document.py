@@ -96,7 +96,8 @@ class TopicDocument(dist.Distribution):
             scikit-learn's ``doc_topic_prior``; the paper's alpha is the sum over topics, 0.5.
         num_active: Largest number L of topics that a word of a document has, a Python int in
             [1, K]. With K it is the bound of dense mean-field inference.
-        num_tokens: Length of documents that ``sample`` draws, a Python int.
+        num_tokens: Length of documents that ``sample`` draws, a Python int. Under SVI leave it at
+            1, or make it the U of the documents observed: NumPyro compares the two.
         max_sweeps: Largest number of sweeps until a document is done, at least 10, by tens; as
             many again where a topic was made to leave.
         tolerance: A document is done when no topic's count changes by so many tokens.
@@ -212,12 +213,14 @@ class TopicDocument(dist.Distribution):
         """q(pi) and q(z) of documents (..., U, 2), for a guide of a model that has these sites.
 
         They are constants: in a guide, gradients in the topics flow through the model alone.
-        Topics must have no batch shape. Cost: that of ``log_prob``, and O(U A) per document.
+        Topics and concentration must have no batch shape. Cost: that of ``log_prob``, and O(U A)
+        per document.
         """
         if self.batch_shape:
             raise NotImplementedError(
-                "`posterior` needs one set of topics; this distribution has batch shape "
-                f"{self.batch_shape}."
+                "`posterior` needs one set of topics and one concentration for all documents; this "
+                f"distribution has topics of shape {self.topic_log_probs.shape} and concentrations "
+                f"of shape {self.concentration.shape}."
             )
         value = self._check(value)
         fit = self.fit(value)
@@ -310,6 +313,8 @@ class TopicDocument(dist.Distribution):
         if is_concrete(value):
             check_documents(np.asarray(value), self.num_words)
         value = jnp.asarray(value)
+        if value.shape[-2] == 0:  # one empty slot
+            value = jnp.zeros((*value.shape[:-2], 1, 2), value.dtype)
         return value.astype(jnp.promote_types(value.dtype, jnp.int32))
 
 

@@ -173,3 +173,22 @@ def test_documents_are_chosen_as_by_numpy() -> None:
             corpus.padded(wrong)
     with pytest.raises(ValueError, match=r"`fraction` must be in \[0, 1\]; got 1\.5"):
         corpus.split_words(fraction=1.5)
+
+
+def test_a_corpus_is_saved_where_it_is_open(tmp_path) -> None:
+    Corpus.from_csr(csr_array(COUNTS), list(WORDS)).save(tmp_path)
+    opened = Corpus.open(tmp_path)
+    opened.save(tmp_path)
+    assert (dense(opened) == COUNTS).all() and (dense(Corpus.open(tmp_path)) == COUNTS).all()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["corpus.json", "counts.npy", "offsets.npy", "words.npy"]
+
+
+def test_a_corpus_prints_its_size() -> None:
+    corpus = Corpus.from_csr(csr_array(COUNTS))
+    assert repr(corpus) == "Corpus(3 documents, 8 tokens, 4 words)"
+
+
+def test_a_dense_array_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"`matrix` must be a scipy sparse matrix; got a ndarray"):
+        Corpus.from_csr(COUNTS)

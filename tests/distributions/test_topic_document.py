@@ -355,3 +355,11 @@ def test_guide_of_frequencies_and_assignments_has_the_bound(num_active: int) -> 
 def test_posterior_needs_one_set_of_topics() -> None:
     with pytest.raises(NotImplementedError, match="one set of topics"):
         lc.TopicDocument(SETS, 0.1, 2).posterior(DOCUMENTS[:2])
+    per_document = lc.TopicDocument(SETS[0], jnp.full((2, SETS.shape[1]), 0.1), 2)
+    with pytest.raises(NotImplementedError, match="one concentration for all documents"):
+        per_document.posterior(DOCUMENTS[:2])
+
+
+def test_a_document_without_slots_is_empty() -> None:
+    likelihood = lc.TopicDocument(SETS[0], 0.1, 2)
+    assert likelihood.log_prob(jnp.zeros((3, 0, 2), int)).tolist() == [0.0] * 3
