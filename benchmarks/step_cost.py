@@ -90,11 +90,13 @@ FULL_CELLS = (
     Cell("numpyro", 10**4, 128, 10),
     Cell("numpyro", 10**5, 128, 3),
 )
-QUICK_CELLS = (  # few: each is a process of its own
+QUICK_CELLS = (
     Cell("subsampled", 10**3, 8, 5),
     Cell("subsampled", 10**4, 8, 5),
+    Cell("probit", 10**3, 8, 5),
     Cell("logistic", 10**3, 8, 5),
     Cell("numpyro", 10**3, 8, 2),
+    Cell("numpyro", 10**4, 8, 2),
 )
 
 

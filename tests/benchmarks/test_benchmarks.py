@@ -83,8 +83,9 @@ def test_step_cost(tmp_path: Path) -> None:
         (method, num_categories, metric)
         for method, sizes in {
             "subsampled": (10**3, 10**4),
+            "probit": (10**3,),
             "logistic": (10**3,),
-            "numpyro": (10**3,),
+            "numpyro": (10**3, 10**4),
         }.items()
         for num_categories in sizes
         for metric in metrics
