@@ -83,12 +83,12 @@ def test_a_first_pass_has_the_mean_concentration() -> None:
     assert fit.bounds[0] == pytest.approx(value, abs=1e-3)
 
 
+@pytest.mark.parametrize("concentration", [None, np.linspace(0.05, 0.3, K)])
 @pytest.mark.parametrize("num_active", [2, K])
 @pytest.mark.usefixtures("x64")
-def test_warm_starts_never_lower_the_bound(num_active: int) -> None:
-    fit = lc.fit_topics(
-        KEY, CORPUS, K, num_active, num_passes=12, warm_start=True, batch_size=40, start="random"
-    )
+def test_warm_starts_never_lower_the_bound(num_active: int, concentration) -> None:
+    options = {"num_passes": 12, "warm_start": True, "batch_size": 40, "start": "random"}
+    fit = lc.fit_topics(KEY, CORPUS, K, num_active, concentration=concentration, **options)
     assert np.diff(fit.bounds).min() > -1e-6
     assert fit.bounds[-1] - fit.bounds[0] > 50
 

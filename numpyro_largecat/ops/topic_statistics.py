@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from numpyro_largecat.ops.topic_document import (
     take_active,
 )
 from numpyro_largecat.ops.topic_sweeps import (
+    ActiveTopics,
     next_largest,
     num_active_topics,
     num_places,
@@ -27,6 +29,19 @@ from numpyro_largecat.ops.topic_sweeps import (
 )
 
 FEW = 32  # up to so many topics of a word its entries are added one by one, else as a row
+
+
+class _Block(NamedTuple):
+    """Some documents, and the counts that their responsibilities are computed from."""
+
+    words: Array  # (B, U)
+    word_counts: Array  # (B, U)
+    basis: Array  # (B, K)
+
+    def take_active(self, topics: Topics, size: int, width: int) -> tuple[ActiveTopics, Array]:
+        """See the first ``width`` slots through the ``size`` largest topics."""
+        slots = self.words[:, :width], self.word_counts[:, :width]
+        return take_active(topics, *slots, self.basis, size)
 
 
 @partial(jax.jit, static_argnames=("num_active", "narrow"), donate_argnames="initial")
@@ -69,13 +84,14 @@ def word_topic_counts(
     table = jnp.zeros_like(log_probs) if initial is None else initial
 
     def add(table: Array, block: tuple[Array, ...]) -> tuple[Array, None]:
-        *document, scale = block
-        tokens = (scale * document[1])[:, None]
+        *arrays, scale = block
+        documents = _Block(*arrays)
+        tokens = (scale * documents.word_counts)[:, None]
         if num_active <= FEW:
-            shares, ids = _largest_shares(topics, num_active, narrow, *document)
-            return table.at[document[0][:, None], ids].add(shares * tokens), None
-        shares = _all_shares(topics, num_active, narrow, *document) * tokens
-        return table.at[document[0]].add(shares.swapaxes(1, 2)), None
+            shares, ids = _largest_shares(topics, num_active, narrow, documents)
+            return table.at[documents.words[:, None], ids].add(shares * tokens), None
+        shares = _all_shares(topics, num_active, narrow, documents) * tokens
+        return table.at[documents.words].add(shares.swapaxes(1, 2)), None
 
     word_counts = word_counts.astype(log_probs.dtype)
     order = num_active_topics(basis).argsort()  # so that few blocks need a large size
@@ -100,7 +116,7 @@ def word_topics(
     topics = Topics(log_probs, concentration, jnp.zeros_like(concentration), None)
 
     def solve(block: tuple[Array, ...]) -> tuple[Array, Array]:
-        return _largest_shares(topics, num_active, None, *block)
+        return _largest_shares(topics, num_active, None, _Block(*block))
 
     inputs = words, word_counts.astype(log_probs.dtype), basis
     shares, ids = lax.map(solve, in_blocks(inputs, block_size_for(len(words))))
@@ -108,18 +124,12 @@ def word_topics(
 
 
 def _largest_shares(
-    topics: Topics,
-    num_active: int,
-    narrow: int | None,
-    words: Array,
-    word_counts: Array,
-    basis: Array,
+    topics: Topics, num_active: int, narrow: int | None, block: _Block
 ) -> tuple[Array, Array]:
     """Responsibilities of each word's L topics, largest first, and which these are, (B, L, U)."""
 
     def at(size: int, width: int) -> tuple[Array, Array]:
-        slots = words[:, :width], word_counts[:, :width]
-        document, own = take_active(topics, *slots, basis, size)
+        document, own = block.take_active(topics, size, width)
         weights = topic_weights(own, document.concentration)[..., None] * document.probs
         keys = order_keys(weights)
         last = jnp.full_like(keys[:, 0], np.iinfo(keys.dtype).max)
@@ -134,27 +144,20 @@ def _largest_shares(
         is_word = (document.word_counts > 0)[:, None] & (norm > 0)
         values = jnp.where(is_word, values / norm, 0)
         ids = jnp.take_along_axis(document.topics[..., None], places, axis=1)
-        missing = (0, 0), (0, num_active - places.shape[1]), (0, words.shape[1] - width)
+        missing = (0, 0), (0, num_active - places.shape[1]), (0, block.words.shape[1] - width)
         return jnp.pad(values, missing), jnp.pad(ids, missing)
 
-    return at_least_size(at, basis, word_counts, narrow)
+    return at_least_size(at, block.basis, block.word_counts, narrow)
 
 
-def _all_shares(
-    topics: Topics,
-    num_active: int,
-    narrow: int | None,
-    words: Array,
-    word_counts: Array,
-    basis: Array,
-) -> Array:
+def _all_shares(topics: Topics, num_active: int, narrow: int | None, block: _Block) -> Array:
     """Responsibilities of all topics, (B, K, U)."""
 
     def at(size: int, width: int) -> Array:
-        slots = words[:, :width], word_counts[:, :width]
-        document, own = take_active(topics, *slots, basis, size)
+        document, own = block.take_active(topics, size, width)
         shares = responsibilities(document, own, num_active)
-        rows = jnp.zeros((len(words), topics.num_topics, words.shape[1]), shares.dtype)
-        return rows.at[jnp.arange(len(words))[:, None], document.topics, :width].set(shares)
+        num_docs, num_words = block.words.shape
+        rows = jnp.zeros((num_docs, topics.num_topics, num_words), shares.dtype)
+        return rows.at[jnp.arange(num_docs)[:, None], document.topics, :width].set(shares)
 
-    return at_least_size(at, basis, word_counts, narrow)
+    return at_least_size(at, block.basis, block.word_counts, narrow)
