@@ -113,7 +113,7 @@ def skip_labels(ranks: Array, labels: Array, num_categories: int) -> Array:
         labels < num_categories, labels - jnp.arange(labels.shape[0]), num_categories
     )
     return ranks + jnp.searchsorted(
-        others_before, ranks, side="right", method="scan_unrolled"
+        others_before, ranks, side="right"
     ).astype(ranks.dtype)
 
 
@@ -143,7 +143,7 @@ def is_among(classes: Array, labels: Array) -> Array:
     """
     if labels.shape[0] == 0:
         return jnp.zeros(jnp.shape(classes), bool)
-    place = jnp.searchsorted(labels, classes, method="scan_unrolled")
+    place = jnp.searchsorted(labels, classes)
     return labels[jnp.minimum(place, labels.shape[0] - 1)] == classes
 
 
@@ -223,9 +223,9 @@ def class_at_rank(ranks: Array, ends: Array, labels: Array) -> Array:
     passed = jnp.concatenate([jnp.zeros(1, jnp.int32), passed])  # of the labels before each one
     is_label = labels < ends.shape[0]
     others_before = jnp.where(is_label, _start_of(labels, ends) - passed[:-1], ends[-1])
-    num_before = jnp.searchsorted(others_before, ranks, side="right", method="scan_unrolled")
+    num_before = jnp.searchsorted(others_before, ranks, side="right")
     integers = ranks + passed[num_before]
-    classes = jnp.searchsorted(ends, integers, side="right", method="scan_unrolled")
+    classes = jnp.searchsorted(ends, integers, side="right")
     return classes.astype(jnp.int32)
 
 
