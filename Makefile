@@ -1,10 +1,12 @@
 # Every target sets up what it needs: a virtual environment in $(VENV) with this package in it.
 #   make test PYTHON=/path/to/python   use that Python (3.11 or newer)
 #   make test PYTEST_ARGS="-k plates"  pass arguments on to pytest
+#   make demo DEMO_ARGS="--steps 300"  and to the demonstration
 
 VENV ?= .venv
 PYTHON ?=
 PYTEST_ARGS ?=
+DEMO_ARGS ?=
 WORKERS ?= 2
 
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11)
@@ -24,7 +26,7 @@ help:
 	@echo "make clean     remove everything these commands have made"
 
 demo: $(VENV)/.installed
-	$(IN_VENV) examples/demo.py
+	$(IN_VENV) examples/demo.py $(DEMO_ARGS)
 
 test: $(VENV)/.installed-dev
 	$(PYTEST) -n $(WORKERS) --dist loadfile --ignore tests/test_docs.py $(PYTEST_ARGS)

@@ -68,6 +68,16 @@ def check_record(name: str, record: dict[str, Any]) -> None:
         assert math.isfinite(record["value"])
 
 
+def test_compile(tmp_path: Path) -> None:
+    """The entry points that are asked for have the seconds and the number of their programs."""
+    options = ["--entries", "double_sum, Vanilla", "init, frequency"]
+    _, records = run_quick("compile", tmp_path / "out.json", *options)
+    names = ["init, frequency gumbel", "fit_double_sum, Vanilla"]
+    metrics = ["compile_seconds", "programs", "first_call_seconds"]
+    assert [(r["method"], r["metric"]) for r in records] == [(n, m) for n in names for m in metrics]
+    assert all(record["value"] > 0 for record in records)
+
+
 def test_step_cost(tmp_path: Path) -> None:
     """Each method and K has a time, its range, and a peak memory."""
     printed, records = run_quick("step_cost", tmp_path / "out.json")
