@@ -45,9 +45,20 @@ def check_integers(name: str, values: Any) -> None:
         )
 
 
+def as_array(values: Any) -> jax.Array:
+    """Make an array of a type that JAX has enabled now.
+
+    JAX keeps what it has traced by NumPy's type: inside of ``jit``, ``jnp.asarray`` of a NumPy
+    array of 64 bits, first in and then out of ``enable_x64``, is still one of 64.
+    """
+    if isinstance(values, (np.ndarray, np.generic)):
+        values = values.astype(jnp.result_type(values), copy=False)
+    return jnp.asarray(values)
+
+
 def widen(values: Any) -> jax.Array:
     """Cast integers of few bits to 32, so that they can be compared with a number of classes."""
-    values = jnp.asarray(values)
+    values = as_array(values)
     return values.astype(jnp.promote_types(values.dtype, jnp.int32))
 
 

@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_largecat._checks import check_count, is_concrete, widen
+from numpyro_largecat._checks import as_array, check_count, is_concrete, widen
 from numpyro_largecat.ops.subsampling import sorted_distinct
 from numpyro_largecat.proposals import (
     ClassProposal,
@@ -238,7 +238,7 @@ class class_plate(_indexed_plate):
         _check_layout(name, labels, proposal, per_observation)
         if labels is not None:
             check_labels(name, labels, num_categories)
-            labels = jnp.ravel(jnp.asarray(labels))
+            labels = jnp.ravel(as_array(labels))
         if num_sampled is not None:
             num_sampled = check_num_sampled(num_sampled, num_categories, labels)
         self.classes, shared = _choose_classes(
@@ -271,6 +271,26 @@ class class_plate(_indexed_plate):
         if any(frame.name == self.name for frame in msg["cond_indep_stack"]):
             weights = self.classes.row_weights.reshape((-1,) + (1,) * (-1 - self.dim))
             msg["scale"] = weights if scale is None else scale * weights
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        """Also refuse values of sites that are those of other rows."""
+        super().postprocess_message(msg)
+        if msg["type"] == "sample" and not msg["is_observed"]:
+            self._check_rows(msg)
+
+    def _check_rows(self, msg: dict[str, Any]) -> None:
+        """Refuse values from elsewhere, such as a guide's, of other classes than the plate's."""
+        shape, axis = jnp.shape(msg["value"]), self.dim - msg["fn"].event_dim
+        if len(shape) >= -axis and shape[axis] not in (1, self.subsample_size):
+            raise ValueError(
+                f"site '{msg['name']}' inside plate '{self.name}' must have the plate's "
+                f"{self.subsample_size} rows at axis {axis}; got a value of shape {shape}, as "
+                "from a guide or from draws for a plate that holds other rows. An automatic guide "
+                "keeps the number of rows of its training: predict with `lc.top_classes`, "
+                "`lc.draw_choices` or `lc.to_arviz`; or, for `numpyro.infer.Predictive`, make the "
+                "guide of the model without `num_sampled` and run it once with labels, "
+                "`numpyro.handlers.seed(full_guide, 0)(x, y)`: it takes the same `params`."
+            )
 
 
 def _check_layout(

@@ -53,8 +53,8 @@ def replace_parameters(
         The copy; ``expand`` is gone from it.
 
     Raises:
-        NotImplementedError: If the distribution does not say which axes of a parameter belong to
-            an event.
+        NotImplementedError: If the distribution does not declare what it keeps, or not which axes
+            of a parameter belong to an event.
     """
     return _distribution(distribution, replace, batch_shape, 0)
 
@@ -74,6 +74,12 @@ def _distribution(d: Any, replace: Replace, batch_shape: tuple[int, ...], inner:
         return MaskedDistribution(_distribution(d.base_dist, replace, batch_shape, inner), mask)
     new = object.__new__(type(d))
     fields = {*type(d).gather_pytree_data_fields(), *type(d).gather_pytree_aux_fields()}
+    undeclared = [n for n in d.__dict__ if n not in fields and not hasattr(type(d), n)]
+    if undeclared:  # what the class has of that name is computed from the others, and cached
+        raise NotImplementedError(
+            f"{type(d).__name__} keeps {undeclared} without declaring it, so that single "
+            f"components cannot be taken from it. {_how_to_declare(undeclared[0])}"
+        )
     for name in fields & d.__dict__.keys():
         setattr(new, name, _field(d, name, replace, batch_shape, inner))
     dist.Distribution.__init__(new, batch_shape, d.event_shape, validate_args=False)
@@ -106,7 +112,20 @@ def _event_dim(d: Any, name: str) -> int:
                 return int(constraint.event_dim)
             except NotImplementedError:
                 break
+    if not type(d).__module__.startswith("numpyro.distributions."):
+        raise NotImplementedError(
+            f"{type(d).__name__} does not say which axes of its field `{name}` belong to an event, "
+            f"so that single components cannot be taken from it. {_how_to_declare(name)}"
+        )
     raise cannot_take(d, f"its field `{name}`")
+
+
+def _how_to_declare(name: str) -> str:
+    return (
+        f"Name every array in the class's `arg_constraints = {{'{name}': constraints.real, ...}}`, "
+        "with `constraints.real_vector` or another of the right event_dim if its last axis belongs "
+        "to an event, and what is no array in `pytree_aux_fields`."
+    )
 
 
 def _transforms(d: Any, replace: Replace, inner: int) -> list[Any]:

@@ -15,6 +15,7 @@ from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import validate_sample
 
 from numpyro_largecat._checks import (
+    as_array,
     check_count,
     check_distinct,
     check_in_range,
@@ -92,8 +93,8 @@ class TopLCategorical(dist.Distribution):
         validate_args: bool | None = None,
     ) -> None:
         check_integers("indices", indices)
-        self.indices = jnp.asarray(indices)
-        self.logits = jnp.asarray(logits)
+        self.indices = as_array(indices)
+        self.logits = as_array(logits)
         self.num_categories = check_count("num_categories", num_categories, 1)
         shapes = self.indices.shape, self.logits.shape
         if not all(shapes) or shapes[0][-1] != shapes[1][-1]:

@@ -67,16 +67,8 @@ def describe_param(site: dict[str, Any], touched: TouchedRows) -> ParamSite:
         shape = jnp.shape(site["value"])
         for frame in site["cond_indep_stack"]:
             axis = len(shape) + frame.dim - event_dim
-            size = touched.plates[frame.name].size
-            if axis < 0 or shape[axis] == 1:
-                continue
-            if shape[axis] != size:
-                raise ValueError(
-                    f"param '{name}' inside plate '{frame.name}' must have {size} rows at axis "
-                    f"{axis} (the plate's dim {frame.dim} less event_dim {event_dim}); got shape "
-                    f"{shape}."
-                )
-            plates[axis] = frame.name
+            if axis >= 0 and shape[axis] != 1:
+                plates[axis] = frame.name
         if plates and transform.codomain.event_dim > event_dim:
             raise ValueError(
                 f"param '{name}' has constraint {constraint}, which acts on the last "

@@ -19,6 +19,7 @@ from numpyro.optim import _NumPyroOptim
 
 from numpyro_largecat.infer.fit_loop import Fit
 from numpyro_largecat.infer.guide_tables import release_initial_values, renew_initial_values
+from numpyro_largecat.infer.joint_guides import refuse_joint_guides
 from numpyro_largecat.infer.latent_values import at_feasible_values
 from numpyro_largecat.infer.model_checks import (
     check_arguments,
@@ -89,7 +90,8 @@ class SubsampledSVI(SVI):
             or the optimiser or a constraint mixes rows of a subsampled plate.
         NotImplementedError: If the optimiser is no gradient method (``Minimize``) or the loss draws
             several samples in one guide call; at ``init``, if a parameter has an update rule and
-            the loss is neither ``Trace_ELBO`` nor ``TraceMeanField_ELBO``.
+            the loss is neither ``Trace_ELBO`` nor ``TraceMeanField_ELBO``, or if an automatic guide
+            draws all rows of a subsampled plate together, as ``AutoMultivariateNormal`` does.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
@@ -215,6 +217,7 @@ class SubsampledSVI(SVI):
         touched, values, mutable, labels, columns = run(model_key, arrays, given)
         check_labels(labels)
         check_columns(columns)
+        refuse_joint_guides(self.guide, touched, args, kwargs)
         guide = share_rows(substitute(seed(self.guide, guide_key), data=given), touched)
         sites = trace(guide).get_trace(*args, **kwargs)  # as it is: autoguides keep what they see
         found = _of_type("param", sites)

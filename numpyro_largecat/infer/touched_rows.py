@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.primitives import Messenger
 
+from numpyro_largecat.infer.param_rows import check_param_rows
 from numpyro_largecat.ops.subsampling import draw_without_replacement
 from numpyro_largecat.ops.table_rows import merge_repeats
 
@@ -89,8 +90,10 @@ class share_rows(Messenger):
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Record the rows of a plate that is new; take the rows of a parameter that is whole."""
-        if msg["type"] == "param" and msg["kwargs"].get("event_dim") is not None:
-            self._take_rows(msg)
+        if msg["type"] == "param":
+            check_param_rows(msg, self.touched.plates)
+            if msg["kwargs"].get("event_dim") is not None:
+                self._take_rows(msg)
         if msg["type"] != "plate":
             return
         if msg["kwargs"].get("is_helper"):
@@ -109,12 +112,6 @@ class share_rows(Messenger):
             shape = jnp.shape(msg["value"])
             if plate.full or len(shape) < -axis or shape[axis] == 1:
                 continue
-            if shape[axis] != plate.size:
-                raise ValueError(
-                    f"param '{msg['name']}' inside plate '{frame.name}' must have {plate.size} "
-                    f"rows at axis {axis}; got shape {shape}. If it comes from `params`, they are "
-                    "those of a plate of another size."
-                )
             if plate.size > 1:
                 msg["value"] = jnp.take(msg["value"], plate.indices, axis=axis, mode="clip")
         msg["kwargs"] = {**msg["kwargs"], "event_dim": None}

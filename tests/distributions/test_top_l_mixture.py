@@ -439,3 +439,35 @@ def test_a_component_without_a_density_is_named():
     with pytest.raises(ValueError, match=r"component 1 is NaN .* at position \(0, 0\)"):
         mixture.log_prob(jnp.zeros((2, 3)))
     assert np.isnan(jax.jit(mixture.log_prob)(jnp.zeros(2))).all()
+
+
+class OfMyOwn(dist.Distribution):
+    """A distribution that declares what its subclasses say."""
+
+    support = dist.constraints.real
+
+    def __init__(self, loc, *, validate_args=None):
+        self.loc = loc
+        super().__init__(jnp.shape(loc), (), validate_args=validate_args)
+
+    def log_prob(self, value):
+        return -((value - self.loc) ** 2)
+
+
+class Unflattened(OfMyOwn):
+    pytree_data_fields = ("loc",)
+
+
+class Declared(OfMyOwn):
+    arg_constraints = {"loc": dist.constraints.real}
+
+
+@pytest.mark.parametrize(("kind", "what"), [(OfMyOwn, "keeps"), (Unflattened, "which axes")])
+def test_a_distribution_that_does_not_declare_its_arrays_is_told_how(kind, what):
+    with pytest.raises(NotImplementedError, match=f"{kind.__name__}.*{what}.*'loc': constraints"):
+        lc.TopLMixture(MIXING, kind(jnp.arange(3.0)), 2)
+
+
+def test_a_distribution_that_declares_its_arrays_is_taken_apart():
+    log_prob = lc.TopLMixture(MIXING, Declared(jnp.arange(3.0)), 1).log_prob(jnp.array([2.0]))
+    np.testing.assert_allclose(log_prob, jax.nn.log_softmax(MIXING.logits)[2:], rtol=1e-5)

@@ -474,3 +474,19 @@ def test_copies_keep_their_errors(noise):
     for copied in (copy.deepcopy(d), pickle.loads(pickle.dumps(d))):
         assert copied.noise is d.noise
         np.testing.assert_array_equal(copied.log_prob(jnp.arange(3)), d.log_prob(jnp.arange(3)))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_numpy_labels_in_a_compiled_program_work_in_and_out_of_64_bits(first):
+    """JAX keeps what it traced of a compiled function inside another one, by NumPy's own type."""
+    labels = np.array([2, 0, 1])  # int64
+
+    def log_prob_and_u():
+        choice = lc.UtilityCategorical(jnp.zeros((3, 4)))
+        return choice.log_prob(labels), choice.optimal_u(labels)
+
+    for enabled in (first, not first):
+        with jax.enable_x64(enabled):
+            log_prob, u = jax.jit(log_prob_and_u)()
+        np.testing.assert_allclose(log_prob, -np.log(4), rtol=1e-5)
+        np.testing.assert_allclose(u, np.log(4), rtol=1e-5)

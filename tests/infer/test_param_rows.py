@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters whose shapes do not fit the plates that they are in."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta
+
+import numpyro_largecat as lc
+
+K, N = 12, 6
+Y = jnp.array([3, 1, 3, 0, 7, 7])
+
+
+def fit(shape, event_dim, num_sampled=3, steps=1):
+    kwargs = {} if event_dim is None else {"event_dim": event_dim}
+
+    def model():
+        with lc.class_plate("classes", K, Y, num_sampled) as classes:
+            loc = numpyro.param("loc", jnp.zeros(shape), **kwargs)
+            b = numpyro.sample("b", dist.Normal(loc, 1).expand_by(()))
+        with numpyro.plate("data", N):
+            numpyro.sample("y", lc.UtilityCategorical(b, classes), obs=Y)
+
+    svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
+    if steps == 0:
+        return svi.init(jax.random.key(0))
+    return svi.run(jax.random.key(0), steps, progress_bar=False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_sampled", "fix"),
+    [
+        ((K,), 3, 0),
+        ((K, 2), 3, 1),
+        ((K, 2, 2), 3, 2),
+        ((K,), 6, 0),  # 12 rows in the step, which are not the 12 classes in order
+    ],
+)
+def test_a_table_without_event_dim_is_refused_with_the_one_to_give(shape, num_sampled, fix):
+    message = (
+        rf"param 'loc' inside plate 'classes'.*with {K} entries at axis 0.*event_dim=None"
+        rf".*holds {N + num_sampled} rows.*event_dim={fix}\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        fit(shape, None, num_sampled, steps=0)
+
+
+def test_a_table_whose_event_dim_takes_all_of_its_axes_is_refused():
+    with pytest.raises(ValueError, match=r"event_dim=1 does not make it that axis.*event_dim=0\)"):
+        fit((K,), 1, steps=0)
+
+
+def test_a_parameter_of_the_rows_of_one_step_is_refused():
+    """Its entries would be other classes in each step."""
+    with pytest.raises(ValueError, match=r"each of the 9 rows.*all 12 rows, and event_dim=0"):
+        fit((N + 3,), None, steps=0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "event_dim", "axis"), [((11,), 0, -1), ((K, 3), 0, -1), ((3, K), 1, -2)]
+)
+@pytest.mark.parametrize("num_sampled", [3, None])
+def test_a_table_of_other_rows_is_refused(shape, event_dim, axis, num_sampled):
+    message = rf"param 'loc' inside plate 'classes' must have 12 rows at axis {axis}.*event_dim"
+    with pytest.raises(ValueError, match=message):
+        fit(shape, event_dim, num_sampled, steps=0)
+
+
+def test_tables_and_shared_parameters_are_not_refused():
+    """A table is read by the rows of the step; a scalar, or a network's, is shared by all."""
+    assert fit((K,), 0).params["loc"].shape == (K,)
+    assert fit((), None).params["loc"].shape == ()
+    assert fit((1,), 0).params["loc"].shape == (1,)
+
+
+def test_a_table_in_a_full_plate_is_refused_only_where_a_chunk_of_it_is_read():
+    """All its rows are there in order, until a prediction goes by chunks of classes."""
+
+    def model(x, y=None):
+        with lc.class_plate("classes", K) as classes:
+            loc = numpyro.param("loc", jnp.zeros(K))
+            b = numpyro.sample("b", dist.Normal(loc, 1))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", lc.UtilityCategorical(x[:, None] * b, classes), obs=y)
+
+    x = jnp.ones(N)
+    guide = AutoDelta(model)
+    svi = lc.SubsampledSVI(model, guide, optax.sgd(0.1), Trace_ELBO())
+    result = svi.run(jax.random.key(0), 1, x, Y, progress_bar=False)
+    assert np.isfinite(result.losses).all()
+    with pytest.raises(ValueError, match=r"param 'loc' inside plate 'classes'.*event_dim=0\)"):
+        lc.top_classes(model, guide, result.params, x, num_top=2, chunk_size=5)
+
+
+def test_a_plain_plate_that_subsamples_says_the_same():
+    def model():
+        with numpyro.plate("rows", 20, subsample_size=4):
+            z = numpyro.param("z", jnp.zeros(20))
+            numpyro.factor("f", z)
+
+    svi = lc.SubsampledSVI(model, lambda: None, optax.sgd(0.1), Trace_ELBO())
+    with pytest.raises(ValueError, match=r"param 'z' inside plate 'rows'.*event_dim=0\)"):
+        svi.init(jax.random.key(0))
