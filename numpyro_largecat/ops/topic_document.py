@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.scipy.special import gammaln
 
@@ -144,6 +145,27 @@ def solve_documents(
     place = order.argsort()
     found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[place], fits)
     return found._replace(bound=found.bound + length_term(topics.concentration, word_counts))
+
+
+def may_be_log_probs(log_probs: Array, words: Array, word_counts: Array, excess: float) -> Array:
+    """Whether a topic can have the words of each document with these log probabilities, (N,).
+
+    No probability is above 1, and no two of different words are above 1/2, ``excess`` nats aside:
+    so no column of ``log_probs`` (V, K) holds probabilities. Cost: O(U K) per document.
+    """
+    num_words = log_probs.shape[0]
+
+    def one(block: tuple[Array, Array]) -> Array:
+        words, word_counts = block
+        words = jnp.sort(jnp.where(word_counts > 0, words, num_words), axis=1)
+        is_first = jnp.diff(words, axis=1, prepend=-1) > 0  # a word may have two slots
+        is_first &= words < num_words
+        rows = jnp.where(is_first[..., None], log_probs[words], -jnp.inf)
+        above_half = (rows > excess - np.log(2)).sum(axis=1)
+        return ((rows <= excess).all(axis=1) & (above_half <= 1)).all(axis=1)
+
+    blocks = in_blocks((words, word_counts), block_size_for(len(words)))
+    return lax.map(one, blocks).ravel()[: len(words)]
 
 
 def block_size_for(num_docs: int) -> int:
