@@ -299,12 +299,14 @@ class Corpus:
                 f"{path} must be what `Corpus.save` writes; it may be cut short. Save the corpus "
                 "again."
             ) from error
-        arrays = [_open_array(folder / f"{name}.npy", checksums[name]) for name in _ARRAYS]
-        return cls(*arrays, num_words, None if names is None else tuple(names))
+        words, counts, offsets = (
+            _open_array(folder / f"{name}.npy", checksums[name]) for name in _ARRAYS
+        )
+        return cls(words, counts, offsets, num_words, None if names is None else tuple(names))
 
 
 def _checksum(values: NDArray[Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(values))
+    return zlib.crc32(np.ascontiguousarray(values).data)
 
 
 def _open_array(path: Path, checksum: int) -> NDArray[Any]:
