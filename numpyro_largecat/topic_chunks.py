@@ -22,7 +22,7 @@ from numpyro_largecat.ops.topic_search import Effort
 CHUNK = 128  # documents of one compiled call at most
 FEWEST = 16  # and at least, what is solved together on a CPU
 SLOTS_OF_CHUNK = 2**16  # a chunk of longer documents has fewer of them
-SLOTS_FOR_CODE = 1_000_000  # of padding, which cost about what compiling for a width does
+SLOTS_FOR_CODE = 2_000_000  # of padding, which cost about what compiling for a width does
 T = TypeVar("T")
 
 

@@ -286,8 +286,8 @@ def fit_topics(
     max_sweeps: int = 100,
     tolerance: float = 0.05,
     num_restarts: int = 5,
-    delay: float = 1.0,
-    forgetting: float = 0.55,
+    delay: float | None = None,
+    forgetting: float = 0.65,
 ) -> TopicFit:
     r"""Fit topics with Dirichlet posteriors by closed-form steps, a batch of documents at a time.
 
@@ -321,8 +321,8 @@ def fit_topics(
         word_concentration: Prior :math:`\bar\lambda` of each word in a topic, positive.
         method: ``"memoized"`` or ``"stochastic"``.
         num_passes: Visits of each document, at least 1.
-        batch_size: Documents in a batch, at least 1. ``"stochastic"`` needs many batches, so
-            a smaller one for a small corpus.
+        batch_size: Documents in a batch, at least 1. With ``"stochastic"`` there should be several
+            batches, so take a smaller one for a small corpus.
         start: ``"documents"``: each topic from a document, drawn by the k-means++ rule with a
             Bregman divergence. ``"random"``: words divided at random.
         warm_start: Keep topic counts of documents between visits: the bound then never decreases,
@@ -330,7 +330,8 @@ def fit_topics(
         max_sweeps: Of a document and visit, at least 10.
         tolerance: Largest change in a topic's count of a document that is done, tokens.
         num_restarts: Topics that are proposed to leave a document, smallest first.
-        delay: Of the stochastic step sizes, at least 0.
+        delay: Of the stochastic step sizes, at least 0; None for the number of batches. With much
+            less the first batches fill the topics with their own words.
         forgetting: Of the stochastic step sizes, in [0, 1]; steps converge above 0.5.
 
     Returns:
@@ -376,7 +377,7 @@ def fit_topics(
         raise ValueError(f"`start` must be 'documents' or 'random'; got {start!r}.")
     if warm_start and method != "memoized":
         raise ValueError("`warm_start` needs `method='memoized'`, which keeps what it visited.")
-    check_step_sizes(delay, forgetting)
+    check_step_sizes(0 if delay is None else delay, forgetting)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
     dtype = jnp.result_type(float)
     if start == "documents":
@@ -408,7 +409,12 @@ def fit_topics(
         if method == "memoized":
             learn_memoized(*learned, bounds, num_passes, warm_start=warm_start)
         else:
-            learn_stochastic(*learned, num_passes, delay=delay, forgetting=forgetting)
+            learn_stochastic(
+                *learned,
+                num_passes,
+                delay=len(batches) if delay is None else delay,
+                forgetting=forgetting,
+            )
     except BaseException as error:  # Ctrl-C too
         error.result = fit()  # type: ignore[attr-defined]
         error.add_note("The topics so far are in its attribute `result`, a TopicFit.")
