@@ -156,26 +156,14 @@ def on_all_cores(solve: Callable[[Chunk], T], chunks: Iterator[Callable[[], Chun
     """
     if jax.default_backend() != "cpu":
         return [solve(make()) for make in chunks]
-    in_thread = _with_precision(lambda make: solve(make()))
+    enabled = jnp.result_type(float) == jnp.float64  # set for each thread by itself
+
+    def in_thread(make: Callable[[], Chunk]) -> T:
+        with jax.enable_x64(enabled):
+            return solve(make())
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(in_thread, chunks))
-
-
-def to_the_end(change: Callable[[], None]) -> None:
-    """Call ``change`` in a thread, where Ctrl-C does not leave it half done."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(_with_precision(lambda _: change()), None).result()
-
-
-def _with_precision(call: Callable[..., T]) -> Callable[..., T]:
-    """Compute in the precision of this thread, which is set for each thread by itself."""
-    enabled = jnp.result_type(float) == jnp.float64
-
-    def in_thread(argument: object) -> T:
-        with jax.enable_x64(enabled):
-            return call(argument)
-
-    return in_thread
 
 
 def solve_batch(

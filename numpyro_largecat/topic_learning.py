@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.special import gammaln
 
+from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.step_sizes import step_size
 from numpyro_largecat.ops.topic_document import DocumentFit
@@ -27,7 +28,6 @@ from numpyro_largecat.topic_chunks import (
     distinct_words,
     padded_rows,
     solve_batch,
-    to_the_end,
 )
 
 LEAST_SCALE = 1e-6
@@ -58,6 +58,7 @@ class Table:
 
     def __init__(self, counts: NDArray[np.floating], dtype: np.dtype) -> None:
         self.dtype = np.dtype(dtype)
+        self.changes = 0  # batches that were added
         self.set(counts)
 
     def set(self, counts: NDArray[np.floating]) -> None:
@@ -72,16 +73,15 @@ class Table:
 
     def add(self, rows: NDArray[np.intp], change: Array, *, keep: float = 1.0) -> None:
         """Keep a share of all counts, and add to some rows; O(R K), but for once in a while."""
-
-        def make() -> None:
-            counts, totals, scale = self.state
-            scale *= keep
-            if scale < LEAST_SCALE:
-                counts, totals, scale = counts * scale, totals * scale, 1.0
-            counts, totals = _add(counts, totals, jnp.asarray(rows), change / scale)
+        counts, totals, scale = self.state
+        scale *= keep
+        if scale < LEAST_SCALE:
+            counts, totals, scale = counts * scale, totals * scale, 1.0
+        places, scaled = jnp.asarray(rows), change / scale
+        with held_signals():  # the old counts are gone before the new ones are there
+            counts, totals = _add(counts, totals, places, scaled)
             self.state = Counts(counts, totals, scale)
-
-        to_the_end(make)  # the old counts are gone before the new ones are there
+            self.changes += 1
 
     def numpy(self) -> NDArray[np.floating]:
         """The counts, (V, K)."""

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
 from numpyro_largecat._checks import check_count, check_key, describe
+from numpyro_largecat._result_so_far import attach_result
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.step_sizes import check_step_sizes
 from numpyro_largecat.ops.topic_search import Effort
@@ -302,8 +303,8 @@ def fit_topics(
     .. math:: S \leftarrow (1 - \rho_t) S + \rho_t \frac{N}{B} S_{\mathrm{batch}}, \qquad
               \rho_t = (\mathrm{delay} + t)^{-\mathrm{forgetting}}, \quad t = 1, 2, \ldots
 
-    Documents start from scratch at each visit. An exception on the way, Ctrl-C too, has the topics
-    so far in its attribute ``result``.
+    Documents start from scratch at each visit. What is raised during the fit, as
+    ``KeyboardInterrupt`` too, has the fit so far as its attribute ``result_so_far``.
 
     Cost: per document as ``TopicDocument``; per batch O(R K) for the R different words in it;
     per pass O(V K). Documents are read as they are needed, so the corpus may be on disk.
@@ -404,8 +405,11 @@ def fit_topics(
             shapes,
         )
 
+    def so_far() -> tuple[TopicFit, str]:
+        return fit(), f"{table.changes} of {num_passes * len(batches)} batches"
+
     learned = rng, problem, batches, table
-    try:
+    with attach_result(so_far):
         if method == "memoized":
             learn_memoized(*learned, bounds, num_passes, warm_start=warm_start)
         else:
@@ -415,8 +419,4 @@ def fit_topics(
                 delay=len(batches) if delay is None else delay,
                 forgetting=forgetting,
             )
-    except BaseException as error:  # Ctrl-C too
-        error.result = fit()  # type: ignore[attr-defined]
-        error.add_note("The topics so far are in its attribute `result`, a TopicFit.")
-        raise
     return fit()

@@ -380,9 +380,9 @@ def test_a_fit_that_is_interrupted_is_not_lost(method, error, monkeypatch) -> No
     two = lc.fit_topics(KEY, corpus, num_passes=2, **options)
     with pytest.raises(type(error)) as raised:
         lc.fit_topics(KEY, corpus, num_passes=9, **options)
-    assert any("`result`" in note for note in raised.value.__notes__)
-    np.testing.assert_array_equal(raised.value.result.posterior, two.posterior)
-    assert raised.value.result.bounds == two.bounds
+    assert raised.value.__notes__[-1].endswith("is the fit after 4 of 18 batches.")
+    np.testing.assert_array_equal(raised.value.result_so_far.posterior, two.posterior)
+    assert raised.value.result_so_far.bounds == two.bounds
 
 
 def test_ctrl_c_in_a_change_of_the_table_leaves_it_whole(monkeypatch) -> None:
@@ -397,8 +397,8 @@ def test_ctrl_c_in_a_change_of_the_table_leaves_it_whole(monkeypatch) -> None:
     monkeypatch.setattr(topic_learning, "_add", pressed)
     with pytest.raises(KeyboardInterrupt) as raised:
         lc.fit_topics(KEY, topic_corpus(30), K, 2, batch_size=16)
-    tokens = (raised.value.result.posterior - 0.1).sum()
-    first, start = raised.value.result, 4 * topic_corpus(30).num_tokens  # see the starts
+    tokens = (raised.value.result_so_far.posterior - 0.1).sum()
+    first, start = raised.value.result_so_far, 4 * topic_corpus(30).num_tokens  # see the starts
     assert first.bounds == () and start < tokens < 1.5 * start
 
 
