@@ -47,7 +47,7 @@ from benchmarks.records import (
 from numpyro_largecat.data import Corpus, read_lda_c, read_uci_bag_of_words
 from numpyro_largecat.ops.topic_document import DocumentFit, Topics, prepare_topics, solve_documents
 from numpyro_largecat.ops.topic_search import Effort
-from numpyro_largecat.topic_chunks import Chunk, chunks_of, on_all_cores
+from numpyro_largecat.topic_chunks import CHUNK, Chunk, Shapes, chunks_of, on_all_cores
 from numpyro_largecat.topics import completion_score
 
 NAME = "topics"
@@ -111,8 +111,8 @@ def measure_speed(size: Size) -> list[Record]:
         log_probs = jnp.asarray(np.log(smooth).T, jnp.float32)
         concentration = jnp.full(num_topics, ALPHA / num_topics, jnp.float32)
         num_active = min(8, num_topics)
-        width = 180  # documents are of about one length
-        chunks = list(chunks_of(corpus, np.arange(corpus.num_documents), width))
+        shapes = Shapes((180,), CHUNK, size.vocabulary)  # documents are of about one length
+        chunks = list(chunks_of(corpus, np.arange(corpus.num_documents), shapes))
         cells = {}
         for restarts in (0, 5):
 
@@ -136,7 +136,7 @@ def measure_speed(size: Size) -> list[Record]:
         distances = {}
         for broadness in (BROAD, NARROW):
             some = synthetic_topics(num_topics, size, broadness)[1]
-            chunk = next(chunks_of(some, np.arange(min(some.num_documents, 128)), width))()
+            chunk = next(chunks_of(some, np.arange(min(some.num_documents, CHUNK)), shapes))()
             used = slice(len(chunk.documents))
             both = [solve(shared, n, chunk).counts[used] for n in (num_active, num_topics)]
             shares = [np.asarray(n / n.sum(axis=1, keepdims=True)) for n in both]

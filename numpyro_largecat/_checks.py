@@ -17,6 +17,32 @@ def is_concrete(value: Any) -> bool:
     return not isinstance(value, jax.core.Tracer)
 
 
+def describe(value: Any) -> str:
+    """What a value is, for a message: short, and of an array its dtype and shape alone."""
+    if np.ndim(value) and hasattr(value, "dtype"):
+        return f"an array of {value.dtype} of shape {np.shape(value)}"
+    text = repr(value)
+    return f"{text[:60]}{'...' * (len(text) > 60)}, of type {type(value).__name__}"
+
+
+def check_key(name: str, key: Any) -> None:
+    """Raise TypeError unless ``key`` is one JAX random key, of either kind, and no tracer."""
+    if not is_concrete(key):
+        raise TypeError(
+            f"`{name}` must be a key outside of compiled code, since batches are read in a loop; "
+            "got a tracer. Call it outside `jit`, `vmap` and `grad`."
+        )
+    dtype = getattr(key, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and key.ndim == 0:
+        return
+    if dtype == np.uint32 and np.shape(key) == jnp.shape(jax.random.PRNGKey(0)):
+        return
+    raise TypeError(
+        f"`{name}` must be one JAX random key; got {describe(key)}. Make one with "
+        "`jax.random.key(0)`."
+    )
+
+
 def check_count(name: str, value: Any, minimum: int) -> int:
     """Return ``value`` as a Python int of at least ``minimum``, or raise."""
     if isinstance(value, (bool, jax.Array)) or isinstance(value, jax.core.Tracer):

@@ -15,11 +15,19 @@ from jax import Array
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
-from numpyro_largecat._checks import check_count
+from numpyro_largecat._checks import check_count, check_key, describe
+from numpyro_largecat._result_so_far import attach_result
 from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.ops.step_sizes import check_step_sizes
 from numpyro_largecat.ops.topic_search import Effort
-from numpyro_largecat.topic_chunks import Widths, solve_corpus, widths_of
-from numpyro_largecat.topic_learning import Problem, learn_memoized, learn_stochastic
+from numpyro_largecat.topic_chunks import Shapes, Solver, shapes_of, solve_corpus
+from numpyro_largecat.topic_learning import (
+    Problem,
+    Table,
+    learn_memoized,
+    learn_stochastic,
+    make_batches,
+)
 from numpyro_largecat.topic_start import start_at_random, start_from_documents
 
 DEFAULT_TOTAL = 0.5  # concentration of topic frequencies over all topics
@@ -49,7 +57,7 @@ class TopicFit:
         vocabulary: The words, or None where they are not known.
         bounds: Of the corpus after each pass, in nats. Empty if ``method`` was "stochastic", which
             never sees the whole corpus at one time.
-        widths: Of documents, that code is compiled for.
+        shapes: That code is compiled for; what is read from the fit uses it again.
 
     Example:
         >>> import jax, numpyro_largecat as lc
@@ -68,7 +76,7 @@ class TopicFit:
     num_active: int
     vocabulary: tuple[str, ...] | None
     bounds: tuple[float, ...]
-    widths: Widths | None = None
+    shapes: Shapes | None = None
 
     def __repr__(self) -> str:
         """The largest topics, with their shares of the tokens and top words."""
@@ -146,7 +154,7 @@ class TopicFit:
         if not 0 < fraction < 1:
             raise ValueError(f"`fraction` must be in (0, 1); got {fraction}.")
         seen, unseen = corpus.split_words(seed, fraction)
-        return completion_score(self.topics, self.concentration, seen, unseen, self.widths)
+        return completion_score(self.topics, self.concentration, seen, unseen, self.shapes)
 
     def coherence(self, corpus: Corpus, num_words: int = 10) -> NDArray[np.floating]:
         r"""Mean normalised pointwise mutual information of each topic's top words, (K,).
@@ -183,7 +191,7 @@ class TopicFit:
     ) -> NDArray[np.floating]:
         effort = Effort(100, 1e-3, 5)
         concentration = jnp.asarray(self.concentration)
-        _, counts = solve_corpus(corpus, log_probs, concentration, num_active, effort, self.widths)
+        _, counts = solve_corpus(corpus, log_probs, concentration, num_active, effort, self.shapes)
         posterior = counts + self.concentration
         return posterior / posterior.sum(axis=1, keepdims=True)
 
@@ -228,7 +236,7 @@ def completion_score(
     concentration: NDArray[np.floating],
     seen: Corpus,
     unseen: Corpus,
-    widths: Widths | None = None,
+    shapes: Shapes | None = None,
 ) -> float:
     """Document completion with point estimates of topics (K, V); see ``TopicFit.score``."""
     if unseen.num_tokens == 0:
@@ -237,7 +245,7 @@ def completion_score(
     log_probs = jnp.log(jnp.asarray(topics.T))
     effort = Effort(100, 1e-3, 0)
     alphas = jnp.asarray(concentration, jnp.float32)
-    _, counts = solve_corpus(seen, log_probs, alphas, topics.shape[0], effort, widths)
+    _, counts = solve_corpus(seen, log_probs, alphas, topics.shape[0], effort, shapes)
     frequencies = counts + np.asarray(concentration)
     frequencies /= frequencies.sum(axis=1, keepdims=True)
     total = 0.0
@@ -256,7 +264,10 @@ def _concentrations(value: ArrayLike | None, num_topics: int) -> NDArray[np.floa
             f"got shape {found.shape}."
         )
     if not ((found > 0) & (found < np.inf)).all():
-        raise ValueError(f"`concentration` must be positive and finite; got {value!r}.")
+        raise ValueError(
+            "`concentration` must be positive and finite; got numbers from "
+            f"{found.min():.6g} to {found.max():.6g}."
+        )
     return np.broadcast_to(found, num_topics)
 
 
@@ -276,8 +287,8 @@ def fit_topics(
     max_sweeps: int = 100,
     tolerance: float = 0.05,
     num_restarts: int = 5,
-    delay: float = 1.0,
-    forgetting: float = 0.55,
+    delay: float | None = None,
+    forgetting: float = 0.65,
 ) -> TopicFit:
     r"""Fit topics with Dirichlet posteriors by closed-form steps, a batch of documents at a time.
 
@@ -287,8 +298,13 @@ def fit_topics(
 
     with S the expected tokens of each word in each topic, of which each word of a document has at
     most L. ``"memoized"`` keeps each batch's share of S, sparse, and replaces it when the batch is
-    visited again; ``"stochastic"`` steps by :math:`\rho_t = (\mathrm{delay} + t)^{-\mathrm{
-    forgetting}}` towards the S that a batch suggests. Documents start from scratch at each visit.
+    visited again. ``"stochastic"`` steps towards the S that a batch of B documents suggests,
+
+    .. math:: S \leftarrow (1 - \rho_t) S + \rho_t \frac{N}{B} S_{\mathrm{batch}}, \qquad
+              \rho_t = (\mathrm{delay} + t)^{-\mathrm{forgetting}}, \quad t = 1, 2, \ldots
+
+    Documents start from scratch at each visit. What is raised during the fit, as
+    ``KeyboardInterrupt`` too, has the fit so far as its attribute ``result_so_far``.
 
     Cost: per document as ``TopicDocument``; per batch O(R K) for the R different words in it;
     per pass O(V K). Documents are read as they are needed, so the corpus may be on disk.
@@ -306,8 +322,8 @@ def fit_topics(
         word_concentration: Prior :math:`\bar\lambda` of each word in a topic, positive.
         method: ``"memoized"`` or ``"stochastic"``.
         num_passes: Visits of each document, at least 1.
-        batch_size: Documents in a batch, at least 1. ``"stochastic"`` needs many batches, so
-            a smaller one for a small corpus.
+        batch_size: Documents in a batch, at least 1. With ``"stochastic"`` there should be several
+            batches, so take a smaller one for a small corpus.
         start: ``"documents"``: each topic from a document, drawn by the k-means++ rule with a
             Bregman divergence. ``"random"``: words divided at random.
         warm_start: Keep topic counts of documents between visits: the bound then never decreases,
@@ -315,15 +331,16 @@ def fit_topics(
         max_sweeps: Of a document and visit, at least 10.
         tolerance: Largest change in a topic's count of a document that is done, tokens.
         num_restarts: Topics that are proposed to leave a document, smallest first.
-        delay: Of the steps, at least 0.
-        forgetting: Of the steps, in (0.5, 1].
+        delay: Of the stochastic step sizes, at least 0; None for the number of batches. With much
+            less the first batches fill the topics with their own words.
+        forgetting: Of the stochastic step sizes, in [0, 1]; steps converge above 0.5.
 
     Returns:
         A ``TopicFit``.
 
     Raises:
         ValueError: If an argument is out of range, or no document has words.
-        TypeError: If ``corpus`` is no ``Corpus``.
+        TypeError: If ``corpus`` is no ``Corpus``, or ``rng_key`` no key.
 
     Example:
         >>> import jax, numpyro_largecat as lc
@@ -337,6 +354,7 @@ def fit_topics(
         Hughes and Sudderth, Fast Learning of Clusters and Topics via Sparse Posteriors, 2016,
         arXiv:1609.07521, sections 3.4 and 5, Eqs. 35 and 41 to 49.
     """
+    check_key("rng_key", rng_key)
     _check_type(corpus)
     num_topics = check_count("num_topics", num_topics, 1)
     num_active = min(8, num_topics) if num_active is None else num_active
@@ -351,8 +369,8 @@ def fit_topics(
     check_count("num_restarts", num_restarts, 0)
     if np.ndim(word_concentration) or not 0 < word_concentration < np.inf:
         raise ValueError(
-            f"`word_concentration` must be one number, positive and finite; got "
-            f"{word_concentration}."
+            "`word_concentration` must be one number, positive and finite; got "
+            f"{describe(word_concentration)}."
         )
     if method not in ("memoized", "stochastic"):
         raise ValueError(f"`method` must be 'memoized' or 'stochastic'; got {method!r}.")
@@ -360,46 +378,45 @@ def fit_topics(
         raise ValueError(f"`start` must be 'documents' or 'random'; got {start!r}.")
     if warm_start and method != "memoized":
         raise ValueError("`warm_start` needs `method='memoized'`, which keeps what it visited.")
-    if not (delay >= 0 and 0.5 < forgetting <= 1):
-        raise ValueError(
-            "`delay` must be at least 0 and `forgetting` in (0.5, 1], or the steps do not "
-            f"converge; got {delay} and {forgetting}."
-        )
+    check_step_sizes(0 if delay is None else delay, forgetting)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
     dtype = jnp.result_type(float)
-    problem = Problem(
-        corpus,
-        num_active,
-        jnp.asarray(_concentrations(concentration, num_topics), dtype),
-        word_concentration,
-        Effort(max_sweeps, tolerance, num_restarts),
-        widths_of(corpus, num_passes),
-    )
     if start == "documents":
         first = start_from_documents(rng, corpus, num_topics)
     else:
         first = start_at_random(rng, corpus, num_topics)
-    bounds: list[float] = []
-    if method == "memoized":
-        counts, bounds = learn_memoized(
-            rng, problem, first, batch_size, num_passes, warm_start=warm_start, dtype=dtype
-        )
-    else:
-        counts = learn_stochastic(
-            rng,
-            problem,
-            first,
-            batch_size,
-            num_passes,
-            delay=delay,
-            forgetting=forgetting,
-            dtype=dtype,
-        )
-    return TopicFit(
-        np.ascontiguousarray(counts.T) + word_concentration,
-        np.asarray(problem.concentration),
-        num_active,
-        corpus.vocabulary,
-        tuple(bounds),
-        problem.widths,
+    batches = make_batches(rng, corpus, batch_size)
+    shapes = shapes_of(corpus, batch_size, len(batches[0].rows), num_passes)
+    problem = Problem(
+        corpus,
+        jnp.asarray(_concentrations(concentration, num_topics), dtype),
+        word_concentration,
+        Solver(num_active, Effort(max_sweeps, tolerance, num_restarts), shapes),
     )
+    table, bounds = Table(first, dtype), list[float]()
+
+    def fit() -> TopicFit:
+        return TopicFit(
+            np.ascontiguousarray(table.numpy().T) + word_concentration,
+            np.asarray(problem.concentration),
+            num_active,
+            corpus.vocabulary,
+            tuple(bounds),
+            shapes,
+        )
+
+    def so_far() -> tuple[TopicFit, str]:
+        return fit(), f"{table.changes} of {num_passes * len(batches)} batches"
+
+    learned = rng, problem, batches, table
+    with attach_result(so_far):
+        if method == "memoized":
+            learn_memoized(*learned, bounds, num_passes, warm_start=warm_start)
+        else:
+            learn_stochastic(
+                *learned,
+                num_passes,
+                delay=len(batches) if delay is None else delay,
+                forgetting=forgetting,
+            )
+    return fit()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from os import PathLike
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import issparse
+
+from numpyro_largecat._checks import describe
 
 _ARRAYS = ("words", "counts", "offsets")
 MOST = 2**31 - 1  # count of a word in a document
@@ -107,7 +110,7 @@ class Corpus:
                 f"`matrix` must be a scipy sparse matrix; got a {type(matrix).__name__}. From a "
                 "dense array `scipy.sparse.csr_array(array)` makes one."
             )
-        names = None if vocabulary is None else _in_order(vocabulary)
+        names = None if vocabulary is None else in_order(vocabulary)
         wide = np.int64 if matrix.dtype.kind in "iub" else np.float64
         matrix = matrix.astype(wide).tocsr().copy()  # so that no sum of duplicates wraps
         matrix.sum_duplicates()
@@ -145,7 +148,7 @@ class Corpus:
         documents = [_tokens(document, d) for d, document in enumerate(documents)]
         if vocabulary is None:
             vocabulary = sorted({token for document in documents for token in document})
-        names = _in_order(vocabulary)
+        names = in_order(vocabulary)
         position = {word: i for i, word in enumerate(names)}
         rows = [
             np.unique([position[t] for t in document if t in position], return_counts=True)
@@ -160,14 +163,15 @@ class Corpus:
         num_words: int,
         vocabulary: tuple[str, ...] | None = None,
     ) -> Corpus:
-        """From the words and counts of each document."""
+        """From the words and counts of each document, a tuple of two lists or arrays.
+
+        Raises:
+            TypeError: If a document is something else, such as gensim's list of (word, count).
+            ValueError: If a document does not have a count for each word.
+        """
+        for d, row in enumerate(rows):
+            _check_row(row, d)
         words, counts = ([np.asarray(row[i]) for row in rows] for i in (0, 1))
-        for d, (own, own_counts) in enumerate(zip(words, counts, strict=True)):
-            if own.shape != own_counts.shape:
-                raise ValueError(
-                    f"`rows` must have a count for each word; document {d} has words of shape "
-                    f"{own.shape} and counts of shape {own_counts.shape}."
-                )
         offsets = np.concatenate([[0], np.cumsum([len(own) for own in words], dtype=np.int64)])
         return cls(_joined(words), _joined(counts), offsets.astype(np.int64), num_words, vocabulary)
 
@@ -265,17 +269,76 @@ class Corpus:
             part = folder / f"{name}.part.npy"
             np.save(part, getattr(self, name))
             part.replace(folder / f"{name}.npy")
-        about = {"num_words": self.num_words, "vocabulary": self.vocabulary}
-        (folder / "corpus.json").write_text(json.dumps(about), encoding="utf-8")
+        about = {
+            "num_words": self.num_words,
+            "vocabulary": self.vocabulary,
+            "checksums": {name: _checksum(getattr(self, name)) for name in _ARRAYS},
+        }
+        part = folder / "corpus.json.part"
+        part.write_text(json.dumps(about), encoding="utf-8")
+        part.replace(folder / "corpus.json")
 
     @classmethod
     def open(cls, directory: str | PathLike[str]) -> Corpus:
-        """Open a corpus that ``save`` wrote; its entries stay on disk until they are used."""
+        """Open a corpus that ``save`` wrote; its entries stay on disk until they are used.
+
+        Cost: reads the entries once.
+
+        Raises:
+            ValueError: If a file is cut short, or not of the same corpus as the others.
+        """
         folder = Path(directory)
-        about = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
-        words, counts, offsets = (np.load(folder / f"{n}.npy", mmap_mode="r") for n in _ARRAYS)
-        vocabulary = None if about["vocabulary"] is None else tuple(about["vocabulary"])
-        return cls(words, counts, offsets, about["num_words"], vocabulary)
+        path = folder / "corpus.json"
+        try:
+            about = json.loads(path.read_text(encoding="utf-8"))
+            num_words, names, checksums = (
+                about[key] for key in ("num_words", "vocabulary", "checksums")
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} must be what `Corpus.save` writes; it may be cut short. Save the corpus "
+                "again."
+            ) from error
+        words, counts, offsets = (
+            _open_array(folder / f"{name}.npy", checksums[name]) for name in _ARRAYS
+        )
+        return cls(words, counts, offsets, num_words, None if names is None else tuple(names))
+
+
+def _checksum(values: NDArray[Any]) -> int:
+    return zlib.crc32(np.ascontiguousarray(values).data)
+
+
+def _open_array(path: Path, checksum: int) -> NDArray[Any]:
+    try:
+        values = np.lib.format.open_memmap(path, mode="r")
+    except (EOFError, ValueError) as error:
+        raise ValueError(
+            f"{path} must be an array as `Corpus.save` writes it; it may be cut short. Save the "
+            "corpus again."
+        ) from error
+    if _checksum(values) != checksum:
+        raise ValueError(
+            f"{path} must be of the same corpus as corpus.json beside it; it has another checksum. "
+            "Files of two corpora may be mixed. Save the corpus again."
+        )
+    return values
+
+
+def _check_row(row: Any, place: int) -> None:
+    """Raise unless it is (words, counts); pairs of a word and its count are tuples too."""
+    if not isinstance(row, tuple) or len(row) != 2 or any(isinstance(x, tuple) for x in row):
+        raise TypeError(
+            "`rows` must have a tuple (words, counts) of two lists or arrays for each document; "
+            f"document {place} is {describe(row)}. Of gensim's (id, count) pairs make a matrix: "
+            "`Corpus.from_csr(gensim.matutils.corpus2csc(documents, num_terms=V).T, vocabulary)`."
+        )
+    shapes = tuple(np.shape(x) for x in row)
+    if len(shapes[0]) != 1 or shapes[0] != shapes[1]:
+        raise ValueError(
+            f"`rows` must have a count for each word; document {place} has words of shape "
+            f"{shapes[0]} and counts of shape {shapes[1]}."
+        )
 
 
 def _tokens(document: Any, place: int) -> list[str]:
@@ -285,10 +348,18 @@ def _tokens(document: Any, place: int) -> list[str]:
             f"{document[:40]!r}. Split it, as by `[d.split() for d in documents]`, or count words "
             "with scikit-learn's CountVectorizer for `Corpus.from_csr(counts, names)`."
         )
-    return list(document)
+    tokens = list(document)
+    wrong = [token for token in tokens if not isinstance(token, str)]
+    if wrong:
+        raise TypeError(
+            f"documents must be lists of words; got {describe(wrong[0])} in document {place}. "
+            "Numbers of words with their counts are for `Corpus.from_rows` or `Corpus.from_csr`."
+        )
+    return tokens
 
 
-def _in_order(vocabulary: Any) -> tuple[Any, ...]:
+def in_order(vocabulary: Any) -> tuple[Any, ...]:
+    """The words as a tuple, or TypeError if they have no order."""
     if isinstance(vocabulary, (Mapping, Set, str)):
         raise TypeError(
             "`vocabulary` must be a list of words in the order of their numbers, such as "

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from os import PathLike
 
 import numpy as np
 
-from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.data.corpus import MOST, Corpus, in_order
 from numpyro_largecat.data.files import malformed, open_binary
 
 
@@ -33,7 +34,7 @@ def read_vocabulary(path: str | PathLike[str]) -> tuple[str, ...]:
 
 
 def read_lda_c(
-    path: str | PathLike[str], vocabulary: tuple[str, ...] | str | PathLike[str]
+    path: str | PathLike[str], vocabulary: Sequence[str] | str | PathLike[str]
 ) -> Corpus:
     r"""Read a corpus in the format of LDA-C: ``M word:count word:count ...``, one document a line.
 
@@ -53,19 +54,23 @@ def read_lda_c(
         >>> read_lda_c(path, ("a", "b", "c")).document(0)
         (array([0, 2], dtype=int32), array([3, 1], dtype=int32))
     """
-    names = vocabulary if isinstance(vocabulary, tuple) else read_vocabulary(vocabulary)
+    names = _names(vocabulary)
     words, counts, offsets = array("i"), array("i"), array("q", [0])
-    need = "`M word:count word:count ...`, with M different words that count from 0"
+    need = "`M word:count word:count ...`, whole numbers"
     with open_binary(path) as file:
         for line_number, line in enumerate(file, start=1):
             try:
-                size, *entries = line.split()
+                first, *entries = line.split()
+                size = int(first)
                 pairs = [(int(w), int(c)) for w, c in (e.split(b":") for e in entries)]
             except ValueError as error:
                 raise malformed(path, line_number, need, line) from error
-            if int(size) != len({word for word, _ in pairs}) or len(entries) != int(size):
-                raise malformed(path, line_number, need, line)
-            _check(path, line_number, pairs, len(names))
+            seen: set[int] = set()
+            for word, count in pairs:
+                _check(path, line_number, word, count, range(len(names)), seen)
+            if size != len(pairs):
+                need_size = f"the number of words first, {len(pairs)}; got {size}"
+                raise malformed(path, line_number, need_size)
             words.extend(word for word, _ in pairs)
             counts.extend(count for _, count in pairs)
             offsets.append(len(words))
@@ -79,17 +84,17 @@ def read_lda_c(
 
 
 def read_uci_bag_of_words(
-    path: str | PathLike[str], vocabulary: tuple[str, ...] | str | PathLike[str]
+    path: str | PathLike[str], vocabulary: Sequence[str] | str | PathLike[str] | None = None
 ) -> Corpus:
     r"""Read a corpus in the format of the UCI bags of words.
 
     Three lines have the numbers of documents, words and entries; each further line is
     ``document word count``. Documents and words count from 1, and documents ascend; one that
-    has no line is empty. Cost: O(entries).
+    has no line is empty. A word has one line at most in each document. Cost: O(entries).
 
     Args:
         path: The file, plain or compressed with gzip.
-        vocabulary: The words, or the file that has one a line.
+        vocabulary: The words, or the file that has one a line. None where there is none.
 
     Raises:
         ValueError: If a line does not follow the format. The message has file and line number.
@@ -102,52 +107,73 @@ def read_uci_bag_of_words(
         >>> corpus.num_documents, corpus.document(0)[0].tolist()
         (2, [0, 2])
     """
-    names = vocabulary if isinstance(vocabulary, tuple) else read_vocabulary(vocabulary)
+    names = None if vocabulary is None else _names(vocabulary)
     words, counts = array("i"), array("i")
-    header: list[int] = []
-    line_number = 0
     with open_binary(path) as file:
-        for line_number, line in enumerate(file, start=1):
+        num_documents, num_words, num_entries = (
+            _uci_size(path, i, file.readline()) for i in (1, 2, 3)
+        )
+        if names is not None and num_words != len(names):
+            need = f"as many words as in the vocabulary, {len(names)}; got {num_words}"
+            raise malformed(path, 2, need)
+        sizes = np.zeros(num_documents, np.int64)
+        last, seen, line_number = 1, set[int](), 3
+        for line_number, line in enumerate(file, start=4):
             try:
-                numbers = [int(word) for word in line.split()]
+                document, word, count = (int(number) for number in line.split())
             except ValueError as error:
-                raise malformed(path, line_number, "whole numbers", line) from error
-            if line_number <= 3:
-                if len(numbers) != 1:
-                    raise malformed(path, line_number, "one number, of the header", line)
-                header += numbers
-                sizes = np.zeros(header[0], np.int64)
-                last = 0
-                continue
-            if len(numbers) != 3:
-                raise malformed(path, line_number, "`document word count`", line)
-            document, word, count = numbers
-            if not max(last, 1) <= document <= header[0]:
-                need = f"documents that ascend, in [1, {header[0]}]"
+                need = "`document word count`, whole numbers"
+                raise malformed(path, line_number, need, line) from error
+            if not last <= document <= num_documents:
+                need = f"documents that ascend, in [1, {num_documents}]"
                 raise malformed(path, line_number, need, line)
-            last = document
-            _check(path, line_number, [(word - 1, count)], len(names))
+            if document > last:
+                last, seen = document, set()
+            _check(path, line_number, word, count, range(1, num_words + 1), seen)
             words.append(word - 1)
             counts.append(count)
             sizes[document - 1] += 1
-    if len(header) < 3 or header[1:] != [len(names), len(words)]:
+    if len(words) != num_entries:
         raise malformed(
             path,
             line_number,
-            f"as many words as in the vocabulary, {len(names)}, and as many entries as the header "
-            f"says; the header is {header}, and {len(words)} entries were read",
+            f"{num_entries} entries, as the header says, but it ends after {len(words)}",
         )
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    return Corpus(np.asarray(words), np.asarray(counts), offsets, len(names), names)
+    return Corpus(np.asarray(words), np.asarray(counts), offsets, num_words, names)
+
+
+def _uci_size(path: str | PathLike[str], line_number: int, line: bytes) -> int:
+    try:
+        (size,) = (int(number) for number in line.split())
+    except ValueError:
+        size = -1
+    if size < 0:
+        raise malformed(path, line_number, "one whole number, of the header", line)
+    return size
+
+
+def _names(vocabulary: Sequence[str] | str | PathLike[str]) -> tuple[str, ...]:
+    if isinstance(vocabulary, (str, PathLike)):
+        return read_vocabulary(vocabulary)
+    return in_order(vocabulary)
 
 
 def _check(
-    path: str | PathLike[str], line_number: int, pairs: list[tuple[int, int]], num_words: int
+    path: str | PathLike[str],
+    line_number: int,
+    word: int,
+    count: int,
+    known: range,
+    seen: set[int],
 ) -> None:
-    for word, count in pairs:
-        if not 0 <= word < num_words:
-            raise malformed(
-                path, line_number, f"words of the {num_words} in the vocabulary; got number {word}"
-            )
-        if count < 1:
-            raise malformed(path, line_number, f"counts of at least 1; got {count}")
+    """Refuse an entry whose word is unknown or in ``seen``, to which it is added."""
+    if word not in known:
+        need = f"words in [{known.start}, {known.stop - 1}], of the vocabulary; got {word}"
+        raise malformed(path, line_number, need)
+    if word in seen:
+        need = f"each word of a document once; got word {word} a second time"
+        raise malformed(path, line_number, need)
+    seen.add(word)
+    if not 1 <= count <= MOST:
+        raise malformed(path, line_number, f"counts in [1, {MOST}]; got {count}")

@@ -96,10 +96,15 @@ def _read_omniglot(path: Path) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             images, alphabets, alphabet_names = (file[name] for name in needed)
-    except (EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except KeyError as error:
         raise ValueError(
-            f"{path} must be a complete npz file with arrays {', '.join(needed)}; got {error}."
+            f"{path} must be an npz file with arrays {', '.join(needed)}; got {error}."
         ) from error
+    except (EOFError, ValueError, zipfile.BadZipFile):  # what NumPy says of it is no help
+        raise ValueError(
+            f"{path} must be a complete npz file with arrays {', '.join(needed)}. The file may be "
+            "cut short."
+        ) from None
     shape = (*alphabets.shape, _NUM_DRAWINGS, 28, 28)
     known = np.all(alphabets < len(alphabet_names))
     if images.ndim != 4 or images.shape != shape or images.dtype != np.uint8 or not known:

@@ -13,6 +13,7 @@ from scipy.sparse import csr_array
 from numpyro_largecat.data.files import malformed, open_binary
 
 _IDX_UNSIGNED_BYTE = 0x08
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def read_xml_classification(path: str | PathLike[str]) -> tuple[csr_array, csr_array]:
@@ -70,7 +71,7 @@ def read_xml_classification(path: str | PathLike[str]) -> tuple[csr_array, csr_a
                 )
                 pairs = [pair.split(b":") for pair in feature_part.split()]
                 point_ids = [int(index) for index, _ in pairs]
-                values.extend(float(value) for _, value in pairs)
+                point_values = [float(value) for _, value in pairs]
             except ValueError as error:
                 raise malformed(
                     path,
@@ -80,6 +81,10 @@ def read_xml_classification(path: str | PathLike[str]) -> tuple[csr_array, csr_a
                 ) from error
             _check_ids(path, line_number, "labels", point_labels, num_labels)
             _check_ids(path, line_number, "feature indices", point_ids, num_features)
+            bad = next((v for v in point_values if not abs(v) <= _LARGEST), None)
+            if bad is not None:
+                raise malformed(path, line_number, f"values that are finite in float32; got {bad}")
+            values.extend(point_values)
             label_ids.extend(point_labels)
             label_ends.append(len(label_ids))
             ids.extend(point_ids)

@@ -17,7 +17,7 @@ from numpyro.distributions import constraints
 from numpyro_largecat._checks import check_count, check_integers, is_concrete
 from numpyro_largecat.distributions.top_l_categorical import TopLCategorical
 from numpyro_largecat.ops.document_bound import document_bound
-from numpyro_largecat.ops.topic_document import DocumentFit, fit_documents
+from numpyro_largecat.ops.topic_document import DocumentFit, fit_documents, may_be_log_probs
 from numpyro_largecat.ops.topic_search import Effort
 from numpyro_largecat.ops.topic_statistics import word_topics
 
@@ -106,9 +106,11 @@ class TopicDocument(dist.Distribution):
         validate_args: Also check values, outside ``jit``. Shapes are always checked.
 
     Raises:
-        ValueError: If shapes do not fit, ``num_active`` is not in [1, K], or, outside ``jit``, the
-            probabilities of a topic sum to more than 1. If a word is not in [0, V), or a count is
-            negative; under ``jit`` such a document has a log probability of NaN.
+        ValueError: If shapes do not fit, ``num_active`` is not in [1, K], the probabilities of a
+            topic sum to more than 1, the topics are on the last axis, a word is not in [0, V), or a
+            count is negative. Under ``jit`` values are not known: a document has a log probability
+            of NaN if it has such a slot, or one word whose probability is above 1, or two above 1/2
+            each, in a topic; so probabilities in place of their logarithms are found.
         TypeError: If documents are not integers.
 
     Example:
@@ -194,13 +196,7 @@ class TopicDocument(dist.Distribution):
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         """Bound of each document, in nats."""
         del intermediates
-        value = self._check(value)
-        batch_shape = lax.broadcast_shapes(self.batch_shape, value.shape[:-2])
-        bounds = self._over_batch(document_bound, value)
-        ok = ((value[..., 0] >= 0) & (value[..., 0] < self.num_words) & (value[..., 1] >= 0)) | (
-            value[..., 1] == 0
-        )
-        return jnp.where(ok.all(axis=-1), jnp.broadcast_to(bounds, batch_shape), jnp.nan)
+        return self._over_batch(document_bound, self._check(value))
 
     def fit(self, value: ArrayLike) -> DocumentFit:
         """Best local variables of documents (..., U, 2): bounds (...), counts and basis (..., K).
@@ -264,17 +260,28 @@ class TopicDocument(dist.Distribution):
         return jnp.stack([words, jnp.ones_like(words)], axis=-1)
 
     def _over_batch(self, solve: Any, value: Array) -> Any:
-        """Call ``solve`` on the documents of each set of topics."""
-        words = jnp.clip(value[..., 0], 0, self.num_words - 1)
-        word_counts = jnp.maximum(value[..., 1], 0)
+        """Call ``solve`` on the documents of each set of topics; NaN for what is no document."""
+        words, word_counts = value[..., 0], value[..., 1]
         own = len(self.batch_shape)
         batch_shape = lax.broadcast_shapes(self.batch_shape, value.shape[:-2])
+        is_checked = is_concrete(self.topic_log_probs)
 
         def of_documents(table: Array, concentration: Array, words: Array, counts: Array) -> Any:
             shape = words.shape[:-1]
-            flat = (x.reshape(-1, x.shape[-1]) for x in (words, counts))
-            found = solve(table.T, concentration, *flat, self.num_active, self._effort)
-            return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), found)
+            words, counts = (x.reshape(-1, x.shape[-1]) for x in (words, counts))
+            is_slot = ((words >= 0) & (words < self.num_words) & (counts >= 0)) | (counts == 0)
+            is_good = is_slot.all(axis=-1)
+            words = jnp.clip(words, 0, self.num_words - 1)
+            counts = jnp.maximum(counts, 0)
+            if not is_checked:
+                is_good &= may_be_log_probs(table.T, words, counts, EXCESS)
+            found = solve(table.T, concentration, words, counts, self.num_active, self._effort)
+
+            def or_nan(x: Array) -> Array:
+                good = is_good.reshape(-1, *[1] * (x.ndim - 1))
+                return jnp.where(good, x, jnp.nan).reshape(*shape, *x.shape[1:])
+
+            return jax.tree.map(or_nan, found)
 
         if not own:
             return of_documents(self.topic_log_probs, self.concentration, words, word_counts)
@@ -319,11 +326,17 @@ class TopicDocument(dist.Distribution):
 
 
 def _check_sums(table: Array) -> None:
-    """Raise ValueError at the first topic whose probabilities sum to more than 1; tracers pass."""
+    """Raise ValueError where a topic's probabilities sum to more than 1, or words' instead to 1."""
     if not is_concrete(table):
         return
     with jax.ensure_compile_time_eval():  # a constant may be known inside of `jit`
-        log_sums = np.asarray(_log_sums(table))
+        log_sums, of_words = (np.asarray(_log_sums(table, axis)) for axis in (-1, -2))
+    if (np.abs(of_words) <= EXCESS).all() and (log_sums < -EXCESS).any():
+        raise ValueError(
+            "`topic_log_probs` must have topics on its second last axis and words on its last, "
+            f"(..., K, V); got shape {table.shape}, where the probabilities of each column sum to "
+            "1, and not those of each row. Pass the transpose of the last two axes."
+        )
     bad = log_sums > EXCESS
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
@@ -334,9 +347,9 @@ def _check_sums(table: Array) -> None:
         )
 
 
-@jax.jit
-def _log_sums(table: Array) -> Array:
-    return jax.nn.logsumexp(table, axis=-1)
+@partial(jax.jit, static_argnames="axis")
+def _log_sums(table: Array, axis: int) -> Array:
+    return jax.nn.logsumexp(table, axis=axis)
 
 
 def check_documents(value: np.ndarray, num_words: int) -> None:
@@ -355,7 +368,7 @@ def check_documents(value: np.ndarray, num_words: int) -> None:
         raise ValueError(
             f"words must be integers in [0, {num_words}), rows of the vocabulary; got "
             f"{words[place]} in document {_name(place)}, and {int(bad.sum())} slots are out of "
-            "range. Files of other programs may count from 1."
+            "range. Files of other programs may count from 1; tables of topics are (..., K, V)."
         )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 from jax import Array
 from tqdm.auto import tqdm
 
-from numpyro_largecat._checks import check_count, is_concrete
+from numpyro_largecat._checks import check_count, check_key, describe, is_concrete
 from numpyro_largecat.mixtures.family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import GlobalStep, Objective, Statistics, global_step
 from numpyro_largecat.mixtures.local_step import Summary, chunk_rows, summarize
@@ -20,6 +21,7 @@ from numpyro_largecat.mixtures.mixing import DirichletMixing, MixingPrior
 from numpyro_largecat.mixtures.mixture_fit import MixtureFit, check_active
 from numpyro_largecat.mixtures.row_stream import FirstLook, RowStream, look_at, padded
 from numpyro_largecat.mixtures.seeding import Start, num_candidates, seed_statistics
+from numpyro_largecat.ops.step_sizes import check_step_sizes, step_size
 
 Algorithm = Literal["memoized", "stochastic"]
 DEFAULT_ACTIVE = 8
@@ -62,7 +64,7 @@ def fit_mixture(
     gradient steps with the batch's sums scaled to all N rows,
 
     .. math:: S \leftarrow (1 - \rho_t) S + \rho_t \frac{N}{B} S_{\mathrm{batch}}, \qquad
-              \rho_t = (\mathrm{delay} + t)^{-\mathrm{forgetting}}, \quad t = 0, 1, \ldots
+              \rho_t = (\mathrm{delay} + t)^{-\mathrm{forgetting}}, \quad t = 1, 2, \ldots
 
     With one batch of all data and forgetting = 0 both are coordinate ascent.
 
@@ -89,8 +91,8 @@ def fit_mixture(
         num_passes: Visits of each batch, at least 1.
         start: "kmeans++", k-means++ with the family's Bregman divergence on a sample of the rows;
             "random", rows drawn uniformly; or an earlier fit of as many components, to go on.
-        delay: Of the stochastic step sizes, at least 1. With 1 the first batch takes the place of
-            all that was known; to go on from a fit give the number of steps it took.
+        delay: Of the stochastic step sizes, at least 0. With 0 the first batch takes the place of
+            all that was known; to go on from a fit add the number of steps it took.
         forgetting: Of the stochastic step sizes, in [0, 1]; steps converge above 0.5.
         progress_bar: Show batches, speed and the objective.
 
@@ -124,18 +126,15 @@ def fit_mixture(
         Hughes and Sudderth, Fast Learning of Clusters and Topics via Sparse Posteriors, 2016,
         arXiv:1609.07521, Eqs. 3 to 8 and section 3.4.
     """
-    if not (is_concrete(rng_key) and is_concrete(data)):
+    check_key("rng_key", rng_key)
+    if not is_concrete(data):
         raise TypeError(
-            "`fit_mixture` reads batches in a loop outside compiled code; got a tracer. Call it "
-            "outside `jit`, `vmap` and `grad`."
+            "`data` must be rows outside of compiled code, since batches are read in a loop; got a "
+            "tracer. Call `fit_mixture` outside `jit`, `vmap` and `grad`."
         )
     mixing = DirichletMixing() if mixing is None else mixing
     _check_choices(family, mixing, objective, algorithm, start)
-    if not (delay >= 1 and 0 <= forgetting <= 1):
-        raise ValueError(
-            "the step sizes (delay + t) ** -forgetting need `delay` at least 1 and `forgetting` in "
-            f"[0, 1]; got {delay} and {forgetting}."
-        )
+    check_step_sizes(delay, forgetting)
     num_components = check_count("num_components", num_components, 1)
     default = min(DEFAULT_ACTIVE, num_components)
     active = check_active(default if num_active is None else num_active, num_components)
@@ -263,17 +262,18 @@ def stochastic_steps(
     rng: np.random.Generator,
 ) -> Iterator[Step]:
     """Natural gradient steps with decreasing sizes."""
-    statistics, t = start, 0
+    statistics, steps = start, itertools.count(1)
     posterior = model.global_step(statistics)
     for visit in range(num_passes):
         for _, rows in _checked(stream.batches(rng), model.look.sizes, visit):
-            scale, size = model.look.num_rows / len(rows), (delay + t) ** -forgetting
+            scale = model.look.num_rows / len(rows)
+            size = step_size(next(steps), delay, forgetting)
             new = jax.tree.map(np.asarray, model.summary(rows, posterior))
             local = scale * (_total(new.bounds) + _total(new.log_bases))
             bound = posterior.prior_term(statistics) + local
             kept = Statistics((1 - size) * statistics.counts, (1 - size) * statistics.features)
             statistics = _mixed(kept, size * scale, new)
-            posterior, t = model.global_step(statistics), t + 1
+            posterior = model.global_step(statistics)
             yield Step(statistics, bound)
 
 
@@ -333,19 +333,19 @@ def _check_choices(family: Any, mixing: Any, objective: Any, algorithm: Any, sta
     if not isinstance(family, ConjugateFamily):
         raise TypeError(
             "`family` must be an instance of a ConjugateFamily, such as lc.GaussianFamily(loc, "
-            f"covariance); got {family!r}."
+            f"covariance); got {describe(family)}."
         )
     if not isinstance(mixing, MixingPrior):
         raise TypeError(
             "`mixing` must be an instance of a MixingPrior, such as lc.DirichletMixing(1.0); got "
-            f"{mixing!r}."
+            f"{describe(mixing)}."
         )
     for name, value, known in (
         ("objective", objective, ("variational", "map")),
         ("algorithm", algorithm, ("memoized", "stochastic")),
-        ("start", start, ("kmeans++", "random")),
+        ("start", start, ("kmeans++", "random", "an earlier fit")),
     ):
         if name == "start" and isinstance(value, MixtureFit):
             continue
-        if not isinstance(value, str) or value not in known:
-            raise ValueError(f"`{name}` must be one of {', '.join(known)}; got {value!r}.")
+        if not isinstance(value, str) or value not in known[:2]:
+            raise ValueError(f"`{name}` must be one of {', '.join(known)}; got {describe(value)}.")

@@ -264,8 +264,13 @@ def _positive_definite(name: str, value: ArrayLike) -> np.ndarray:
     check_finite([(f"`{name}`", matrix)])
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
         raise ValueError(f"`{name}` must be a square matrix; got shape {matrix.shape}.")
-    if not np.allclose(matrix, matrix.T, rtol=1e-4, atol=1e-6 * np.abs(matrix).max()):
-        raise ValueError(f"`{name}` must be symmetric; got {matrix}.")
+    alike = np.isclose(matrix, matrix.T, rtol=1e-4, atol=1e-6 * np.abs(matrix).max())
+    if not alike.all():
+        i, j = np.argwhere(~alike)[0].tolist()
+        raise ValueError(
+            f"`{name}` must be symmetric; got {matrix[i, j]:.6g} at {(i, j)} and "
+            f"{matrix[j, i]:.6g} at {(j, i)}."
+        )
     smallest = np.linalg.eigvalsh(matrix)[0]
     if smallest <= 0:
         raise ValueError(

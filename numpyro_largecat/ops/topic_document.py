@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.scipy.special import gammaln
 
@@ -102,7 +103,7 @@ def fit_documents(
     return solve_documents(topics, words, jnp.asarray(word_counts), num_active, effort, initial)
 
 
-@partial(jax.jit, static_argnames="narrow")
+@jax.jit
 def solve_documents(
     topics: Topics,
     words: Array,
@@ -110,24 +111,17 @@ def solve_documents(
     num_active: int | Array,
     effort: Effort = USUAL,
     initial: Array | None = None,
-    *,
-    narrow: int | None = None,
 ) -> DocumentFit:
-    """What ``fit_documents`` gives, for many calls with the same topics.
-
-    Where ``narrow`` is a number, code is also compiled for documents whose words are all in the
-    first so many slots; it is the number of slots that pays for most of them.
-    """
+    """What ``fit_documents`` gives, for many calls with the same topics."""
     num_docs, word_counts = len(words), word_counts.astype(topics.table.dtype)
-    counts = _start(topics, words, word_counts, narrow) if initial is None else initial
+    counts = _start(topics, words, word_counts) if initial is None else initial
     order = num_active_topics(counts).argsort()  # so that few blocks need a large size
 
     def solve(block: tuple[Array, Array, Array]) -> DocumentFit:
         words, word_counts, counts = block
 
-        def at(size: int, width: int) -> DocumentFit:
-            slots = words[:, :width], word_counts[:, :width]
-            document, own = take_active(topics, *slots, counts, size)
+        def at(size: int) -> DocumentFit:
+            document, own = take_active(topics, words, word_counts, counts, size)
             found = search(document, own, num_active, Effort(*effort))
 
             def all_topics(values: Array) -> Array:
@@ -137,13 +131,34 @@ def solve_documents(
 
             return DocumentFit(found.bound, all_topics(found.counts), all_topics(found.basis))
 
-        return at_least_size(at, counts, word_counts, narrow)
+        return at_least_size(at, counts)
 
     inputs = words[order], word_counts[order], counts[order]
     fits = lax.map(solve, in_blocks(inputs, block_size_for(num_docs)))
     place = order.argsort()
     found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[place], fits)
     return found._replace(bound=found.bound + length_term(topics.concentration, word_counts))
+
+
+def may_be_log_probs(log_probs: Array, words: Array, word_counts: Array, excess: float) -> Array:
+    """Whether a topic can have the words of each document with these log probabilities, (N,).
+
+    No probability is above 1, and no two of different words are above 1/2, ``excess`` nats aside:
+    so no column of ``log_probs`` (V, K) holds probabilities. Cost: O(U K) per document.
+    """
+    num_words = log_probs.shape[0]
+
+    def one(block: tuple[Array, Array]) -> Array:
+        words, word_counts = block
+        words = jnp.sort(jnp.where(word_counts > 0, words, num_words), axis=1)
+        is_first = jnp.diff(words, axis=1, prepend=-1) > 0  # a word may have two slots
+        is_first &= words < num_words
+        rows = jnp.where(is_first[..., None], log_probs[words], -jnp.inf)
+        above_half = (rows > excess - np.log(2)).sum(axis=1)
+        return ((rows <= excess).all(axis=1) & (above_half <= 1)).all(axis=1)
+
+    blocks = in_blocks((words, word_counts), block_size_for(len(words)))
+    return lax.map(one, blocks).ravel()[: len(words)]
 
 
 def block_size_for(num_docs: int) -> int:
@@ -159,30 +174,13 @@ def in_blocks(arrays: tuple[Array, ...], size: int) -> tuple[Array, ...]:
     return tuple(jnp.pad(x, padding).reshape(num_blocks, size, x.shape[1]) for x in arrays)
 
 
-def at_least_size(
-    solve: Callable[[int, int], T], counts: Array, word_counts: Array, narrow: int | None
-) -> T:
-    """Solve at the least size and width that hold all topics and words of a block of documents.
-
-    Args:
-        solve: Takes the number of topics and that of slots for words.
-        counts: Of the topics, (B, K).
-        word_counts: (B, U).
-        narrow: As for ``solve_documents``.
-    """
-    num_topics, width = counts.shape[1], word_counts.shape[1]
+def at_least_size(solve: Callable[[int], T], counts: Array) -> T:
+    """Solve at the least number of topics that holds all of a block of documents, (B, K)."""
+    num_topics = counts.shape[1]
     small, middle = SIZES
     sizes = [small] * (small < num_topics) + [middle] * (2 * middle <= num_topics) + [num_topics]
-    choices = [(size, width) for size in sizes]
     is_enough = num_active_topics(counts).max() <= jnp.array(sizes)
-    if narrow is not None:  # but not for over 128 topics of short documents, which are rare
-        choices = [(size, narrow) for size in sizes[:2]] + choices
-        is_enough = jnp.append(is_enough[:2] & ~_is_wide(word_counts, narrow), is_enough)
-    return lax.switch(is_enough.argmax(), [partial(solve, *choice) for choice in choices])
-
-
-def _is_wide(word_counts: Array, narrow: int) -> Array:
-    return (word_counts[..., narrow:] > 0).any()
+    return lax.switch(is_enough.argmax(), [partial(solve, size) for size in sizes])
 
 
 def take_active(
@@ -212,23 +210,15 @@ def _relative_probs(log_probs: Array) -> Array:
     return jnp.exp(log_probs - finite_max(log_probs, axis=-1))
 
 
-def _start(topics: Topics, words: Array, word_counts: Array, narrow: int | None) -> Array:
+def _start(topics: Topics, words: Array, word_counts: Array) -> Array:
     """Counts of documents after some sweeps from the prior mean, (N, K)."""
-    if jax.default_backend() != "cpu":
-        start = partial(_start_document, topics)
-        return lax.map(lambda document: start(*document), (words, word_counts), batch_size=64)
 
-    def one(document: tuple[Array, Array]) -> Array:  # its rows fill a cache
-        if narrow is None:
-            return _start_document(topics, *document)
-        return lax.cond(
-            _is_wide(document[1], narrow),
-            lambda words, counts: _start_document(topics, words, counts),
-            lambda words, counts: _start_document(topics, words[:narrow], counts[:narrow]),
-            *document,
-        )
+    def one(document: tuple[Array, Array]) -> Array:
+        return _start_document(topics, *document)
 
-    return lax.map(one, (words, word_counts))
+    # On a CPU one by one, since the rows of a document fill a cache.
+    batch_size = None if jax.default_backend() == "cpu" else 64
+    return lax.map(one, (words, word_counts), batch_size=batch_size)
 
 
 def _start_document(topics: Topics, words: Array, word_counts: Array) -> Array:

@@ -38,13 +38,12 @@ class _Block(NamedTuple):
     word_counts: Array  # (B, U)
     basis: Array  # (B, K)
 
-    def take_active(self, topics: Topics, size: int, width: int) -> tuple[ActiveTopics, Array]:
-        """See the first ``width`` slots through the ``size`` largest topics."""
-        slots = self.words[:, :width], self.word_counts[:, :width]
-        return take_active(topics, *slots, self.basis, size)
+    def take_active(self, topics: Topics, size: int) -> tuple[ActiveTopics, Array]:
+        """See documents through their ``size`` largest topics."""
+        return take_active(topics, self.words, self.word_counts, self.basis, size)
 
 
-@partial(jax.jit, static_argnames=("num_active", "narrow"), donate_argnames="initial")
+@partial(jax.jit, static_argnames="num_active", donate_argnames="initial")
 def word_topic_counts(
     log_probs: Array,
     concentration: Array,
@@ -55,7 +54,6 @@ def word_topic_counts(
     num_active: int,
     scale: Array | None = None,
     initial: Array | None = None,
-    narrow: int | None = None,
 ) -> Array:
     r"""Add the expected tokens of each word in each topic over documents, (V, K).
 
@@ -77,7 +75,6 @@ def word_topic_counts(
         num_active: L.
         scale: Weight of each document, (N,); None for 1.
         initial: What to add to, (V, K); None for zeros.
-        narrow: As for ``solve_documents``.
     """
     topics = Topics(log_probs, concentration, jnp.zeros_like(concentration), None)
     scale = jnp.ones(words.shape[0], log_probs.dtype) if scale is None else scale
@@ -88,9 +85,9 @@ def word_topic_counts(
         documents = _Block(*arrays)
         tokens = (scale * documents.word_counts)[:, None]
         if num_active <= FEW:
-            shares, ids = _largest_shares(topics, num_active, narrow, documents)
+            shares, ids = _largest_shares(topics, num_active, documents)
             return table.at[documents.words[:, None], ids].add(shares * tokens), None
-        shares = _all_shares(topics, num_active, narrow, documents) * tokens
+        shares = _all_shares(topics, num_active, documents) * tokens
         return table.at[documents.words].add(shares.swapaxes(1, 2)), None
 
     word_counts = word_counts.astype(log_probs.dtype)
@@ -116,20 +113,18 @@ def word_topics(
     topics = Topics(log_probs, concentration, jnp.zeros_like(concentration), None)
 
     def solve(block: tuple[Array, ...]) -> tuple[Array, Array]:
-        return _largest_shares(topics, num_active, None, _Block(*block))
+        return _largest_shares(topics, num_active, _Block(*block))
 
     inputs = words, word_counts.astype(log_probs.dtype), basis
     shares, ids = lax.map(solve, in_blocks(inputs, block_size_for(len(words))))
     return tuple(x.reshape(-1, *x.shape[2:])[: len(words)].swapaxes(1, 2) for x in (shares, ids))
 
 
-def _largest_shares(
-    topics: Topics, num_active: int, narrow: int | None, block: _Block
-) -> tuple[Array, Array]:
+def _largest_shares(topics: Topics, num_active: int, block: _Block) -> tuple[Array, Array]:
     """Responsibilities of each word's L topics, largest first, and which these are, (B, L, U)."""
 
-    def at(size: int, width: int) -> tuple[Array, Array]:
-        document, own = block.take_active(topics, size, width)
+    def at(size: int) -> tuple[Array, Array]:
+        document, own = block.take_active(topics, size)
         weights = topic_weights(own, document.concentration)[..., None] * document.probs
         keys = order_keys(weights)
         last = jnp.full_like(keys[:, 0], np.iinfo(keys.dtype).max)
@@ -144,20 +139,20 @@ def _largest_shares(
         is_word = (document.word_counts > 0)[:, None] & (norm > 0)
         values = jnp.where(is_word, values / norm, 0)
         ids = jnp.take_along_axis(document.topics[..., None], places, axis=1)
-        missing = (0, 0), (0, num_active - places.shape[1]), (0, block.words.shape[1] - width)
+        missing = (0, 0), (0, num_active - places.shape[1]), (0, 0)
         return jnp.pad(values, missing), jnp.pad(ids, missing)
 
-    return at_least_size(at, block.basis, block.word_counts, narrow)
+    return at_least_size(at, block.basis)
 
 
-def _all_shares(topics: Topics, num_active: int, narrow: int | None, block: _Block) -> Array:
+def _all_shares(topics: Topics, num_active: int, block: _Block) -> Array:
     """Responsibilities of all topics, (B, K, U)."""
 
-    def at(size: int, width: int) -> Array:
-        document, own = block.take_active(topics, size, width)
+    def at(size: int) -> Array:
+        document, own = block.take_active(topics, size)
         shares = responsibilities(document, own, num_active)
         num_docs, num_words = block.words.shape
         rows = jnp.zeros((num_docs, topics.num_topics, num_words), shares.dtype)
-        return rows.at[jnp.arange(num_docs)[:, None], document.topics, :width].set(shares)
+        return rows.at[jnp.arange(num_docs)[:, None], document.topics].set(shares)
 
-    return at_least_size(at, block.basis, block.word_counts, narrow)
+    return at_least_size(at, block.basis)

@@ -66,17 +66,19 @@ def test_split_divides_the_words_of_each_document() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("2 0:1 4:1\n", "line 1: need words of the 4 in the vocabulary; got number 4"),
-        ("1 0:1\n1 2:0\n", "line 2: need counts of at least 1; got 0"),
+        ("2 0:1 4:1\n", r"line 1: need words in \[0, 3\], of the vocabulary; got 4"),
+        ("1 0:1\n1 2:0\n", r"line 2: need counts in \[1, 2147483647\]; got 0"),
+        ("1 0:3000000000\n", "line 1: need counts in .*; got 3000000000"),
         ("1 0:1.5\n", "line 1: need `M word:count"),
-        ("3 0:1 1:1\n", "line 1: need `M word:count"),
-        ("2 1:1 1:1\n", "line 1: need `M word:count"),
+        ("3 0:1 1:1\n", "line 1: need the number of words first, 2; got 3"),
+        ("2 1:1 1:1\n", "line 1: need each word of a document once; got word 1 a second time"),
+        ("x 1:1\n", "line 1: need `M word:count"),
         ("\n", "line 1: need `M word:count"),
     ],
 )
 def test_bad_lda_c_files_are_refused(tmp_path, text, message) -> None:
     (tmp_path / "a.dat").write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"a\.dat, " + message):
         read_lda_c(tmp_path / "a.dat", WORDS)
 
 
@@ -85,19 +87,81 @@ def test_bad_lda_c_files_are_refused(tmp_path, text, message) -> None:
     [
         ("2\n4\n1\n3 1 1\n", r"line 4: need documents that ascend, in \[1, 2\]"),
         ("2\n4\n2\n2 1 1\n1 1 1\n", "line 5: need documents that ascend"),
-        ("2\n4\n1\n1 5 1\n", "line 4: need words of the 4"),
-        ("2\n4\n1\n1 0 1\n", "line 4: need words of the 4"),
-        ("2\n4\n1\n1 1 -1\n", "line 4: need counts of at least 1; got -1"),
-        ("2\n4\n2\n1 1 1\n", "as many entries as the header says"),
-        ("2\n3\n1\n1 1 1\n", "as many words as in the vocabulary, 4"),
+        ("2\n4\n1\n1 5 1\n", r"line 4: need words in \[1, 4\], of the vocabulary; got 5"),
+        ("2\n4\n1\n1 0 1\n", r"line 4: need words in \[1, 4\], of the vocabulary; got 0"),
+        ("2\n4\n1\n1 1 -1\n", r"line 4: need counts in \[1, \d+\]; got -1"),
+        ("2\n4\n3\n1 3 1\n2 3 1\n2 3 1\n", "line 6: need each word of a document once; got word 3"),
+        ("2\n4\n2\n1 1 1\n", "line 4: need 2 entries, as the header says, but it ends after 1"),
+        ("2\n4\n", "line 3: need one whole number, of the header"),
+        ("-2\n4\n0\n", "line 1: need one whole number, of the header"),
+        ("2\n3\n1\n1 1 1\n", "line 2: need as many words as in the vocabulary, 4; got 3"),
         ("2\n4\n1\n1 1\n", "line 4: need `document word count`"),
-        ("x\n", "line 1: need whole numbers"),
+        ("x\n", "line 1: need one whole number"),
     ],
 )
 def test_bad_uci_files_are_refused(tmp_path, text, message) -> None:
     (tmp_path / "a.txt").write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"a\.txt, " + message):
         read_uci_bag_of_words(tmp_path / "a.txt", WORDS)
+
+
+def test_a_uci_file_may_have_no_vocabulary(tmp_path) -> None:
+    (tmp_path / "a.txt").write_text("3\n4\n5\n1 1 2\n1 3 1\n3 2 3\n3 3 1\n3 4 1\n")
+    corpus = read_uci_bag_of_words(tmp_path / "a.txt")
+    assert corpus.vocabulary is None and dense(corpus).tolist() == COUNTS.tolist()
+    assert read_uci_bag_of_words(tmp_path / "a.txt", list(WORDS)).vocabulary == WORDS
+
+
+GENSIM = [[(0, 2), (2, 1)], [], [(1, 3), (2, 1), (3, 1)]]
+
+
+@pytest.mark.parametrize(
+    "rows", [GENSIM, GENSIM[:1], [tuple(GENSIM[0])], [np.array(GENSIM[0])], [[[0, 2], [2, 1]]]]
+)
+def test_pairs_of_word_and_count_are_refused(rows) -> None:
+    """They would be other documents: the first pair as words, the second as counts."""
+    with pytest.raises(
+        TypeError, match=r"tuple \(words, counts\).*document 0 is .*from_csr\(gensim"
+    ):
+        Corpus.from_rows(rows, 4)
+    if rows is GENSIM:
+        with pytest.raises(
+            TypeError, match=r"lists of words; got \(0, 2\), of type tuple in document 0"
+        ):
+            Corpus.from_documents(rows)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A saved corpus, and in another folder one of the same shape."""
+    for name, counts in (("first", COUNTS), ("second", COUNTS[:, ::-1])):
+        Corpus.from_csr(csr_array(counts), list(WORDS)).save(tmp_path / name)
+    return tmp_path / "first", tmp_path / "second"
+
+
+@pytest.mark.parametrize("name", ["words.npy", "counts.npy", "corpus.json"])
+def test_files_of_two_corpora_are_not_mixed(saved, name) -> None:
+    first, second = saved
+    (second / name).replace(first / name)
+    with pytest.raises(
+        ValueError, match=r"first/\w+\.npy must be of the same corpus as corpus.json"
+    ):
+        Corpus.open(first)
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, -1])
+@pytest.mark.parametrize("name", ["words.npy", "corpus.json"])
+def test_files_cut_short_are_named(saved, name, size) -> None:
+    path = saved[0] / name
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match=rf"{name} must be .* cut short") as error:
+        Corpus.open(saved[0])
+    assert "allow_pickle" not in f"{error.value}{error.value.__cause__}"
+
+
+def test_a_corpus_without_words_is_saved(tmp_path) -> None:
+    Corpus.from_documents([[], []], WORDS).save(tmp_path)
+    assert Corpus.open(tmp_path).num_documents == 2
 
 
 def test_bad_arrays_are_refused() -> None:

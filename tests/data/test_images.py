@@ -128,6 +128,13 @@ def test_a_malformed_omniglot_file_is_an_error_that_names_it(tmp_path, changes, 
         load("omniglot", tmp_path)
 
 
+def test_a_file_that_is_no_npz_is_not_said_to_need_pickles(tmp_path):
+    (tmp_path / "omniglot_28x28.npz").write_bytes(b"not a file of arrays")
+    with pytest.raises(ValueError, match=r"npz must be a complete npz file") as error:
+        load("omniglot", tmp_path)
+    assert "pickle" not in str(error.value) and error.value.__suppress_context__
+
+
 def test_a_cut_omniglot_file_is_an_error_that_names_it(tmp_path):
     write_omniglot(tmp_path)
     path = tmp_path / "omniglot_28x28.npz"

@@ -253,6 +253,42 @@ def test_topics_that_are_no_log_probabilities_are_refused(topics, place) -> None
         lc.TopicDocument(topics, 0.1, 2)
 
 
+def test_probabilities_have_no_bound_under_jit() -> None:
+    """NaN from all methods, and for sets under ``vmap``; a constant is refused."""
+    found = jax.jit(lambda phi: lc.TopicDocument(phi, 0.1, 2).log_prob(DOCUMENTS))
+    assert jnp.isnan(found(np.exp(TOPICS))).all() and jnp.isfinite(found(TOPICS)).all()
+    of_each = jax.vmap(
+        jax.vmap(lambda phi, x: lc.TopicDocument(phi, 0.1, 2).log_prob(x), (None, 0))
+    )
+    sets = jnp.stack([TOPICS, np.exp(TOPICS)]), jnp.stack([DOCUMENTS, DOCUMENTS])
+    assert jnp.isnan(of_each(*sets)).all(axis=1).tolist() == [False, True]
+    counts = jax.jit(lambda phi: lc.TopicDocument(phi, 0.1, 2).fit(DOCUMENTS).counts)
+    assert jnp.isnan(counts(np.exp(TOPICS))).all()
+    known = sets[0][1]
+    with pytest.raises(ValueError, match="log probabilities"):
+        jax.jit(lambda: lc.TopicDocument(known, 0.1, 2).log_prob(DOCUMENTS))()
+
+
+def test_a_topic_of_one_word_has_a_bound_under_jit() -> None:
+    """Though the word has many slots, and a probability that is rounded above 1."""
+    topic = jnp.log(jnp.array([[1.0 + 1e-6, 0.0]]))
+    document = jnp.array([[0, 1], [0, 2], [1, 0]])
+    found = jax.jit(lambda c: lc.TopicDocument(c, 0.1, 1).log_prob(document))(topic)
+    assert found == pytest.approx(0, abs=1e-4)
+
+
+def test_topics_on_the_last_axis_are_refused() -> None:
+    """A table of (V, K); under ``jit`` it has no row for most words."""
+    table = jax.nn.log_softmax(TOPICS, axis=1).T
+    with pytest.raises(ValueError, match=r"\(\.\.\., K, V\); got shape \(12, 5\), .* transpose"):
+        lc.TopicDocument(table, 0.1, 2)
+    with pytest.raises(ValueError, match="transpose"):
+        lc.TopicDocument(jnp.stack([table, table]), 0.1, 2)
+    log_prob = jax.jit(lambda table, x: lc.TopicDocument(table, 0.1, 2).log_prob(x))
+    assert ((DOCUMENTS[..., 0] >= K) & (DOCUMENTS[..., 1] > 0)).any(axis=1).all()
+    assert jnp.isnan(log_prob(table, DOCUMENTS)).all()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_rounded_topics_are_log_probabilities(dtype: str) -> None:
     """Softmaxes over 100,000 words, where all are rounded up; and a part of the vocabulary."""

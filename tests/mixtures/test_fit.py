@@ -27,7 +27,8 @@ POINTS = CASES["gaussian"].x
 
 
 def fit(*arguments: Any, **options: Any) -> lc.MixtureFit:
-    return lc.fit_mixture(KEY, *arguments, progress_bar=False, **options)
+    rng_key = options.pop("rng_key", KEY)
+    return lc.fit_mixture(rng_key, *arguments, progress_bar=False, **options)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -135,7 +136,7 @@ def test_the_start_stands_for_rows_that_are_not_yet_seen() -> None:
 
 
 def test_natural_gradient_steps_follow_their_schedule() -> None:
-    """S <- (1 - rho) S + rho (N / B) S_batch with rho = (delay + t) ** -forgetting."""
+    """S <- (1 - rho) S + rho (N / B) S_batch with rho = (delay + t) ** -forgetting, t >= 1."""
     family, _, x = CASES["poisson"]
     x = x[:50]
     rng = np.random.default_rng(0)
@@ -143,8 +144,8 @@ def test_natural_gradient_steps_follow_their_schedule() -> None:
     model = mixture_model(family, lc.DirichletMixing(), "variational", 3, stream, rng)
     old = summed(family, x, one_hot(50, 3))
     steps = list(stochastic_steps(model, old, stream, 2, 3.0, 0.7, rng))
-    for t, step in enumerate(steps):
-        rows = (x[:20], x[20:])[t % 2]
+    for t, step in enumerate(steps, start=1):
+        rows = (x[:20], x[20:])[(t - 1) % 2]
         posterior = global_step(family, model.mixing, old, "variational")
         batch = model.summary(rows, posterior)
         rho, scale = (3.0 + t) ** -0.7, 50 / len(rows)
@@ -357,9 +358,23 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ((POINTS, GAUSSIAN, 3), {"objective": "ml"}, ValueError, "`objective` must be one of"),
     ((POINTS, GAUSSIAN, 3), {"algorithm": "em"}, ValueError, "`algorithm` must be one of"),
     ((POINTS, GAUSSIAN, 3), {"start": "k-means"}, ValueError, "`start` must be one of"),
-    ((POINTS, GAUSSIAN, 3), {"delay": 0.5}, ValueError, "`delay` at least 1"),
+    (
+        (POINTS, GAUSSIAN, 3),
+        {"start": POINTS},
+        ValueError,
+        r"fit; got an array of .* \(\d+, 2\)\.$",
+    ),
+    ((POINTS, GAUSSIAN, 3), {"delay": -1}, ValueError, "`delay` of at least 0 .* got -1 and 0.55"),
+    ((POINTS, GAUSSIAN, 3), {"forgetting": 1.1}, ValueError, r"`forgetting` in \[0, 1\]"),
     ((POINTS, dist.Normal(), 3), {}, TypeError, "instance of a ConjugateFamily"),
+    ((POINTS, POINTS, 3), {}, TypeError, r"got an array of float64 of shape \(\d+, 2\)\.$"),
     ((POINTS, GAUSSIAN, 3), {"mixing": 1.0}, TypeError, "instance of a MixingPrior"),
+    (
+        (POINTS, GAUSSIAN, 3),
+        {"rng_key": 0},
+        TypeError,
+        "`rng_key` must be one JAX random key; got 0",
+    ),
     ((POINTS.astype(str), GAUSSIAN, 3), {}, TypeError, "real numbers"),
     ((-ROWS["counts"], CASES["multinomial"].family, 3), {}, ValueError, "counts must be"),
     ((ROWS["counts"][:, :3], CASES["multinomial"].family, 3), {}, ValueError, "the 5 outcomes"),

@@ -196,23 +196,6 @@ def test_documents_of_very_many_topics(total: float) -> None:
     np.testing.assert_allclose(found.counts, expected_counts, atol=1e-4)
 
 
-@pytest.mark.parametrize(("num_active", "total"), [(3, 1.4), (70, 35.0)])
-@pytest.mark.usefixtures("x64")
-def test_code_for_short_documents_changes_nothing(num_active: int, total: float) -> None:
-    """Two are long; so of three blocks one is of short documents, and one has a long one too."""
-    words, counts = np.tile(WORDS, (2, 1)), np.tile(COUNTS, (2, 1))
-    counts[2:, 20:] = 0
-    assert (counts[:2, 20:].sum(axis=1) > 0).all()
-    topics = topic_document.prepare_topics(LOG_PROBS, jnp.full(70, total / 70))
-    both = [
-        topic_document.solve_documents(
-            topics, jnp.asarray(words), jnp.asarray(counts), num_active, EXACT, narrow=narrow
-        )
-        for narrow in (None, 20)
-    ]
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-9), *both)
-
-
 def test_no_documents() -> None:
     found = solve(LOG_PROBS, np.full(70, 0.02), WORDS[:0], COUNTS[:0], num_active=3)
     assert found.bound.shape == (0,) and found.counts.shape == (0, 70)
