@@ -26,7 +26,7 @@ from numpyro_largecat.infer.chunked_utilities import (
 from numpyro_largecat.infer.model_layout import LatentSite, ModelLayout, latent_site, layout_of
 from numpyro_largecat.infer.param_sites import check_params
 from numpyro_largecat.infer.static_arguments import with_jax_arrays
-from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
+from numpyro_largecat.infer.touched_rows import PlateRows, TouchedRows, share_rows
 from numpyro_largecat.predict import draw_choices_of, labels_of_rows, log_likelihood_of
 
 SMALL_PLATE = 1000  # plates of at most this many rows are shown whole
@@ -133,15 +133,18 @@ def to_arviz(
     labels = {name: np.asarray(values) for name, values in (coords or {}).items()}
     ids = {name: _ids_of(name, given, sizes, labels) for name, given in (rows or {}).items()}
     chosen, observed, unknown = None, {}, set()
+    small = {name: size for name, size in sizes.items() if size <= SMALL_PLATE}
     if obs is not None:
-        chosen = ChunkedUtilities(model, guide, params, args, kwargs, site, plate, chunk_size)
+        also = {name: jnp.arange(size) for name, size in small.items()} | ids
+        fit = (model, guide, params, args, kwargs)
+        chosen = ChunkedUtilities(*fit, site, plate, chunk_size, also)
         shape = labels_of_rows(obs, chosen).shape
         observed = _observed_rows(shape, chosen, layout, ids)
         unknown = {n for n, i in observed.items() if n not in layout.row_ids and len(i) != sizes[n]}
         if sizes[plate] > SMALL_PLATE and plate not in ids:
             ids[plate] = _most_frequent(obs, NUM_FREQUENT)
-    small = {n: s for n, s in sizes.items() if s <= SMALL_PLATE and n not in ids.keys() | unknown}
-    ids |= {name: observed.get(name, jnp.arange(size)) for name, size in small.items()}
+    shown = {n: observed.get(n, jnp.arange(s)) for n, s in small.items() if n not in unknown}
+    ids = shown | ids
     shown_guide = guide
     if unknown:  # new rows, which have no errors
         shown_guide = without_training_rows(without_errors(model, guide)[1])
@@ -150,7 +153,7 @@ def to_arviz(
     def draw(rng_key: Array) -> dict[str, Array]:
         sites = _guide_sites(rng_key, shown_guide, params, args, kwargs, ids, layout)
         if chosen is not None:
-            sites |= _sites_of_choice(rng_key, chosen, ids, sites, sizes)
+            sites |= _sites_of_choice(rng_key, chosen, ids, sites)
         site_dims.update({name: _dims_of(name, site, dims or {}) for name, site in sites.items()})
         return {name: site.value for name, site in sites.items()}
 
@@ -172,7 +175,8 @@ def to_arviz(
     by_id = {n for n, given in (rows or {}).items() if not _are_labels(given)}
     _refuse_two_readings(labels, sizes, {name: ids[name] for name in by_id})
     labels = _labels_of_shown(labels, sizes, ids | observed, unknown, lengths)
-    draws = jax.jit(lambda keys: lax.map(draw, keys))(jax.random.split(rng_key, num_draws))
+    # Not compiled by `jit`, which would make constants of the tables.
+    draws = lax.map(draw, jax.random.split(rng_key, num_draws))
     groups: dict[str, Any] = {"posterior": {n: np.asarray(v)[None] for n, v in draws.items()}}
     if chosen is not None and obs is not None:
         groups |= _choice_groups(rng_key, num_draws, chosen, obs, progress_bar)
@@ -203,15 +207,17 @@ def _ids_of(name: str, given: Any, sizes: dict[str, int], labels: dict[str, NDAr
         )
     wanted = np.asarray(given)
     if _are_labels(wanted):
-        known = {label: i for i, label in enumerate(labels.get(name, np.empty(0)).tolist())}
-        unknown = [label for label in wanted.tolist() if label not in known]
-        if len(known) != sizes[name] or unknown:
+        known = labels.get(name, np.empty(0, wanted.dtype))
+        places = np.flatnonzero(np.isin(known, wanted))  # no table of all labels
+        found = {label: i for i, label in zip(places.tolist(), known[places].tolist(), strict=True)}
+        unknown = [label for label in wanted.tolist() if label not in found]
+        if len(known) != sizes[name] or unknown or len(found) != len(places):
             raise ValueError(
                 f"`rows['{name}']` names rows by label; for that `coords['{name}']` must have all "
-                f"{sizes[name]} labels, each once, and these among them. It has {len(known)}, "
+                f"{sizes[name]} labels, and these among them, each once. It has {len(known)}, "
                 f"without {unknown[:3]}."
             )
-        wanted = np.array([known[label] for label in wanted.tolist()])
+        wanted = np.array([found[label] for label in wanted.tolist()])
     check_integers(f"rows[{name!r}]", wanted)
     check_in_range(f"`rows[{name!r}]`", wanted, sizes[name], "row ids")
     return jnp.asarray(wanted)
@@ -223,16 +229,12 @@ def _most_frequent(obs: ArrayLike, number: int) -> Array:
 
 
 def _sites_of_choice(
-    rng_key: Array,
-    chosen: ChunkedUtilities,
-    ids: dict[str, Array],
-    shown: dict[str, LatentSite],
-    sizes: dict[str, int],
+    rng_key: Array, chosen: ChunkedUtilities, ids: dict[str, Array], shown: dict[str, LatentSite]
 ) -> dict[str, LatentSite]:
     """The draws that ``log_likelihood`` uses, of the rows shown."""
 
     def draw(class_id: Array, in_plate: bool) -> dict[str, Array]:
-        sites = chosen.latent_sites(class_id // chosen.chunk_size, rng_key)
+        sites, touched = chosen.latent_sites(class_id // chosen.chunk_size, rng_key)
         values = {}
         for name in shown.keys() & sites.keys():
             axes, value = shown[name].axes(), sites[name]["value"]
@@ -240,10 +242,12 @@ def _sites_of_choice(
             others = {n: axis for n, axis in axes.items() if n not in chosen.choice_plates}
             if (own_axis is None) == in_plate:
                 continue
-            if any(value.shape[axis] != sizes[plate] for plate, axis in others.items()):
-                continue  # another class plate, of which this choice needs nothing
+            held = {plate: touched.plates[plate] for plate in others}
+            if not all(rows.full or _are_labels_of_all(rows) for rows in held.values()):
+                continue  # rows that are drawn, or in no order
             for plate, axis in others.items():
-                value = jnp.take(value, ids[plate], axis=axis)
+                place = jnp.searchsorted(held[plate].indices, ids[plate])
+                value = jnp.take(value, place, axis=axis)
             if own_axis is not None:
                 value = jnp.take(value, class_id % chosen.chunk_size, axis=own_axis)
             values[name] = value
@@ -253,6 +257,11 @@ def _sites_of_choice(
     for name, values in lax.map(lambda i: draw(i, True), ids[chosen.plate]).items():
         found[name] = jnp.moveaxis(values, 0, shown[name].axes()[chosen.plate] + values.ndim)
     return {name: shown[name]._replace(value=value) for name, value in found.items()}
+
+
+def _are_labels_of_all(rows: PlateRows) -> bool:
+    """Whether the rows are those of a class plate which all observations share, in order."""
+    return rows.weights is not None and rows.position is None
 
 
 def _observed_rows(
@@ -363,7 +372,7 @@ class _show_rows(Messenger):
         if name in self.ids:
             msg["value"] = self.ids[name]
             msg["args"] = (msg["args"][0], self.ids[name].shape[0])
-            msg["kwargs"].update(is_chunk=True, full=False, distinct=True)
+            msg["kwargs"].update(is_chunk=True, is_read=True, full=False, distinct=True)
 
 
 def _guide_sites(

@@ -11,7 +11,9 @@ import numpy as np
 import numpyro
 from jax import Array
 from jax.typing import ArrayLike
-from numpyro.primitives import Messenger, apply_stack
+from numpyro.contrib.control_flow import scan
+from numpyro.handlers import infer_config
+from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
 
 from numpyro_largecat._checks import as_array, check_count, is_concrete, widen
 from numpyro_largecat.ops.subsampling import sorted_distinct
@@ -29,7 +31,11 @@ from numpyro_largecat.subsets import (
     check_row_ids,
     chunk_subset,
     full_subset,
+    has_repeats,
+    labels_of_each_subset,
+    labels_subset,
     per_observation_subset,
+    refuse_repeated_rows,
     shared_subset,
 )
 
@@ -52,9 +58,12 @@ class _answer_plate(Messenger):
 class _RowsSite(NamedTuple):
     """What the handlers made of a plate's helper site ``name + "_rows"``."""
 
+    name: str  # of the plate, as handlers further out see it: `scope` renames it
     value: Any  # rows of the plate, or DrawnClasses, the part of them that is random
     shared: bool  # whether a handler gave the value, so that model and guide have the same
     is_chunk: bool  # whether `class_chunk` chose the rows
+    is_read: bool  # whether rows are only read, as predictions do: log densities mean nothing
+    also: Array | None  # rows that are read besides those of the labels
 
 
 def _rows_site(
@@ -94,9 +103,35 @@ def _rows_site(
         "scale": 1.0,
         "cond_indep_stack": [],
     }
-    result = apply_stack(msg)["value"]
-    shared = not own or result is not own[0]
-    return _RowsSite(result, shared, bool(msg["kwargs"].get("is_chunk")))
+    msg = apply_stack(msg)
+    kwargs, result = msg["kwargs"], msg["value"]
+    return _RowsSite(
+        name=msg["name"].removesuffix("_rows"),
+        value=result,
+        shared=not own or result is not own[0],
+        is_chunk=bool(kwargs.get("is_chunk")),
+        is_read=bool(kwargs.get("is_read")),
+        also=kwargs.get("also"),
+    )
+
+
+def _refuse_scan(name: str) -> None:
+    """Refuse a plate that holds some of its rows inside NumPyro's ``scan``, whose steps are traced.
+
+    Raises:
+        NotImplementedError: If the body of a scan opens it.
+    """
+    if any(
+        isinstance(handler, infer_config)
+        and getattr(handler.config_fn, "__module__", None) == scan.__module__
+        for handler in _PYRO_STACK
+    ):
+        raise NotImplementedError(
+            f"plate '{name}' holds some of its rows and is opened inside of "
+            "`numpyro.contrib.control_flow.scan`, where no inference can learn which. Open it "
+            "before the scan, draw its sites there and use their rows in the body; observe what "
+            "belongs to its rows after the scan, with the states that the scan returns."
+        )
 
 
 class _indexed_plate(numpyro.plate):
@@ -113,6 +148,8 @@ class _indexed_plate(numpyro.plate):
         **meaning: Any,
     ) -> None:
         self._indices: Array
+        if not meaning["full"]:
+            _refuse_scan(name)
         with _answer_plate(name, indices, meaning):
             super().__init__(name, size, subsample_size=indices.shape[0], dim=dim)
         if self._indices is not indices and not shared and not meaning["full"]:
@@ -162,8 +199,14 @@ class class_plate(_indexed_plate):
     Without ``labels`` the S classes are drawn from all K. Without ``num_sampled`` the plate is
     full: all K classes in order, weight 1, and likelihoods over it are exact.
 
-    Predictions evaluate any plate, a full one too, on a few consecutive classes at a time: index
-    tables by ``indices``, and let utilities depend on their own class's rows and on sites outside.
+    Predictions evaluate the plate of the choice, a full one too, on a few consecutive classes at a
+    time: index tables by ``indices``, and let utilities depend on their own class's rows and on
+    sites outside.
+
+    **Read by id.** A plate of users or items, other than that of the choice, is read as
+    ``v[users.place(ids)]`` with ``labels=ids``, in training and in prediction. Its rows may repeat
+    in ``ids``. In predictions it holds its labels alone, or without labels all classes, so there a
+    weighted sum over it is NaN with labels and exact without.
 
     **Other draws.** A ``proposal`` replaces the uniform draw: ``FrequencyProposal`` draws by
     frequency, ``HeadProposal`` always takes the most frequent classes, and an object of your own
@@ -341,12 +384,25 @@ def _choose_classes(
             return draw_per_observation(rng_key, present, num_categories, num_sampled)
 
         site = _rows_site(name, num_categories, None, draw)
+        if site.is_read and not site.is_chunk:
+            return _read_subset(labels, site.also, num_categories, per_observation), True
         if not site.is_chunk:
             join = per_observation_subset if per_observation else shared_subset
             subset = join(present, DrawnClasses(*site.value), num_categories)
     if site.is_chunk:
         return chunk_subset(site.value, num_categories), True
     return subset, site.shared
+
+
+def _read_subset(
+    labels: Array | None, also: Array | None, num_categories: int, per_observation: bool
+) -> ClassSubset:
+    """The classes that a model asks for by its labels, or all classes."""
+    if labels is None:
+        return full_subset(num_categories)
+    if per_observation:
+        return labels_of_each_subset(labels, num_categories)
+    return labels_subset(labels, also, num_categories)
 
 
 def _no_key(name: str) -> ValueError:
@@ -414,7 +470,12 @@ class data_plate(_indexed_plate):
     those of its rows. This plate takes the ids from the user.
 
     Shapes: with ``rows`` of shape (B,) the plate has B rows and log densities inside it are scaled
-    by N / B. Repeated ids are allowed; gradients of what is kept per row add up.
+    by N / B.
+
+    **Repeated ids** are allowed around what is observed: gradients of what is kept per row add up.
+    They are refused around a latent site, such as a value of each user read by the users of the
+    minibatch, whose prior and KL terms would count once for each time that its id occurs. Draw such
+    a site in ``class_plate("users", N, labels=ids, num_sampled=1)`` and read it by ``place(ids)``.
 
     Cost: O(B).
 
@@ -428,8 +489,9 @@ class data_plate(_indexed_plate):
     Raises:
         TypeError: If ``rows`` are not integers.
         ValueError: If ``rows`` has not one axis or holds an id out of range (under ``jit``, where
-            ids are not known, log densities are then NaN), or if the guide opened a plate of the
-            same name that holds other rows.
+            ids are not known, log densities are then NaN), if ids repeat around a continuous
+            latent site (under ``jit`` its log density is then NaN), or if the guide opened a plate
+            of the same name that holds other rows.
 
     Example:
         >>> import jax.numpy as jnp
@@ -457,15 +519,24 @@ class data_plate(_indexed_plate):
             full=rows is None,
             row_ids=None if rows is None else site.value,
         )
-        self.rows = RowSubset(site.value, name, size, self.dim)
+        self.rows = RowSubset(site.value, site.name, size, self.dim)
+        self._is_read = site.is_read
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Make log densities NaN if an id is out of range and could not be checked before."""
+        """Refuse ids that are wrong for a site; where they are not known make its density NaN."""
         super().process_message(msg)
-        if msg["type"] == "sample" and not (self._full or is_concrete(self._indices)):
-            valid = ((self._indices >= 0) & (self._indices < self.size)).all()
-            scale = 1.0 if msg["scale"] is None else msg["scale"]
-            msg["scale"] = jnp.where(valid, scale, jnp.nan)
+        if msg["type"] != "sample" or self._full:
+            return
+        # What is discrete is a drawn outcome, or summed over for each row.
+        is_latent = not (msg["is_observed"] or self._is_read or msg["fn"].support.is_discrete)
+        if is_latent:
+            refuse_repeated_rows(self.rows.name, msg["name"], self._indices)
+        if is_concrete(self._indices):
+            return
+        valid = ((self._indices >= 0) & (self._indices < self.size)).all()
+        valid &= ~has_repeats(self._indices) if is_latent else True
+        scale = 1.0 if msg["scale"] is None else msg["scale"]
+        msg["scale"] = jnp.where(valid, scale, jnp.nan)
 
     def __enter__(self) -> RowSubset:
         """Open the plate and return its ``RowSubset``."""

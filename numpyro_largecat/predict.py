@@ -68,15 +68,19 @@ def top_classes(
 
     The model is run on ``chunk_size`` classes at a time, also where its plate is full, so tables
     with an axis for the classes must be indexed by ``classes.indices``, and a utility may depend on
-    the rows of its own class and on sites outside of the class plate only.
+    the rows of its own class and on sites outside of the class plate only. Other class plates hold
+    the classes of their ``labels`` or, without any, all of them; read them by ``place``.
 
     Data plates without ``rows`` stand for new data, of any length. The function is pure, so it can
-    be compiled: ``jax.jit(functools.partial(lc.top_classes, model, guide, num_top=5))``.
+    be compiled: ``jax.jit(functools.partial(lc.top_classes, model, guide, num_top=5))``. What is
+    refused by its value, such as features that are NaN, ids out of range or utilities that depend
+    on other classes, is not known there: log probabilities are then NaN, and classes -1.
 
     Shapes: ``...`` is the batch shape of the site.
 
-    Cost: O(K) time per row, 2 T times that with draws; memory for ``chunk_size`` utilities per row
-    and a chunk of each table, beside the tables. For other errors O(K) memory per row, and O(K)
+    Cost: O(K) time per row, 2 T times that with draws, and two chunks to see that classes do not
+    depend on each other; memory for ``chunk_size`` utilities per row and a chunk of each table,
+    beside the tables. For other errors O(K) memory per row, and O(K)
     time for each probability.
 
     Args:
@@ -98,8 +102,8 @@ def top_classes(
         ValueError: If the model has no such site or plate, a parameter is missing or has the rows
             of another plate, an automatic guide has not been run yet, ``num_top`` is out of range,
             or of ``rng_key`` and ``num_draws`` only one is given; if the model fails on some of
-            its classes, or, outside ``jit``, if the utility of a class is seen to depend on which
-            others are evaluated with it.
+            its classes; or, outside ``jit``, if an argument of the model is not finite, or the
+            utility of a class is seen to depend on which others are evaluated with it.
         TypeError: If ``params`` is not a dict.
         NotImplementedError: If a latent site has one value for each row of the training data, which
             new rows lack.
@@ -137,7 +141,7 @@ def top_classes(
     if keys is None:
         psi = utilities.of_all_classes(None)
         _, classes = lax.top_k(psi, num_top)
-        return TopClasses(classes.astype(jnp.int32), _log_probs(utilities, psi, classes))
+        return _known_classes(classes.astype(jnp.int32), _log_probs(utilities, psi, classes))
     tick = count_steps("chunks", 2 * len(keys) * utilities.num_chunks, progress_bar)
     if utilities.family is GUMBEL:
         return _over_draws(utilities, keys, num_top, tick)
@@ -148,7 +152,7 @@ def top_classes(
 
     log_probs = jax.nn.logsumexp(lax.map(of_draw, keys), axis=0) - jnp.log(len(keys))
     best, place = lax.top_k(log_probs, num_top)
-    return TopClasses(jnp.take_along_axis(tried, place, axis=-1), best)
+    return _known_classes(jnp.take_along_axis(tried, place, axis=-1), best)
 
 
 def log_likelihood(
@@ -255,7 +259,8 @@ def draw_choices(
     Each of ``num_draws`` draws takes the latent sites from the guide, and then the class of highest
     noisy utility, ``argmax_k (psi_k + error_k)``, chunk of classes by chunk.
 
-    Shapes: (num_draws, ...), for choices of shape ``...``; int32.
+    Shapes: (num_draws, ...), for choices of shape ``...``; int32, and -1 where ``top_classes`` has
+    no class.
 
     Cost: O(K) time per row and draw, and memory as ``top_classes`` for all errors.
 
@@ -316,7 +321,8 @@ def draw_choices_of(
 
         start = RunningTop.start(shape, 1, utilities.chunk_size, utilities.dtype)
         top = lax.fori_loop(0, utilities.num_chunks, visit, start)
-        return top.finish()[1][..., 0]
+        values, classes = top.finish()
+        return _known_classes(classes, values).classes[..., 0]
 
     return lax.map(of_draw, keys)
 
@@ -362,7 +368,12 @@ def _at_centre(utilities: ChunkedUtilities, num_top: int, tick: Callable[[], Non
     start = _no_classes(utilities, num_top)
     log_sum, top = lax.fori_loop(0, utilities.num_chunks, visit, (nothing, start))
     values, classes = top.finish()
-    return TopClasses(classes, values - log_sum[..., None])
+    return _known_classes(classes, values - log_sum[..., None])
+
+
+def _known_classes(classes: Array, log_probs: Array) -> TopClasses:
+    """Class -1 where the log probability is NaN, so that no class is taken for the best."""
+    return TopClasses(jnp.where(jnp.isnan(log_probs), -1, classes), log_probs)
 
 
 def _no_classes(utilities: ChunkedUtilities, num_top: int) -> RunningTop:
@@ -390,7 +401,7 @@ def _over_draws(
     start = _no_classes(utilities, num_top)
     top = lax.fori_loop(0, utilities.num_chunks, visit, start)
     values, classes = top.finish()
-    return TopClasses(classes, values - jnp.log(len(keys)))
+    return _known_classes(classes, values - jnp.log(len(keys)))
 
 
 def _normaliser(

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, check_in_range, check_integers
-from numpyro_largecat.ops.subsampling import is_among
+from numpyro_largecat._checks import check_count, check_in_range, check_integers, is_concrete
+from numpyro_largecat.ops.subsampling import is_among, sorted_distinct
 from numpyro_largecat.proposals import DrawnClasses
 
 
@@ -35,10 +36,11 @@ class ClassSubset:
             classes without bias. A padded row has weight 0.
         labels: The distinct labels, sorted, then padding equal to K, shape (min(B, K),), which are
             the first rows of the plate. With ``per_observation`` the labels as they were given.
-            None unless ``kind`` is "sample".
+            None for all classes, and for consecutive ones.
         num_categories: Number of classes K.
         kind: "full" for all K classes in order, "sample" for a weighted subset, "chunk" for
-            consecutive classes chosen by ``lc.class_chunk``.
+            classes that stand for no others: consecutive ones chosen by ``lc.class_chunk``, or the
+            labels alone, see ``lc.class_plate``.
         per_observation: Whether each observation has classes of its own: rows n (1 + S) to
             (n + 1) (1 + S) of the plate are those of observation n, its label first.
 
@@ -69,22 +71,45 @@ class ClassSubset:
         return jnp.tile(self.weights / num_observations, num_observations)
 
     def place(self, value: Array) -> Array:
-        """Place of each class in ``value`` among the classes of its observation.
+        """Place of each class in ``value`` among the rows of the plate.
 
-        Only for classes that ``holds`` is true of. Cost: O(log B) for each class.
+        With ``per_observation``, among the classes of its observation. Only for classes that
+        ``holds`` is true of. Where all classes are there, a class is its own place.
+
+        Cost: O(log B) for each class.
+
+        Raises:
+            ValueError: If the plate holds consecutive classes, as predictions over it do.
+            NotImplementedError: If a choice over the subset is inside of NumPyro's ``scan``.
         """
-        assert self.labels is not None
+        if self.kind == "full":
+            return jnp.asarray(value)
+        if self.labels is None:
+            raise ValueError(
+                "`classes.place` has no answer while the plate holds consecutive classes, as the "
+                "plate of a choice does in predictions: a class may be in another chunk. Rows that "
+                "are read by id need a class plate of their own, such as "
+                f'`lc.class_plate("read", {self.num_categories}, labels=ids, num_sampled=1)`. If '
+                "they are rows of the same table, fit with a full plate, read them as `w[ids]`, "
+                f"and predict with chunk_size={self.num_categories}."
+            )
         if self.per_observation:
             return jnp.zeros(jnp.shape(value), jnp.int32)
+        _refuse_steps(self.labels)
         return jnp.searchsorted(self.labels, value, method="scan_unrolled")
 
     def holds(self, value: Array) -> Array:
         """Whether each class in ``value`` is among the labels, and so has a row of weight 1.
 
-        With ``per_observation``, whether it is the label of its observation.
+        With ``per_observation``, whether it is the label of its observation. Where the plate has no
+        labels, whether the class is there.
         """
-        assert self.labels is not None
-        return self.labels == value if self.per_observation else is_among(value, self.labels)
+        if self.labels is None:
+            return jnp.isin(value, self.indices)
+        if self.per_observation:
+            return self.labels == value
+        _refuse_steps(self.labels)
+        return is_among(value, self.labels)
 
     def by_observation(self, rows: Array) -> Array:
         """Give each observation the rows of its own classes.
@@ -146,6 +171,16 @@ class RowSubset:
     dim: int
 
 
+def _refuse_steps(labels: Array) -> None:
+    """NumPyro's ``scan`` stacks what is inside the distributions of its sites, over its steps."""
+    if labels.ndim != 1:
+        raise NotImplementedError(
+            "a choice over some of the classes cannot be inside of "
+            "`numpyro.contrib.control_flow.scan`: observe it after the scan, with the states that "
+            f"the scan returns. The labels of its classes have shape {labels.shape}."
+        )
+
+
 @partial(jax.jit, static_argnums=2)
 def shared_subset(present: Array, others: DrawnClasses, num_categories: int) -> ClassSubset:
     """Join sorted distinct labels, of weight 1, and drawn classes, which stand for all others."""
@@ -172,6 +207,26 @@ def per_observation_subset(labels: Array, others: DrawnClasses, num_categories: 
         "sample",
         per_observation=True,
     )
+
+
+def labels_subset(labels: Array, also: Array | None, num_categories: int) -> ClassSubset:
+    """Hold distinct labels and the classes ``also``, and one row for all others.
+
+    The weight of that row is NaN, unless there are no others: sums over all classes are not known.
+    """
+    asked = labels if also is None else jnp.concatenate([labels, also])
+    present = sorted_distinct(asked, num_categories)[:num_categories]
+    is_whole = (present < num_categories).sum() == num_categories
+    others = DrawnClasses(
+        jnp.full(1, num_categories - 1), jnp.where(is_whole, 0.0, jnp.full(1, jnp.nan))
+    )
+    return replace(shared_subset(present, others, num_categories), kind="chunk")
+
+
+def labels_of_each_subset(labels: Array, num_categories: int) -> ClassSubset:
+    """Hold the label of each observation, and one row for all others, of weight NaN."""
+    others = DrawnClasses(jnp.zeros((*labels.shape, 1), labels.dtype), jnp.full(1, jnp.nan))
+    return replace(per_observation_subset(labels, others, num_categories), kind="chunk")
 
 
 def chunk_subset(classes: Array, num_categories: int) -> ClassSubset:
@@ -235,3 +290,25 @@ def check_row_ids(name: str, rows: ArrayLike, size: int) -> Array:
         )
     check_in_range(f"`rows` of plate '{name}'", rows, size, "row ids")
     return jnp.asarray(rows, jnp.int32)
+
+
+def refuse_repeated_rows(name: str, site: str, rows: ArrayLike) -> None:
+    """Raise ValueError if ids of plate ``name`` repeat around latent ``site``; tracers pass."""
+    if not is_concrete(rows):
+        return
+    ids, counts = np.unique(np.asarray(rows), return_counts=True)
+    if (counts > 1).any():
+        first = int(np.argmax(counts > 1))
+        raise ValueError(
+            f"site '{site}' has a value for each row of plate '{name}', but the ids of its rows "
+            f"repeat: row {ids[first]} is there {counts[first]} times, and its prior would count "
+            f"as often. To read one value by ids that repeat, draw it in a class plate, "
+            f'`with lc.class_plate("{name}", N, labels=rows, num_sampled=1) as read:`, and '
+            "use `value[read.place(rows)]`. What is observed there may stay in the data plate."
+        )
+
+
+def has_repeats(rows: Array) -> Array:
+    """Whether any of these ids, shape (B,), is there twice. Cost: O(B log B)."""
+    in_order = jnp.sort(rows)
+    return (in_order[1:] == in_order[:-1]).any()

@@ -338,3 +338,25 @@ def test_zarr_round_trip(small, tmp_path):
     back = xr.open_datatree(str(tmp_path / "fit.zarr"), engine="zarr", consolidated=False)
     for group, name in (("posterior", "w"), ("log_likelihood", "y"), ("observed_data", "y")):
         np.testing.assert_array_equal(back[group][name], data[group][name])
+
+
+def test_tables_are_no_constants_of_compiled_programs():
+    """Two rows of 20,000 are shown, and memory follows these."""
+
+    def model(y=None):
+        with lc.class_plate("classes", 20_000, y, 2) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([4]).to_event(1))
+        with lc.data_plate("data", 2) as rows:
+            lc.sample_choice("y", w.sum(-1)[None], classes=classes, rows=rows, obs=y)
+
+    guide, obs = AutoDelta(model), jnp.array([2, 0])
+    numpyro.handlers.seed(guide, 0)(obs)
+    fit = (jax.random.key(0), model, guide, {"w_auto_loc": jnp.zeros((20_000, 4))})
+    options = {"rows": {"classes": [7, 3]}, "num_draws": 2}
+    before = jax.config.jax_captured_constants_warn_bytes
+    jax.config.update("jax_captured_constants_warn_bytes", 100_000)  # JAX warns of larger ones
+    try:
+        for choice in ({}, {"obs": obs}):
+            assert lc.to_arviz(*fit, **options, **choice)["posterior"]["w"].shape == (1, 2, 2, 4)
+    finally:
+        jax.config.update("jax_captured_constants_warn_bytes", before)

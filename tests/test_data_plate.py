@@ -13,28 +13,30 @@ import pytest
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.infer.util import log_density
 
 import numpyro_largecat as lc
+from numpyro_largecat.infer.model_checks import check_batches
 
 
 def traced(model, *args):
     return handlers.trace(handlers.seed(model, 0)).get_trace(*args)
 
 
-def data_model(rows=None, size=12, dim=None):
+def data_model(rows=None, size=12, dim=None, obs=None):
     plate = lc.data_plate("data", size, rows, dim=dim)
     with plate as rows:
-        numpyro.sample("z", dist.Normal(0, 1))
+        numpyro.sample("z", dist.Normal(0, 1), obs=obs)
         table = numpyro.param("table", 10.0 * jnp.arange(size), event_dim=0)
     return rows, table
 
 
 def test_data_plate_scales_by_its_share_and_slices_parameters():
-    rows, table = handlers.seed(data_model, 0)(np.array([7, 3, 7]))
-    assert rows.indices.tolist() == [7, 3, 7]
+    rows, table = handlers.seed(data_model, 0)(np.array([7, 3, 5]))
+    assert rows.indices.tolist() == [7, 3, 5]
     assert (rows.name, rows.size, rows.dim) == ("data", 12, -1)
-    assert table.tolist() == [70, 30, 70]
-    site = traced(data_model, np.array([7, 3, 7]))["z"]
+    assert table.tolist() == [70, 30, 50]
+    site = traced(data_model, np.array([7, 3, 5]))["z"]
     assert site["value"].shape == (3,)
     assert site["scale"] == 4
 
@@ -130,3 +132,65 @@ def test_local_variables_of_the_rows_are_moved_with_create_plates():
     state, _ = svi.update(state, np.array([7, 3]))
     z = svi.get_params(state)["z_auto_loc"]
     np.testing.assert_allclose(z, 6 * np.array([0, 0, 0, 3, 0, 0, 0, 7, 0, 0, 0, 0]), atol=1e-5)
+
+
+REPEATED = np.array([7, 3, 7])
+
+
+def test_ids_that_repeat_are_refused_around_a_latent_site():
+    """Its prior would count once for each time that its id occurs; NaN where ids are not known."""
+    message = r"site 'z' has a value for each row of plate 'data'.*row 7 is there 2 times.*`value\["
+    with pytest.raises(ValueError, match=message):
+        traced(data_model, REPEATED)
+    with pytest.raises(ValueError, match=message):
+        SVI(local_model, AutoNormal(local_model), optax.sgd(0.1), Trace_ELBO()).init(
+            jax.random.key(0), REPEATED
+        )
+
+    def density(rows):
+        z = jnp.zeros(3)
+        return log_density(handlers.seed(data_model, 0), (rows,), {}, {"z": z})[0]
+
+    assert jnp.isnan(jax.jit(density)(REPEATED))
+    assert jnp.isfinite(jax.jit(density)(jnp.array([7, 3, 5])))
+
+
+def test_ids_may_repeat_around_what_is_observed_or_discrete():
+    """Rows drawn with replacement; what is discrete is drawn, or summed over for each row."""
+
+    def model(rows):
+        table = data_model(rows, obs=jnp.ones(3))[1]
+        with lc.data_plate("more", 12, rows):
+            numpyro.sample("k", dist.Bernoulli(0.5))
+        return table
+
+    assert handlers.seed(model, 0)(REPEATED).tolist() == [70, 30, 70]
+    density = jax.jit(lambda rows: log_density(handlers.seed(model, 0), (rows,), {}, {})[0])
+    expected = 12 * dist.Normal(0, 1).log_prob(1.0)
+    np.testing.assert_allclose(density(REPEATED), expected + 12 * np.log(0.5), rtol=1e-5)
+
+
+def users_model(x, y=None, users=None):
+    with lc.data_plate("users", 5, users):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    with numpyro.plate("data", 12, subsample_size=len(x)):
+        numpyro.sample("y", dist.Normal(x + z, 1), obs=y)
+
+
+def test_ids_that_repeat_in_other_minibatches_are_refused_before_the_first_step():
+    """Each user's prior counts by occurrence also where no minibatch holds a user twice."""
+    guide = AutoNormal(users_model)
+    svi = lc.SubsampledSVI(users_model, guide, optax.sgd(0.1), Trace_ELBO())
+    x, users = jnp.ones(12), jnp.arange(12) % 5
+    with pytest.raises(ValueError, match=r"site 'z' has a value.*plate 'users'.*row 0 is there 3"):
+        check_batches(
+            lambda x, y, users, rows: users_model(x, y, users),
+            lc.ArrayBatches(x, x, users, batch_size=3),
+            (),
+            {},
+        )
+    state = svi.init(jax.random.key(0), x[:3], x[:3], users[:3])
+    assert jnp.isfinite(jax.jit(svi.evaluate)(state, x[:3], x[:3], users[:3]))
+    assert jnp.isnan(jax.jit(svi.evaluate)(state, x[:3], x[:3], users[:3].at[0].set(1)))
+    with pytest.raises(ValueError, match="row 1 is there 2 times"):
+        svi.init(jax.random.key(0), x[:3], x[:3], users[:3].at[0].set(1))

@@ -116,8 +116,8 @@ def test_rows_of_the_training_data_can_be_predicted_by_their_ids():
     params = svi.get_params(svi.init(jax.random.key(0), y))
     params["z_auto_loc"] = jnp.array([1.0, -2.0, 3.0])
     params["w_auto_loc"] = jnp.arange(6.0)
-    found = lc.top_classes(model, guide, params, rows=jnp.array([2, 1]), num_top=1)
-    assert found.classes[:, 0].tolist() == [5, 0]
+    found = lc.top_classes(model, guide, params, rows=jnp.array([2, 1, 2]), num_top=1)
+    assert found.classes[:, 0].tolist() == [5, 0, 5]  # also of one row twice
     with pytest.raises(NotImplementedError, match="site 'z' has a value for each row"):
         lc.top_classes(model, guide, params)
 
@@ -232,17 +232,63 @@ def choice_over(classes_to_utilities, num_categories=5):
         lambda b, classes: b - b.mean(),
         lambda b, classes: b.at[0].set(0.0),
         lambda b, classes: b.at[-1].set(0.0),
+        lambda b, classes: b.at[2].set(0.0),
         lambda b, classes: jnp.cumsum(b),
+        lambda b, classes: b * b[jnp.array(3)],
     ],
-    ids=["normalised", "centred", "first is 0", "last is 0", "running sum"],
+    ids=["normalised", "centred", "first is 0", "last is 0", "third is 0", "running sum", "by id"],
 )
 def test_utilities_that_depend_on_other_classes_are_refused(across):
     fit = choice_over(across)
-    with pytest.raises(ValueError, match=r"utility of class 1 of plate 'classes' depends on which"):
-        lc.top_classes(*fit, num_top=1, chunk_size=2)
+    with pytest.raises(ValueError, match=r"utility of class [12] of plate 'classes' depends on"):
+        lc.top_classes(*fit, num_top=1, chunk_size=4)
     found = lc.log_likelihood(*fit, obs=jnp.array([0, 4]), chunk_size=5)  # of all classes at once
     expected = jax.nn.log_softmax(across(fit[2]["b_auto_loc"], None))
     np.testing.assert_allclose(found, expected[jnp.array([0, 4])], atol=1e-5)
+
+
+def test_utilities_that_depend_on_other_classes_are_nan_under_jit():
+    """Also where all rows are alike, as those that nothing has touched, so that none seems off."""
+    model, guide, params = choice_over(lambda b, classes: b * b[jnp.array([3])])
+    alike = {"b_auto_loc": jnp.zeros(5)}
+    with pytest.raises(ValueError, match="depends on which"):
+        lc.top_classes(model, guide, alike, chunk_size=2, num_top=2)
+    options = {"num_top": 2, "chunk_size": 2}
+    top = jax.jit(partial(lc.top_classes, model, guide, **options))(params)
+    assert np.isnan(top.log_probs).all() and (np.asarray(top.classes) == -1).all()
+    key, options = jax.random.key(0), {"num_draws": 2, "chunk_size": 2}
+    drawn = jax.jit(partial(lc.draw_choices, key, model, guide, **options))(params)
+    assert (np.asarray(drawn) == -1).all()
+
+
+def test_rows_of_any_support_are_those_of_one_class():
+    """Positive, and on a simplex, in and out of ``jit``."""
+
+    def model(y=None):
+        with lc.class_plate("classes", 5, y, 2) as classes:
+            scale = numpyro.sample("scale", dist.HalfNormal(1))
+            mix = numpyro.sample("mix", dist.Dirichlet(jnp.ones(3)))
+        with lc.data_plate("data", 2) as rows:
+            psi = jnp.broadcast_to(scale * mix[:, 0], (2, len(scale)))
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+    guide, obs = AutoDelta(model), jnp.array([0, 4])
+    numpyro.handlers.seed(guide, 0)(obs)
+    scale, mix = jnp.arange(1.0, 6), jax.nn.softmax(jax.random.normal(jax.random.key(0), (5, 3)))
+    params = {"scale_auto_loc": scale, "mix_auto_loc": mix}
+    expected = jax.nn.log_softmax(scale * mix[:, 0])[obs]
+    log_prob = partial(lc.log_likelihood, model, guide, chunk_size=2, obs=obs)
+    for found in (log_prob(params), jax.jit(log_prob)(params)):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_features_that_are_not_finite_are_refused_and_nan_under_jit(fitted):
+    x = jnp.ones((3, NUM_FEATURES)).at[1, 2].set(jnp.nan)
+    with pytest.raises(ValueError, match=r"`x` must be finite; got nan at position \(1, 2\)"):
+        lc.top_classes(*fitted, x)
+    found = jax.jit(partial(lc.top_classes, *fitted, num_top=2))(x)
+    assert np.isnan(found.log_probs).all(axis=1).tolist() == [False, True, False]
+    assert (np.asarray(found.classes) == -1).all(axis=1).tolist() == [False, True, False]
 
 
 def test_utilities_of_each_class_alone_are_not_refused():

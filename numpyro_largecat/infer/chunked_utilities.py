@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +20,9 @@ from numpyro_largecat._checks import check_count
 from numpyro_largecat.distributions.choice import ChoiceDistribution, base_distribution
 from numpyro_largecat.distributions.errors import GUMBEL, ErrorFamily
 from numpyro_largecat.guides.error_guides import without_errors
-from numpyro_largecat.infer.chunk_checks import check_guide_has_run, check_rows_alone
+from numpyro_largecat.infer.chunk_checks import check_guide_has_run, moved_rows, rows_are_alone
 from numpyro_largecat.infer.latent_values import at_centre, at_feasible_values
+from numpyro_largecat.infer.model_checks import check_arguments
 from numpyro_largecat.infer.param_sites import check_params
 from numpyro_largecat.infer.static_arguments import with_jax_arrays
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
@@ -43,6 +45,7 @@ class ChunkedUtilities:
         site: Name of the choice.
         plate: Name of its class plate.
         chunk_size: Number of classes in a chunk; fewer if there are fewer classes.
+        also: Rows that other class plates hold besides those of their labels, by plate name.
 
     Attributes:
         num_categories: Number of classes K.
@@ -64,15 +67,17 @@ class ChunkedUtilities:
         site: str,
         plate: str,
         chunk_size: int,
+        also: Mapping[str, Array] | None = None,
     ) -> None:
         if not isinstance(params, dict):
             raise TypeError(
                 "`params` must be a dict of the fit's parameters, such as `result.params`; "
                 f"got {type(params).__name__}."
             )
+        check_arguments(model, args, kwargs)
         self._model, self._guide = without_errors(model, guide)
         self._args, self._kwargs = with_jax_arrays((args, kwargs))
-        self._params, self.site, self.plate = params, site, plate
+        self._params, self.site, self.plate, self._also = params, site, plate, also
         chunk_size = check_count("chunk_size", chunk_size, 1)
 
         def look() -> tuple[int, ErrorFamily, tuple[int, ...], Any, dict[int, str]]:
@@ -94,22 +99,30 @@ class ChunkedUtilities:
         self.dims = [plates.get(axis) for axis in range(-len(self.batch_shape), 0)]
         self.chunk_size = min(chunk_size, self.num_categories)
         self.num_chunks = -(-self.num_categories // self.chunk_size)
+        self._are_alone = jnp.array(True)
         if self.num_chunks > 1:
-            check_rows_alone(self._of_pair, plate, self.num_categories)
+            self._are_alone = rows_are_alone(self._of_moved, plate, self.chunk_size)
 
     def of_chunk(self, chunk: ArrayLike, key: Array | None) -> tuple[Array, Array]:
-        """Utilities (..., chunk_size), -inf past the last class, and the classes (chunk_size,)."""
+        """Utilities (..., chunk_size), -inf past the last class, and the classes (chunk_size,).
+
+        The utilities are NaN where tracers could not be refused: if they depend on which classes
+        are evaluated together, or if ids are out of range.
+        """
         classes = self.classes_of(chunk)
         sites, _ = self._sites(classes[0], self.chunk_size, key)
         psi = base_distribution(sites[self.site]["fn"]).utilities
         psi = jnp.broadcast_to(psi, (*self.batch_shape, self.chunk_size))
-        is_whole = self.num_categories % self.chunk_size == 0 or classes[-1] < self.num_categories
+        is_class = classes < self.num_categories
+        is_whole = self.num_categories % self.chunk_size == 0 or is_class[-1]
+        is_known = self._are_alone & _ids_in_range(sites, self.plate)
+
+        def masked() -> Array:
+            return jnp.where(is_known, jnp.where(is_class, psi, -jnp.inf), jnp.nan)
+
         # Only the last chunk is masked: a pass over utilities takes as long as a fifth of their
         # matrix product with 128 features.
-        psi = lax.cond(
-            is_whole, lambda: psi, lambda: jnp.where(classes < self.num_categories, psi, -jnp.inf)
-        )
-        return psi, classes
+        return lax.cond(is_known & is_whole, lambda: psi, masked), classes
 
     def classes_of(self, chunk: ArrayLike) -> Array:
         """Classes of a chunk; those of the last one may be K or more."""
@@ -122,10 +135,11 @@ class ChunkedUtilities:
         psi = jnp.moveaxis(by_chunk, 0, -2)
         return psi.reshape((*psi.shape[:-2], -1))[..., : self.num_categories]
 
-    def latent_sites(self, chunk: ArrayLike, key: Array) -> dict[str, Any]:
-        """The sites of the guide, drawn, with the classes of a chunk in the class plate."""
+    def latent_sites(self, chunk: ArrayLike, key: Array) -> tuple[dict[str, Any], TouchedRows]:
+        """The sites of the guide, drawn, with the classes of a chunk; and the rows of plates."""
+        touched = TouchedRows()
         start = self.classes_of(chunk)[0]
-        return self._traces(start, self.chunk_size, key, TouchedRows())[0]
+        return self._traces(start, self.chunk_size, key, touched)[0], touched
 
     def draws_sites(self, in_plates: Callable[[set[str]], bool]) -> bool:
         """Whether the guide draws a site, rather than a point, whose plates are as asked."""
@@ -151,17 +165,18 @@ class ChunkedUtilities:
     def _replayed(self, model: Any, guide_sites: dict[str, Any]) -> dict[str, Any]:
         return trace(replay(model, guide_sites)).get_trace(*self._args, **self._kwargs)
 
-    def _of_pair(self, start: ArrayLike, seed: ArrayLike) -> Array:
-        """Utilities of classes ``start`` and ``start + 1`` alone, at the centre of the guide."""
-        sites, _ = self._sites(start, 2, None, seed)
-        return base_distribution(sites[self.site]["fn"]).utilities
+    def _of_moved(self, start: ArrayLike, size: int, seed: ArrayLike) -> Array:
+        """Utilities of a few classes alone, whose rows are moved away from where they are."""
+        touched = TouchedRows()
+        moved = partial(moved_rows, plate=self.plate, classes=jnp.asarray(start) + jnp.arange(size))
+        guide_sites, model = self._traces(start, size, None, touched, seed=seed, around=moved)
+        sites = self._replayed(model, guide_sites)
+        return jnp.asarray(base_distribution(sites[self.site]["fn"]).utilities)
 
-    def _sites(
-        self, start: ArrayLike, size: int, key: Array | None, seed: ArrayLike = 0
-    ) -> tuple[dict[str, Any], int]:
+    def _sites(self, start: ArrayLike, size: int, key: Array | None) -> tuple[dict[str, Any], int]:
         """The sites with classes [start, start + size), and the number of all classes."""
         touched = TouchedRows()
-        guide_sites, model = self._traces(start, size, key, touched, seed=seed)
+        guide_sites, model = self._traces(start, size, key, touched)
         sites = self._replayed(model, guide_sites)
         check_params(self._params, guide_sites | sites)
         _check_plate(sites, self.plate)
@@ -175,7 +190,7 @@ class ChunkedUtilities:
             model = share_rows(
                 substitute(handlers.seed(self._model, 0), data=self._params), TouchedRows()
             )
-            model = without_training_rows(with_few_classes(at_feasible_values(model)))
+            model = without_training_rows(only_read(at_feasible_values(model)))
             sites = trace(model).get_trace(*self._args, **self._kwargs)
             _check_plate(sites, self.plate)
             return int(sites[self.plate]["args"][0])
@@ -202,37 +217,42 @@ class ChunkedUtilities:
         touched: TouchedRows,
         noise: InnerNoise | None = None,
         seed: ArrayLike = 0,
+        around: Callable[[Any], Any] = lambda fn: fn,
     ) -> tuple[dict[str, Any], Any]:
         """The guide's sites with these classes, and the model to run with them.
 
-        Without a key ``seed`` moves what the model draws beside the sites of the guide.
+        Without a key ``seed`` moves what the model draws beside the sites of the guide. The handler
+        ``around`` comes first around model and guide.
         """
         rng_key = jax.random.key(seed) if key is None else key
 
         def on_chunk(fn: Any) -> Any:
-            fn = class_chunk(share_rows(fn, touched), name=self.plate, start=start, size=size)
+            fn = share_rows(around(fn), touched)
+            fn = class_chunk(fn, name=self.plate, start=start, size=size)
             fn = _noise_of_chunk(handlers.seed(fn, rng_key), self.plate, start, noise)
-            return without_training_rows(with_few_classes(substitute(fn, data=self._params)))
+            fn = only_read(substitute(fn, data=self._params), also=self._also)
+            return without_training_rows(fn)
 
         model, guide = on_chunk(self._model), on_chunk(self._guide)
         # The model tells the plain plates of the guide, which follow its own, their rows.
         sites = trace(at_feasible_values(model)).get_trace(*self._args, **self._kwargs)
         guide = at_centre(guide) if key is None else guide
         drawn = trace(guide).get_trace(*self._args, **self._kwargs)
+        class_plates = _class_plates(sites)
         for name in drawn.keys() & sites.keys():
-            drawn[name] = self._on_chunk(drawn[name], sites[name], touched)
+            drawn[name] = _on_rows(drawn[name], sites[name], class_plates, touched)
         return drawn, model
 
-    def _on_chunk(self, drawn: Any, site: Any, touched: TouchedRows) -> Any:
-        """The rows of the chunk, of a site that the guide draws whole, outside of the plate."""
-        if self.plate in {frame.name for frame in drawn["cond_indep_stack"]}:
-            return drawn
-        for frame in site["cond_indep_stack"] if site["type"] == "sample" else ():
-            if frame.name == self.plate:
-                plate = touched.plates[self.plate]
-                axis = frame.dim - site["fn"].event_dim
-                return {**drawn, "value": rows_of_whole(drawn, axis, plate.indices, plate.size)}
-        return drawn
+
+def _on_rows(drawn: Any, site: Any, class_plates: list[str], touched: TouchedRows) -> Any:
+    """The rows that class plates hold, of a site that the guide draws whole, outside of them."""
+    own = {frame.name for frame in drawn["cond_indep_stack"]}
+    for frame in site["cond_indep_stack"] if site["type"] == "sample" else ():
+        if frame.name in class_plates and frame.name not in own:
+            plate = touched.plates[frame.name]
+            axis = frame.dim - site["fn"].event_dim
+            drawn = {**drawn, "value": rows_of_whole(drawn, axis, plate.indices, plate.size)}
+    return drawn
 
 
 def rows_of_whole(drawn: Any, axis: int, rows: Array, size: int) -> Any:
@@ -290,18 +310,26 @@ class _noise_of_chunk(Messenger):
         msg["kwargs"]["rng_key"] = key
 
 
-class with_few_classes(Messenger):
-    """Let class plates that would draw classes hold two of them, and draw no choice.
+class only_read(Messenger):
+    """Let plates hold the rows that a model reads, and draw neither classes nor choices.
 
-    Their classes are not used, and labels, which new rows lack, are not missed.
+    A class plate that would draw classes holds those of its labels and of ``also``, by plate name;
+    without labels, which new rows lack, it holds all.
     """
 
+    def __init__(
+        self, fn: Callable[..., Any] | None = None, *, also: Mapping[str, Array] | None = None
+    ) -> None:
+        self.also = also or {}
+        super().__init__(fn)
+
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Answer the helper sites of class plates, and the choices."""
-        if msg["type"] == "plate" and msg["kwargs"].get("draws_classes"):
-            if not msg["kwargs"].get("is_chunk"):
-                msg["value"] = jnp.arange(2, dtype=jnp.int32)
-                msg["kwargs"]["is_chunk"] = True
+        """Answer the helper sites of plates, and the choices."""
+        if msg["type"] == "plate" and msg["kwargs"].get("is_helper"):
+            also = self.also.get(msg["name"].removesuffix("_rows"))
+            msg["kwargs"].update(is_read=True, also=also)
+            if msg["kwargs"]["draws_classes"] and msg["value"] is None:
+                msg["value"] = ()
         elif _is_choice(msg) and msg["value"] is None:
             msg["value"] = jnp.zeros(msg["fn"].batch_shape, jnp.int32)
 
@@ -340,8 +368,23 @@ class UnknownClassPlate(ValueError):
     """The model has no class plate of that name."""
 
 
+def _class_plates(sites: Any) -> list[str]:
+    return [name for name, s in sites.items() if s["type"] == "plate" and "labels" in s["kwargs"]]
+
+
+def _ids_in_range(sites: Any, plate: str) -> Array:
+    """Whether the labels of other class plates, and the ids of data plates, are rows of theirs."""
+    valid = jnp.array(True)
+    for name, site in sites.items():
+        if site["type"] == "plate" and name != plate:
+            size, kwargs = site["args"][0], site["kwargs"]
+            for ids in (kwargs.get("labels"), kwargs.get("row_ids")):
+                valid &= True if ids is None else ((ids >= 0) & (ids < size)).all()
+    return valid
+
+
 def _check_plate(sites: Any, plate: str) -> None:
-    names = [name for name, s in sites.items() if s["type"] == "plate" and "labels" in s["kwargs"]]
+    names = _class_plates(sites)
     if plate not in names:
         raise UnknownClassPlate(
             f"`plate` must name a class plate of the model; got '{plate}', and the model's class "

@@ -24,6 +24,7 @@ from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.latent_values import at_feasible_values
 from numpyro_largecat.infer.scale_checks import refuse_without_rows, sites_without_rows
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
+from numpyro_largecat.subsets import refuse_repeated_rows
 
 CATEGORICALS = (dist.CategoricalLogits, dist.CategoricalProbs)
 
@@ -58,7 +59,7 @@ def warn_of_discrete_sites(model_trace: Any, loss: Any) -> None:
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("values", "known"),
-    meta_fields=("size", "meaning"),
+    meta_fields=("size", "meaning", "plate", "latent"),
 )
 @dataclass(frozen=True)
 class Labels:
@@ -68,6 +69,8 @@ class Labels:
     size: int  # number of classes K, or of rows N
     meaning: str = "classes"  # what the values are, for messages
     known: Array | None = None  # the classes of a subset that can be observed, padded with K
+    plate: str = ""  # the plate whose rows must not repeat, since it holds a latent site
+    latent: str | None = None  # that site
 
 
 def observed_labels(model_trace: Any) -> dict[str, Labels]:
@@ -78,7 +81,11 @@ def observed_labels(model_trace: Any) -> dict[str, Labels]:
             found[f"`labels` of plate '{name}'"] = Labels(site["kwargs"]["labels"], site["args"][0])
         elif site["type"] == "plate" and site["kwargs"].get("row_ids") is not None:
             found[f"`rows` of plate '{name}'"] = Labels(
-                site["kwargs"]["row_ids"], site["args"][0], "row ids"
+                site["kwargs"]["row_ids"],
+                site["args"][0],
+                "row ids",
+                plate=name,
+                latent=_latent_site(model_trace, name),
             )
         elif site["type"] == "sample" and site["is_observed"]:
             fn = base_distribution(site["fn"])
@@ -88,6 +95,15 @@ def observed_labels(model_trace: Any) -> dict[str, Labels]:
                 value = jnp.asarray(site["value"])
                 found[f"`obs` of site '{name}'"] = Labels(value, fn.num_categories, known=known)
     return found
+
+
+def _latent_site(model_trace: Any, plate: str) -> str | None:
+    """A continuous latent site inside this plate, if there is one."""
+    for name, site in model_trace.items():
+        if site["type"] == "sample" and not (site["is_observed"] or site["fn"].support.is_discrete):
+            if any(frame.name == plate for frame in site["cond_indep_stack"]):
+                return str(name)
+    return None
 
 
 class _SampledPlate(NamedTuple):
@@ -165,7 +181,7 @@ def check_columns(labels_as_columns: dict[str, Array]) -> None:
 
 
 def check_labels(labels: dict[str, Labels]) -> None:
-    """Refuse labels out of range, or unknown to the class plate; tracers pass.
+    """Refuse labels out of range or unknown to the class plate, and repeated rows; tracers pass.
 
     Raises:
         ValueError: With the position and value of the first bad label.
@@ -174,6 +190,8 @@ def check_labels(labels: dict[str, Labels]) -> None:
         check_in_range(name, found.values, found.size, found.meaning)
         if found.known is not None:
             check_known(name, found.values, found.known)
+        if found.latent is not None and found.values.ndim == 1:
+            refuse_repeated_rows(found.plate, found.latent, found.values)
 
 
 def _check_size(name: str, rows: Labels, batches: ArrayBatches) -> None:

@@ -13,7 +13,7 @@ from numpyro.handlers import seed, substitute, trace
 from numpyro_largecat.guides.error_guides import without_errors
 from numpyro_largecat.infer.chunked_utilities import (
     RowsNeeded,
-    with_few_classes,
+    only_read,
     without_training_rows,
 )
 from numpyro_largecat.infer.latent_values import at_feasible_values
@@ -49,10 +49,10 @@ def layout_of(model: Any, guide: Any, args: Any, kwargs: Any, params: Any) -> Mo
     sizes: dict[str, int] = {}
     latent: dict[str, LatentSite] = {}
 
-    def look(model: Any, in_outer: Any) -> dict[str, Array]:
+    def look(model: Any, in_outer: Any, params: Any) -> dict[str, Array]:
         touched = TouchedRows()
         shared = share_rows(substitute(seed(model, 0), data=params), touched)
-        run = in_outer(with_few_classes(at_feasible_values(shared)))
+        run = in_outer(only_read(at_feasible_values(shared)))
         sites = trace(run).get_trace(*args, **kwargs)
         sizes.update({name: plate.size for name, plate in touched.plates.items()})
         latent.update({name: latent_site(s) for name, s in sites.items() if _is_latent(s)})
@@ -60,9 +60,10 @@ def layout_of(model: Any, guide: Any, args: Any, kwargs: Any, params: Any) -> Mo
         return {name: ids for name, ids in row_ids.items() if ids is not None}
 
     try:
-        row_ids = jax.jit(partial(look, without_errors(model, guide)[0], without_training_rows))()
+        new_rows = partial(look, without_errors(model, guide)[0], without_training_rows)
+        row_ids = jax.jit(new_rows)(params)
     except RowsNeeded:
-        row_ids = jax.jit(partial(look, model, lambda fn: fn))()
+        row_ids = jax.jit(partial(look, model, lambda fn: fn))(params)
     return ModelLayout(sizes, row_ids, latent)
 
 

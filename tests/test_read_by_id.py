@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Class plates that a model reads by id, beside the plate of its choice."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
+
+import numpyro_largecat as lc
+
+K, U = 7, 9
+USERS, OBS = jnp.array([0, 5, 8, 5]), jnp.array([1, 2, 3, 6])
+
+
+def by_place(users, v, u):
+    return v[users.place(u)]
+
+
+def by_branch(users, v, u):
+    return v[users.place(u)] if users.labels is not None else v[u]
+
+
+def choice_of_users(u, y=None, *, read=by_place, num_users=U, known=True, num_sampled=1):
+    """Each user has a taste v for what the classes offer, w."""
+    with lc.class_plate("classes", K, y, 3) as classes:
+        w = numpyro.sample("w", dist.Normal(0, 1))
+    with lc.class_plate("users", num_users, u if known else None, num_sampled) as users:
+        v = numpyro.sample("v", dist.Normal(0, 1))
+    with lc.data_plate("data", 4) as rows:
+        psi = read(users, v, u)[:, None] * w
+        lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+
+def locations(num_users=U):
+    keys = jax.random.split(jax.random.key(1))
+    w, v = jax.random.normal(keys[0], (K,)), jax.random.normal(keys[1], (num_users,))
+    return {"w_auto_loc": w, "v_auto_loc": v}
+
+
+def exact(w, v):
+    """Log probabilities (..., 4, K)."""
+    return jax.nn.log_softmax(jnp.asarray(v)[..., USERS, None] * jnp.asarray(w)[..., None, :])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"read": by_branch},
+        {"read": by_branch, "known": False},
+        {"num_sampled": None},
+    ],
+    ids=["branch", "no labels", "full"],
+)
+def test_rows_of_another_plate_are_those_that_are_read(options):
+    model, params = partial(choice_of_users, **options), locations()
+    guide = AutoDelta(model)
+    numpyro.handlers.seed(guide, 0)(USERS, OBS)
+    log_prob = jax.jit(partial(lc.log_likelihood, model, guide, chunk_size=3))
+    expected = exact(params["w_auto_loc"], params["v_auto_loc"])[jnp.arange(4), OBS]
+    np.testing.assert_allclose(log_prob(params, USERS, obs=OBS), expected, rtol=1e-5)
+
+
+def written_guide(u, y=None):
+    """With plates of its own, as the model has them."""
+    for name, size, labels, site in (("classes", K, y, "w"), ("users", U, u, "v")):
+        with lc.class_plate(name, size, labels, num_sampled=1 if name == "users" else 3):
+            loc = numpyro.param(f"{site}_auto_loc", jnp.zeros(size), event_dim=0)
+            numpyro.sample(site, dist.Normal(loc, 0.1))
+
+
+def test_ids_out_of_range_are_refused_and_nan_under_jit():
+    """With a guide that opens the class plates itself."""
+    fit, bad = (choice_of_users, written_guide, locations()), USERS.at[1].set(U)
+    log_prob = jax.jit(partial(lc.log_likelihood, *fit, chunk_size=3))
+    expected = exact(*locations().values())[jnp.arange(4), OBS]
+    np.testing.assert_allclose(log_prob(USERS, obs=OBS), expected, rtol=1e-5)
+    assert np.isnan(log_prob(bad, obs=OBS)).all()
+    with pytest.raises(ValueError, match=r"`labels` of plate 'users' must be.*got 9 at position 1"):
+        lc.log_likelihood(*fit, bad, obs=OBS)
+
+
+@pytest.mark.parametrize("num_users", [U, 1200])
+def test_draws_are_those_that_arviz_shows(num_users):
+    """Each row of either plate is one draw, whichever the chunk; a large plate shows rows by name.
+
+    So is that of a user that no observation has.
+    """
+    model = partial(choice_of_users, num_users=num_users)
+    guide, params = AutoNormal(model), locations(num_users)
+    numpyro.handlers.seed(guide, 0)(USERS, OBS)
+    for site in ("w", "v"):
+        params[f"{site}_auto_scale"] = jnp.ones_like(params[f"{site}_auto_loc"])
+    fit, options = (model, guide, params, USERS), {"obs": OBS, "num_draws": 3, "chunk_size": 3}
+    shown = {} if num_users == U else {"rows": {"users": jnp.arange(U)[::-1]}}
+    data = lc.to_arviz(jax.random.key(0), *fit, **shown, **options)
+    w, v = (data["posterior"][name] for name in ("w", "v"))
+    assert v.shape == (1, 3, U)
+    log_probs = exact(w.values[0], v.sel(users=np.arange(U)).values[0])
+    expected = log_probs[:, jnp.arange(4), OBS]
+    np.testing.assert_allclose(data["log_likelihood"]["y"][0], expected, atol=1e-5)
+
+
+def test_top_classes_have_the_mean_likelihood_of_the_draws():
+    guide, params = AutoNormal(choice_of_users), locations()
+    numpyro.handlers.seed(guide, 0)(USERS, OBS)
+    for site in ("w", "v"):
+        params[f"{site}_auto_scale"] = jnp.ones_like(params[f"{site}_auto_loc"])
+    fit = (choice_of_users, guide, params, USERS)
+    draws = {"rng_key": jax.random.key(2), "num_draws": 3, "chunk_size": 3}
+    top = lc.top_classes(*fit, num_top=1, **draws)
+    log_probs = lc.log_likelihood(*fit, obs=top.classes[:, 0], **draws)
+    mean = jax.nn.logsumexp(log_probs, axis=0) - np.log(3)
+    np.testing.assert_allclose(mean, top.log_probs[:, 0], rtol=1e-5)
+
+
+def test_a_sum_over_labels_alone_is_not_a_number():
+    """It stands for all rows in a fit, where weights say so; here the others are not there."""
+
+    def centred(users, v, u):
+        own = v[users.place(u)] if users.kind != "sample" or known else v[:1]
+        return own - (users.weights * v).sum()
+
+    for known in (True, False):
+        model, params = partial(choice_of_users, read=centred, known=known), locations()
+        guide = AutoDelta(model)
+        numpyro.handlers.seed(guide, 0)(USERS, OBS)
+        found = lc.log_likelihood(model, guide, params, USERS, obs=OBS)
+        v = params["v_auto_loc"]
+        expected = exact(params["w_auto_loc"], v - v.sum())[jnp.arange(4), OBS]
+        np.testing.assert_allclose(found, expected * (jnp.nan if known else 1), rtol=1e-4)
+
+
+def test_places_in_each_kind_of_subset():
+    ids = jnp.array([8, 0])
+    full = lc.class_plate("a", U).classes
+    assert full.place(ids).tolist() == [8, 0] and full.holds(ids).all()
+    with lc.class_chunk(name="a", start=0, size=3):
+        chunk = lc.class_plate("a", U, ids, 2).classes
+    assert chunk.holds(ids).tolist() == [False, True]
+    with pytest.raises(ValueError, match=r"`classes.place` has no answer.*a class plate of their"):
+        chunk.place(ids)
+
+
+def test_classes_of_each_observation_are_read_as_in_training():
+    def model(u, y=None):
+        with lc.class_plate("classes", K, y, 3) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        with lc.class_plate("users", U, u, 1, per_observation=True) as users:
+            v = numpyro.sample("v", dist.Normal(0, 1))
+        with lc.data_plate("data", 4) as rows:
+            psi = users.by_observation(v)[:, 0, None] * w
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+    guide, params = AutoDelta(model), locations()
+    numpyro.handlers.seed(guide, 0)(USERS, OBS)
+    found = lc.log_likelihood(model, guide, params, USERS, obs=OBS)
+    expected = exact(params["w_auto_loc"], params["v_auto_loc"])[jnp.arange(4), OBS]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_fit_of_both_plates_learns_and_predicts():
+    """Two kinds of users take two classes; each is predicted from the rows of both tables."""
+    u = jnp.tile(jnp.arange(U), 20)
+    y = jnp.where(u < 4, 2, 5)
+
+    def model(u, y=None, rows=None):
+        with lc.class_plate("classes", K, y, 3) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        with lc.class_plate("users", U, u, 1) as users:
+            v = numpyro.sample("v", dist.Normal(0, 1).expand([2]).to_event(1))
+        with lc.data_plate("data", len(y) if y is not None else len(u), rows) as rows:
+            psi = v[users.place(u)] @ w.T
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+    guide = AutoDelta(model)
+    svi = lc.SubsampledSVI(model, guide, optax.adam(0.1), Trace_ELBO())
+    params = svi.run(jax.random.key(0), 300, u, y, progress_bar=False).params
+    ids = jnp.array([8, 1, 1])
+    top = lc.top_classes(model, guide, params, ids, num_top=1, chunk_size=3)
+    assert top.classes[:, 0].tolist() == [5, 2, 2]
