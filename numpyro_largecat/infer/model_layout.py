@@ -6,7 +6,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 from jax import Array
 from numpyro.handlers import seed, substitute, trace
 
@@ -16,6 +15,7 @@ from numpyro_largecat.infer.chunked_utilities import (
     with_few_classes,
     without_training_rows,
 )
+from numpyro_largecat.infer.closed_over_arrays import compiled
 from numpyro_largecat.infer.latent_values import at_feasible_values
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
 
@@ -60,9 +60,9 @@ def layout_of(model: Any, guide: Any, args: Any, kwargs: Any, params: Any) -> Mo
         return {name: ids for name, ids in row_ids.items() if ids is not None}
 
     try:
-        row_ids = jax.jit(partial(look, without_errors(model, guide)[0], without_training_rows))()
+        row_ids = compiled(partial(look, without_errors(model, guide)[0], without_training_rows))()
     except RowsNeeded:
-        row_ids = jax.jit(partial(look, model, lambda fn: fn))()
+        row_ids = compiled(partial(look, model, lambda fn: fn))()
     return ModelLayout(sizes, row_ids, latent)
 
 
