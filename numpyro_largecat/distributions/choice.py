@@ -13,7 +13,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import check_in_range, check_integers, widen
+from numpyro_largecat._checks import as_ids, check_in_range, check_integers
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.subsets import ClassSubset, check_class_subset
 
@@ -99,7 +99,7 @@ class ChoiceDistribution(dist.Distribution):
         """
         shape = lax.broadcast_shapes(jnp.shape(value), self.batch_shape)
         utilities = jnp.broadcast_to(self.utilities, shape + self.utilities.shape[-1:])
-        value = jnp.broadcast_to(widen(value), shape)
+        value = jnp.broadcast_to(as_ids(value), shape)
         return utilities, value if self.classes is None else self.classes.place(value)
 
     def competitors(self, value: ArrayLike) -> tuple[Array, Array]:
@@ -124,7 +124,7 @@ class ChoiceDistribution(dist.Distribution):
         raise NotImplementedError
 
     def _is_known(self, value: ArrayLike) -> Array:
-        value = widen(value)
+        value = as_ids(value)
         valid = (value >= 0) & (value < self.num_categories)
         if self.classes is None:
             return valid

@@ -15,12 +15,12 @@ from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import validate_sample
 
 from numpyro_largecat._checks import (
+    as_ids,
     check_count,
     check_distinct,
     check_in_range,
     check_integers,
     check_weights,
-    widen,
 )
 from numpyro_largecat.ops.top_l import log_sum, take_last
 
@@ -154,7 +154,7 @@ class TopLCategorical(dist.Distribution):
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         """Log probability of each outcome in ``value``; -inf if it is not stored."""
         del intermediates
-        is_value = widen(self.indices) == widen(value)[..., None]
+        is_value = as_ids(self.indices) == as_ids(value)[..., None]
         log_prob = log_sum(jnp.where(is_value, self.log_probs, -jnp.inf))
         return jnp.where(self._is_known[..., 0], log_prob, jnp.nan)
 
@@ -171,7 +171,7 @@ class TopLCategorical(dist.Distribution):
 
     @property
     def _is_known(self) -> Array:
-        indices = widen(self.indices)
+        indices = as_ids(self.indices)
         is_known = (indices >= 0) & (indices < self.num_categories)
         return is_known.all(axis=-1, keepdims=True)
 
