@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fit that is interrupted is not lost: its result so far goes with what is raised."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+
+class attach_result:
+    """Give what is raised in a ``with`` block the attribute ``result_so_far``, and a note of it.
+
+    That is any exception, ``KeyboardInterrupt`` and ``SystemExit`` too; the same object goes on.
+    Signals wait while the result is put together, and what their handlers raise then has it too.
+
+    Args:
+        result_so_far: Returns the result, and in words how far the fit came, for the note; None
+            if there is nothing yet.
+    """
+
+    def __init__(self, result_so_far: Callable[[], tuple[Any, str] | None]) -> None:
+        self._result_so_far = result_so_far
+
+    def __enter__(self) -> None:
+        """Nothing is there to be kept yet."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None:
+            return
+        found = None
+        try:
+            with held_signals():
+                found = self._result_so_far()
+                if found is not None:
+                    _attach(error, *found)
+        except BaseException as another:
+            if found is not None:
+                _attach(another, *found)
+            raise
+
+
+def _attach(error: BaseException, result: Any, progress: str) -> None:
+    note = f"The attribute `result_so_far` of this exception is the fit after {progress}."
+    # Past `__setattr__` of the exception's class, which may be frozen.
+    object.__setattr__(error, "result_so_far", result)
+    object.__setattr__(error, "__notes__", [*getattr(error, "__notes__", ()), note])
+
+
+class held_signals:
+    """Let handlers of signals, such as that of Ctrl-C, wait until the end of a ``with`` block.
+
+    While a step runs whose memory is donated, its old state is gone and its new one is not yet
+    there; nothing must be raised in between. Compiled code does not look at signals either. Outside
+    of the main thread, which alone handles signals, this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Callable[[int, Any], Any]] = {}  # Python's, which may raise
+        self._waiting: list[tuple[int, Any]] = []
+        self._holds = True
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        try:
+            # Ctrl-C first here, and last at the end: it cannot come in the middle.
+            for number in (signal.SIGINT, *(signal.valid_signals() - {signal.SIGINT})):
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._handlers[number] = handler
+                    signal.signal(number, self._handle)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            for number in reversed(self._handlers):
+                signal.signal(number, self._handlers[number])
+        finally:
+            self._holds = False
+        with ExitStack() as last_first:  # each is called, also if one raises
+            for number, frame in reversed(self._waiting):
+                last_first.callback(self._handlers[number], number, frame)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self._holds:
+            self._waiting.append((number, frame))
+        else:
+            self._handlers[number](number, frame)
