@@ -11,6 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+CHECKED_AT_ONCE = 2**20  # entries of an array
+MOST = 2**31 - 1  # largest int32: ids, and so the sizes of plates, are of this type
+
+
+class BadDataError(ValueError):
+    """Data or labels that no model could take, whatever it is: not finite, or out of range."""
+
 
 def is_concrete(value: Any) -> bool:
     """Whether ``value`` holds numbers that can be looked at, rather than a tracer."""
@@ -44,7 +51,7 @@ def check_key(name: str, key: Any) -> None:
 
 
 def check_count(name: str, value: Any, minimum: int) -> int:
-    """Return ``value`` as a Python int of at least ``minimum``, or raise."""
+    """Return ``value`` as a Python int in [minimum, 2**31), or raise."""
     if isinstance(value, (bool, jax.Array)) or isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"`{name}` must be a Python int, since it fixes array shapes; "
@@ -58,12 +65,17 @@ def check_count(name: str, value: Any, minimum: int) -> int:
         ) from None
     if count < minimum:
         raise ValueError(f"`{name}` must be at least {minimum}; got {count}.")
+    if count > MOST:
+        raise ValueError(
+            f"`{name}` must be at most {MOST}, the largest integer of 32 bits, which ids and "
+            f"counts have; got {count}."
+        )
     return count
 
 
 def check_integers(name: str, values: Any) -> None:
     """Raise TypeError unless ``values`` has an integer dtype."""
-    dtype = jnp.result_type(np.asarray(values) if isinstance(values, (list, tuple)) else values)
+    dtype = values.dtype if isinstance(values, jax.Array) else np.asarray(values).dtype
     if not jnp.issubdtype(dtype, jnp.integer):
         raise TypeError(
             f"`{name}` must be integers; got dtype {dtype}. "
@@ -71,7 +83,7 @@ def check_integers(name: str, values: Any) -> None:
         )
 
 
-def as_array(values: Any) -> jax.Array:
+def as_jax_array(values: Any) -> jax.Array:
     """Make an array of a type that JAX has enabled now.
 
     JAX keeps what it has traced by NumPy's type: inside of ``jit``, ``jnp.asarray`` of a NumPy
@@ -82,14 +94,38 @@ def as_array(values: Any) -> jax.Array:
     return jnp.asarray(values)
 
 
-def widen(values: Any) -> jax.Array:
-    """Cast integers of few bits to 32, so that they can be compared with a number of classes."""
-    values = as_array(values)
-    return values.astype(jnp.promote_types(values.dtype, jnp.int32))
+def as_ids(values: Any) -> jax.Array:
+    """Integers of any type as int32; those that it cannot hold become -1, which is no id.
+
+    What NumPy holds is looked at before JAX, without 64 bits, would cut off its upper half.
+    """
+    own: Any = jnp if isinstance(values, jax.Array) else np
+    values = own.asarray(values)
+    if values.dtype in (np.uint32, np.int64, np.uint64):
+        values = own.where((values >= 0) & (values <= MOST), values.astype(np.int32), -1)
+    return jnp.asarray(values, jnp.promote_types(values.dtype, jnp.int32))
+
+
+def check_no_overflow(named_values: Iterable[tuple[str, Any]]) -> None:
+    """Raise BadDataError at the first NumPy array of integers that JAX's would not hold.
+
+    Cost: O(size) time, no copy.
+    """
+    for name, value in named_values:
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or not value.size:
+            continue
+        limits = np.iinfo(jax.dtypes.canonicalize_dtype(value.dtype))
+        if value.max() > limits.max or value.min() < limits.min:
+            raise BadDataError(
+                f"{name} holds integers in [{value.min()}, {value.max()}], and {limits.dtype} "
+                f"holds those in [{limits.min}, {limits.max}]. Enable 64 bits with "
+                "`jax.config.update('jax_enable_x64', True)`; as ids of classes or rows such "
+                "numbers are too large."
+            )
 
 
 def check_in_range(name: str, values: Any, size: int, meaning: str) -> None:
-    """Raise ValueError at the first of ``values`` outside [0, size); tracers pass.
+    """Raise BadDataError at the first of ``values`` outside [0, size); tracers pass.
 
     Under ``jit`` values cannot be looked at; there a bad label makes the log probability NaN,
     which stops ``SubsampledSVI.run`` at that step.
@@ -99,43 +135,67 @@ def check_in_range(name: str, values: Any, size: int, meaning: str) -> None:
     array = np.asarray(values)
     bad = (array < 0) | (array >= size)
     if bad.any():
-        raise ValueError(
-            f"{name} must be {meaning}, integers in [0, {size}); got {_first(array, bad)}, "
-            f"and {int(bad.sum())} of {bad.size} are out of range."
-        )
+        raise out_of_range(name, array, size, meaning, num_bad=int(bad.sum()), num_all=bad.size)
+
+
+def out_of_range(
+    name: str, values: Any, size: int, meaning: str, *, num_bad: int, num_all: int, start: int = 0
+) -> BadDataError:
+    """The error for ids that are not in [0, size), of which ``values`` has the first.
+
+    ``start`` is the place of ``values`` among all that were looked at.
+    """
+    array = np.asarray(values)
+    first = _first(array, (array < 0) | (array >= size), start)
+    return BadDataError(
+        f"{name} must be {meaning}, integers in [0, {size}); got {first}, and {num_bad} of "
+        f"{num_all} are out of range."
+    )
 
 
 def check_known(name: str, values: Any, known: Any) -> None:
-    """Raise ValueError at the first of ``values`` that is not in ``known``; tracers pass."""
+    """Raise BadDataError at the first of ``values`` that is not in ``known``; tracers pass."""
     if not is_concrete(values) or not is_concrete(known):
         return
     array = np.asarray(values)
     bad = ~np.isin(array, np.asarray(known))
     if bad.any():
-        raise ValueError(
+        raise BadDataError(
             f"{name} must be among the labels of the class plate; got class {_first(array, bad)}. "
             "Give the plate the same labels: `class_plate(..., labels=y)`."
         )
 
 
-def _first(values: np.ndarray, bad: np.ndarray) -> str:
-    """Say where the first bad value is, in row-major order, and what it is."""
+def _first(values: np.ndarray, bad: np.ndarray, start: int = 0) -> str:
+    """Say where the first bad value is, in row-major order, and what it is.
+
+    ``values`` and ``bad`` are the rows from ``start`` on of all that were looked at.
+    """
     position = tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
-    place = str(position[0]) if len(position) == 1 else str(position)
-    return f"{values[position]} at position {place}"
+    value = values[position]
+    position = (start + position[0], *position[1:]) if position else ()
+    return f"{value} at position {position[0] if len(position) == 1 else position}"
 
 
 def check_finite(named_values: Iterable[tuple[str, Any]]) -> None:
-    """Raise ValueError at the first NaN or infinite entry of any concrete float array."""
+    """Raise BadDataError at the first NaN or infinite entry of any concrete float array.
+
+    Cost: O(size) time; memory for a few rows, since data may fill most of it.
+    """
     for name, value in named_values:
         if not is_concrete(value) or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
             continue
-        array = np.asarray(value)
-        bad = ~np.isfinite(array)
-        if bad.any():
-            raise ValueError(
-                f"{name} must be finite; got {_first(array, bad)}, and {int(bad.sum())} of "
-                f"{bad.size} are not finite."
+        array = value if isinstance(value, jax.Array) and value.ndim else np.atleast_1d(value)
+        size = max(1, CHECKED_AT_ONCE * len(array) // max(array.size, 1))
+        starts = range(0, len(array), size)
+        parts = (array[i : i + size] if size < len(array) else array for i in starts)
+        num_bad = [int((~np.isfinite(np.asarray(part))).sum()) for part in parts]
+        if any(num_bad):
+            start = next(i for i, num in zip(starts, num_bad, strict=True) if num)
+            part = np.asarray(array[start : start + size])
+            raise BadDataError(
+                f"{name} must be finite; got {_first(part, ~np.isfinite(part), start)}, and "
+                f"{sum(num_bad)} of {array.size} are not finite."
             )
 
 

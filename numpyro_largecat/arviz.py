@@ -23,6 +23,7 @@ from numpyro_largecat.infer.chunked_utilities import (
     rows_of_whole,
     without_training_rows,
 )
+from numpyro_largecat.infer.closed_over_arrays import compiled
 from numpyro_largecat.infer.model_layout import LatentSite, ModelLayout, latent_site, layout_of
 from numpyro_largecat.infer.param_sites import check_params
 from numpyro_largecat.infer.static_arguments import with_jax_arrays
@@ -175,8 +176,7 @@ def to_arviz(
     by_id = {n for n, given in (rows or {}).items() if not _are_labels(given)}
     _refuse_two_readings(labels, sizes, {name: ids[name] for name in by_id})
     labels = _labels_of_shown(labels, sizes, ids | observed, unknown, lengths)
-    # Not compiled by `jit`, which would make constants of the tables.
-    draws = lax.map(draw, jax.random.split(rng_key, num_draws))
+    draws = compiled(lambda keys: lax.map(draw, keys))(jax.random.split(rng_key, num_draws))
     groups: dict[str, Any] = {"posterior": {n: np.asarray(v)[None] for n, v in draws.items()}}
     if chosen is not None and obs is not None:
         groups |= _choice_groups(rng_key, num_draws, chosen, obs, progress_bar)

@@ -17,6 +17,7 @@ from numpyro.infer.svi import SVIRunResult
 
 from numpyro_largecat._checks import check_count, check_integers
 from numpyro_largecat.infer.batches import ArrayBatches
+from numpyro_largecat.infer.closed_over_arrays import compiled
 from numpyro_largecat.infer.latent_values import at_centre, at_feasible_values
 from numpyro_largecat.infer.model_run import unmasked
 from numpyro_largecat.infer.pareto_check import (
@@ -333,7 +334,7 @@ def _signals(
         squares = {name: _square(grad) for name, grad in grads.items()}
         return {n: _add_rows(carry[n], grads[n], step.rows, n) for n in grads}, squares
 
-    sums, squares = jax.jit(lambda keys: lax.scan(add, zeros, keys))(keys)
+    sums, squares = compiled(lambda keys: lax.scan(add, zeros, keys))(keys)
     num = len(keys)
     signals = {}
     for name, total in sums.items():

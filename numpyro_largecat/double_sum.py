@@ -15,7 +15,8 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, check_in_range, check_integers
+from numpyro_largecat._checks import as_ids, check_count, check_in_range, check_integers
+from numpyro_largecat._result_so_far import attach_result, held_signals
 from numpyro_largecat.double_sum_rules import (
     DoubleSumRule,
     ImplicitSGD,
@@ -94,10 +95,14 @@ def fit_double_sum(
     An epoch visits each observation once, in a random order. Utilities must be ``x @ w.T``; for an
     intercept add a column of ones to x, and for other utilities use ``SubsampledSVI``.
 
+    What is raised during the fit, as ``KeyboardInterrupt`` too, has the fit after the last good
+    epoch as its attribute ``result_so_far``.
+
     Cost: O(D) time per step (O(P) for sparse rows without a ridge; O(B (B + S) D) for a minibatch
-    of B with S sampled classes, and the solver's products) and no scratch memory that grows with K;
-    one loop is compiled for each form of rule, whatever its step size. Minibatches keep a second
-    copy of x, in their order. A recorded loss costs O(N K D).
+    of B with S sampled classes, and the solver's products), and memory for w and u twice, so that
+    an epoch which fails leaves the one before. One loop is compiled for each form of rule, whatever
+    its step size. Minibatches keep a second copy of x, in their order. A recorded loss costs
+    O(N K D).
 
     Args:
         rng_key: A JAX random key.
@@ -167,22 +172,32 @@ def fit_double_sum(
     dtype = data.squared_norms.dtype
     w = jnp.zeros((num_categories, num_features), dtype)
     u = jnp.full(y.shape if is_pair else batches.rows.shape, math.log(num_categories), dtype)
-    losses = []
-    for epoch, epoch_key in enumerate(jax.random.split(rng_key, num_epochs)):
-        size = jnp.asarray(sizes[epoch], dtype)
-        if is_pair:
-            w, u = _run_epoch(w, u, epoch_key, data, size, rule=kernel)
-        else:
-            w, u, residual = _run_batches(
-                w, u, epoch_key, data, batches, x_batches, size, num_sampled=num_sampled
-            )
-            _warn_of_residual(float(residual), epoch)
-        _check_weights(w, u, epoch, rule)
-        if record_losses:
-            losses.append(_log_loss(features, y, w) + ridge / (2 * len(y)) * jnp.vdot(w, w))
-    if not is_pair:
-        u = jnp.zeros(y.shape, dtype).at[batches.rows].set(u, mode="drop")
-    return DoubleSumFit(w, u, jnp.stack(losses) if record_losses else None)
+    losses: list[Array] = []
+    num_done = 0
+
+    def fit() -> DoubleSumFit:
+        by_row = u if is_pair else jnp.zeros(y.shape, dtype).at[batches.rows].set(u, mode="drop")
+        return DoubleSumFit(w, by_row, jnp.array(losses) if record_losses else None)
+
+    with attach_result(lambda: (fit(), f"{num_done} of {num_epochs} epochs")):
+        for epoch, epoch_key in enumerate(jax.random.split(rng_key, num_epochs)):
+            # Nothing is donated: an epoch that is interrupted or overflows leaves the last one.
+            size = jnp.asarray(sizes[epoch], dtype)
+            if is_pair:
+                new_w, new_u = _run_epoch(w, u, epoch_key, data, size, rule=kernel)
+            else:
+                new_w, new_u, residual = _run_batches(
+                    w, u, epoch_key, data, batches, x_batches, size, num_sampled=num_sampled
+                )
+                _warn_of_residual(float(residual), epoch)
+            _check_weights(new_w, new_u, epoch, rule)
+            new_losses = losses
+            if record_losses:
+                loss = _log_loss(features, y, new_w)
+                new_losses = [*losses, loss + ridge / (2 * len(y)) * jnp.vdot(new_w, new_w)]
+            with held_signals():
+                w, u, losses, num_done = new_w, new_u, new_losses, epoch + 1
+        return fit()
 
 
 class _Data(NamedTuple):
@@ -216,7 +231,7 @@ def inverse_touch_probability(y: Array, num_categories: int) -> Array:
     return len(y) / (counts + (len(y) - counts) / (num_categories - 1))
 
 
-@partial(jax.jit, static_argnames="rule", donate_argnames=("w", "u"))
+@partial(jax.jit, static_argnames="rule")
 def _run_epoch(
     w: Array, u: Array, rng_key: Array, data: _Data, step_size: Array, *, rule: DoubleSumRule
 ) -> tuple[Array, Array]:
@@ -288,7 +303,7 @@ def _project(move: Move, pair: Pair, w: Array, y: Array, k: Array, radius: float
     )
 
 
-@partial(jax.jit, static_argnames="num_sampled", donate_argnames=("w", "u"))
+@partial(jax.jit, static_argnames="num_sampled")
 def _run_batches(
     w: Array,
     u: Array,
@@ -432,4 +447,4 @@ def _check_data(x: Any, y: Any, num_categories: Any) -> tuple[FeatureRows, int, 
             f"got shape {np.shape(y)}."
         )
     check_in_range("`y`", y, num_categories, "labels")
-    return features, num_features, jnp.asarray(y, jnp.int32)
+    return features, num_features, as_ids(y)

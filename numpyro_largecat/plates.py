@@ -15,7 +15,7 @@ from numpyro.contrib.control_flow import scan
 from numpyro.handlers import infer_config
 from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
 
-from numpyro_largecat._checks import as_array, check_count, is_concrete, widen
+from numpyro_largecat._checks import as_ids, check_count, is_concrete
 from numpyro_largecat.ops.subsampling import sorted_distinct
 from numpyro_largecat.proposals import (
     ClassProposal,
@@ -234,7 +234,7 @@ class class_plate(_indexed_plate):
 
     Args:
         name: Name of the plate.
-        num_categories: Number of classes K, a Python int of at least 2.
+        num_categories: Number of classes K, a Python int in [2, 2**31).
         labels: Classes that must be present, integers in [0, K), any shape, (B,) with
             ``per_observation``: the labels of the minibatch. Under ``jit`` their values cannot be
             checked; a bad label then makes the log probability NaN.
@@ -281,7 +281,7 @@ class class_plate(_indexed_plate):
         _check_layout(name, labels, proposal, per_observation)
         if labels is not None:
             check_labels(name, labels, num_categories)
-            labels = jnp.ravel(as_array(labels))
+            labels = jnp.ravel(as_ids(labels))
         if num_sampled is not None:
             num_sampled = check_num_sampled(num_sampled, num_categories, labels)
         self.classes, shared = _choose_classes(
@@ -370,7 +370,7 @@ def _choose_classes(
         subset = full_subset(num_categories)
         site = _rows_site(name, num_categories, subset.indices)
     else:
-        given = jnp.zeros(0, jnp.int32) if labels is None else widen(labels)
+        given = jnp.zeros(0, jnp.int32) if labels is None else as_ids(labels)
         distinct = sorted_distinct(given, num_categories)[:num_categories]  # K at most
         present = given if per_observation else distinct
 
@@ -481,7 +481,7 @@ class data_plate(_indexed_plate):
 
     Args:
         name: Name of the plate.
-        size: Number of rows N of the whole data, a Python int.
+        size: Number of rows N of the whole data, a Python int in [1, 2**31).
         rows: Ids of the minibatch's rows, integers in [0, N), shape (B,). None for all N rows in
             order.
         dim: Batch dimension of the plate, negative; the rightmost free one by default.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, check_in_range, check_integers, widen
+from numpyro_largecat._checks import as_ids, check_count, check_in_range, check_integers
 from numpyro_largecat.distributions.errors import GUMBEL
 from numpyro_largecat.infer.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.infer.progress import count_steps
@@ -352,7 +352,7 @@ def labels_of_rows(obs: ArrayLike, utilities: ChunkedUtilities) -> Array:
             "`obs` must have one class for each row that the model's arguments describe, shape "
             f"{batch_shape}; got shape {shape}."
         )
-    return widen(obs)
+    return as_ids(obs)
 
 
 def _at_centre(utilities: ChunkedUtilities, num_top: int, tick: Callable[[], None]) -> TopClasses:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_in_range, check_integers, is_concrete, widen
+from numpyro_largecat._checks import MOST, as_ids, check_in_range, check_integers, is_concrete
 from numpyro_largecat.ops.subsampling import (
     draw_by_mass,
     draw_without_replacement,
@@ -21,8 +21,6 @@ from numpyro_largecat.ops.subsampling import (
     sorted_distinct,
 )
 from numpyro_largecat.ops.table_rows import merge_repeats
-
-MOST = 2**31 - 1  # largest int32
 
 
 class DrawnClasses(NamedTuple):
@@ -150,8 +148,9 @@ def draw_others(
     if proposal is None:
         return draw_uniform(rng_key, labels, num_categories, num_sampled)
     drawn: Any = proposal.draw(rng_key, labels, num_categories, num_sampled)
-    classes, weights = (jnp.asarray(part) for part in drawn)
+    classes, weights = drawn
     check_integers("classes of proposal.draw", classes)
+    classes, weights = as_ids(classes), jnp.asarray(weights)
     if classes.ndim != 1 or classes.shape != weights.shape:
         raise ValueError(
             "`proposal.draw` must return classes and weights, both of one shape (L,); "
@@ -165,13 +164,13 @@ def _merge_draws(
     classes: Array, weights: Array, labels: Array, num_categories: int
 ) -> DrawnClasses:
     """Add up the weights of each class that is no label; the rest is padding."""
-    classes, weights = widen(classes), weights.astype(jnp.result_type(float))
+    weights = weights.astype(jnp.result_type(float))
     in_range = (classes >= 0) & (classes < num_categories)
     valid = (in_range | (weights == 0)).all()
     counts = in_range & (weights != 0) & ~is_among(classes, labels)
     distinct, position = merge_repeats(jnp.where(counts, classes, num_categories), num_categories)
     sums = jnp.zeros_like(weights).at[position].add(jnp.where(counts, weights, 0))
-    return DrawnClasses(distinct.astype(jnp.int32), jnp.where(valid, sums, jnp.nan))
+    return DrawnClasses(distinct, jnp.where(valid, sums, jnp.nan))
 
 
 @jax.tree_util.register_pytree_node_class
@@ -332,7 +331,7 @@ class HeadProposal:
         if len(np.unique(ids)) < len(ids):
             raise ValueError("`head` must hold each class once; use `np.unique(head)`.")
         with jax.ensure_compile_time_eval():
-            self.head = jnp.asarray(ids, jnp.int32)
+            self.head = as_ids(ids)
 
     def draw(
         self, rng_key: Array, labels: Array, num_categories: int, num_sampled: int

@@ -13,7 +13,13 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, check_in_range, check_integers, is_concrete
+from numpyro_largecat._checks import (
+    as_ids,
+    check_count,
+    check_in_range,
+    check_integers,
+    is_concrete,
+)
 from numpyro_largecat.ops.subsampling import is_among, sorted_distinct
 from numpyro_largecat.proposals import DrawnClasses
 
@@ -283,13 +289,13 @@ def check_num_sampled(num_sampled: int, num_categories: int, labels: ArrayLike |
 def check_row_ids(name: str, rows: ArrayLike, size: int) -> Array:
     """Return the row ids of data plate ``name`` as an array of shape (B,), or raise."""
     check_integers("rows", rows)
-    if jnp.ndim(rows) != 1:
+    if np.ndim(rows) != 1:
         raise ValueError(
             f"`rows` of plate '{name}' must have shape (B,), one id for each row of the "
-            f"minibatch; got shape {jnp.shape(rows)}."
+            f"minibatch; got shape {np.shape(rows)}."
         )
     check_in_range(f"`rows` of plate '{name}'", rows, size, "row ids")
-    return jnp.asarray(rows, jnp.int32)
+    return as_ids(rows)
 
 
 def refuse_repeated_rows(name: str, site: str, rows: ArrayLike) -> None:

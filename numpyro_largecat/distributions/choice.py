@@ -13,7 +13,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import as_array, check_in_range, check_integers, widen
+from numpyro_largecat._checks import as_ids, as_jax_array, check_in_range, check_integers
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.subsets import ClassSubset, check_class_subset
 
@@ -52,7 +52,7 @@ class ChoiceDistribution(dist.Distribution):
         local: dict[str, ArrayLike | None] | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        utilities = as_array(utilities)
+        utilities = as_jax_array(utilities)
         if not jnp.issubdtype(utilities.dtype, jnp.floating):
             utilities = utilities.astype(jnp.result_type(float))
         least = 2 if classes is None else 1
@@ -68,7 +68,7 @@ class ChoiceDistribution(dist.Distribution):
         batch_shape = utilities.shape[:-1]
         for name, value in (local or {}).items():
             batch_shape = _with_local(name, value, batch_shape, utilities.shape)
-            setattr(self, name, None if value is None else as_array(value))
+            setattr(self, name, None if value is None else as_jax_array(value))
         self.utilities = utilities
         self.classes = classes
         super().__init__(batch_shape=batch_shape, validate_args=validate_args)
@@ -89,7 +89,7 @@ class ChoiceDistribution(dist.Distribution):
         self._refuse_chunk("log_prob", "Sum over the chunks with `lc.log_likelihood`.")
         check_integers("value", value)
         check_in_range("`value`", value, self.num_categories, "classes")
-        return _known_log_prob(self, as_array(value))
+        return _known_log_prob(self, as_ids(value))
 
     def label_entries(self, value: ArrayLike) -> tuple[Array, Array]:
         """Return utilities, and for each class in ``value`` its place on their last axis.
@@ -99,7 +99,7 @@ class ChoiceDistribution(dist.Distribution):
         """
         shape = lax.broadcast_shapes(jnp.shape(value), self.batch_shape)
         utilities = jnp.broadcast_to(self.utilities, shape + self.utilities.shape[-1:])
-        value = jnp.broadcast_to(widen(value), shape)
+        value = jnp.broadcast_to(as_ids(value), shape)
         return utilities, value if self.classes is None else self.classes.place(value)
 
     def competitors(self, value: ArrayLike) -> tuple[Array, Array]:
@@ -124,7 +124,7 @@ class ChoiceDistribution(dist.Distribution):
         raise NotImplementedError
 
     def _is_known(self, value: ArrayLike) -> Array:
-        value = widen(value)
+        value = as_ids(value)
         valid = (value >= 0) & (value < self.num_categories)
         if self.classes is None:
             return valid

@@ -9,7 +9,7 @@ from jax import Array, lax, random
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import as_array
+from numpyro_largecat._checks import as_ids, as_jax_array
 from numpyro_largecat.distributions.choice import ChoiceDistribution, utility_vector
 from numpyro_largecat.ops.log_cdf import gumbel_log_cdf
 from numpyro_largecat.ops.noisy_max import noisy_max
@@ -120,7 +120,7 @@ class GaussianUtilityBound(ChoiceDistribution):
 
         Cost: O(M) per observation.
         """
-        return _optimal_u(self, as_array(value))
+        return _optimal_u(self, as_ids(value))
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw utilities, then classes as the arg max of noisy ones."""
@@ -163,7 +163,7 @@ def _log_sum_of_others(choice: GaussianUtilityBound, terms: Array, rows: Array) 
 
 
 def _checked_variances(variances: ArrayLike, shape: tuple[int, ...]) -> Array:
-    variances = as_array(variances)
+    variances = as_jax_array(variances)
     if not jnp.issubdtype(variances.dtype, jnp.floating):
         variances = variances.astype(jnp.result_type(float))
     try:

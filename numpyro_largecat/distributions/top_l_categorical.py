@@ -15,13 +15,13 @@ from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import validate_sample
 
 from numpyro_largecat._checks import (
-    as_array,
+    as_ids,
+    as_jax_array,
     check_count,
     check_distinct,
     check_in_range,
     check_integers,
     check_weights,
-    widen,
 )
 from numpyro_largecat.ops.top_l import log_sum, take_last
 
@@ -93,8 +93,8 @@ class TopLCategorical(dist.Distribution):
         validate_args: bool | None = None,
     ) -> None:
         check_integers("indices", indices)
-        self.indices = as_array(indices)
-        self.logits = as_array(logits)
+        self.indices = as_ids(indices)
+        self.logits = as_jax_array(logits)
         self.num_categories = check_count("num_categories", num_categories, 1)
         shapes = self.indices.shape, self.logits.shape
         if not all(shapes) or shapes[0][-1] != shapes[1][-1]:
@@ -155,7 +155,7 @@ class TopLCategorical(dist.Distribution):
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         """Log probability of each outcome in ``value``; -inf if it is not stored."""
         del intermediates
-        is_value = widen(self.indices) == widen(value)[..., None]
+        is_value = self.indices == as_ids(value)[..., None]
         log_prob = log_sum(jnp.where(is_value, self.log_probs, -jnp.inf))
         return jnp.where(self._is_known[..., 0], log_prob, jnp.nan)
 
@@ -172,7 +172,7 @@ class TopLCategorical(dist.Distribution):
 
     @property
     def _is_known(self) -> Array:
-        indices = widen(self.indices)
+        indices = self.indices
         is_known = (indices >= 0) & (indices < self.num_categories)
         return is_known.all(axis=-1, keepdims=True)
 

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 
-from numpyro_largecat._checks import as_array, check_finite, check_weights, is_concrete
+from numpyro_largecat._checks import as_jax_array, check_finite, check_weights, is_concrete
 from numpyro_largecat.distributions.component_weights import Components, ComponentWeights
 from numpyro_largecat.distributions.top_l_categorical import TopLCategorical
 from numpyro_largecat.distributions.whitened_normal import whiten
@@ -169,7 +169,7 @@ class TopLMixture(dist.MixtureSameFamily):
     def _weights(self, value: ArrayLike) -> tuple[ComponentWeights, tuple[int, ...]]:
         """Log weights of the observations, one after the other, and their shape."""
         check_finite([("`value`", value)])
-        value = as_array(value)
+        value = as_jax_array(value)
         cut = value.ndim - self.event_dim
         if cut < 0 or value.shape[cut:] != self.event_shape:
             raise ValueError(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import as_array
+from numpyro_largecat._checks import as_ids
 from numpyro_largecat.distributions.choice import ChoiceDistribution
 from numpyro_largecat.distributions.errors import GUMBEL, LOGISTIC, ErrorFamily, error_family
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob
@@ -160,7 +160,7 @@ class UtilityCategorical(ChoiceDistribution):
             raise NotImplementedError(
                 f"optimal_u belongs to noise='gumbel' and 'logistic'; got '{self.noise}'."
             )
-        return _optimal_u(self, as_array(value))
+        return _optimal_u(self, as_ids(value))
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw classes as the arg max of noisy utilities, chunk of classes by chunk."""

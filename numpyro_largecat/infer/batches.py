@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, is_concrete
+from numpyro_largecat._checks import check_count, check_no_overflow
 from numpyro_largecat.ops.subsampling import draw_without_replacement
 
 
@@ -53,15 +53,7 @@ class ArrayBatches:
             raise ValueError(
                 f"the arrays must have the same number of rows on their first axis; got {shapes}."
             )
-        for i, array in enumerate(arrays):
-            if not is_concrete(array):
-                continue
-            kept = jax.dtypes.canonicalize_dtype(jnp.result_type(array))
-            if jnp.issubdtype(kept, jnp.integer) and (np.asarray(array) > np.iinfo(kept).max).any():
-                raise ValueError(
-                    f"array {i} holds integers above {np.iinfo(kept).max}, which {kept} cannot "
-                    "hold. Enable 64 bits with `jax.config.update('jax_enable_x64', True)`."
-                )
+        check_no_overflow((f"array {i}", array) for i, array in enumerate(arrays))
         self.arrays = tuple(jnp.asarray(a) for a in arrays)
         self.size = shapes[0][0]
         self.batch_size = check_count("batch_size", batch_size, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -14,8 +15,10 @@ from jax import Array, lax, random
 from numpyro.infer.svi import SVIRunResult
 from tqdm.auto import tqdm
 
-from numpyro_largecat._checks import check_count
+from numpyro_largecat._checks import BadDataError, check_count
+from numpyro_largecat._result_so_far import attach_result, held_signals
 from numpyro_largecat.infer.batches import ArrayBatches
+from numpyro_largecat.infer.closed_over_arrays import compiled
 from numpyro_largecat.infer.model_checks import check_arguments, check_batches
 from numpyro_largecat.infer.row_step import SubsampledSVIState
 from numpyro_largecat.infer.static_arguments import StaticArguments, split_arguments
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
 
 MAX_CHUNK = 100  # steps of one compiled loop, between two looks at the losses
+MOST_TRIES = 100  # draws of a first batch, where bad data is skipped
 BATCH_STREAM = 0x6D696E69  # keeps the keys of batches apart from those that `split` makes
 ELBO_MEMORY = 0.98  # weight of the past in the smoothed ELBO, per step
 
@@ -48,7 +52,7 @@ class Fit:
 
     def __init__(self, svi: SubsampledSVI) -> None:
         self.svi = svi
-        self._chunk = jax.jit(self._run_chunk, static_argnums=4, donate_argnums=0)
+        self._chunk = compiled(self._run_chunk, static_argnums=(4,), donate_first=True)
 
     def run(
         self,
@@ -68,58 +72,102 @@ class Fit:
         num_steps = check_count("num_steps", num_steps, 1)
         drawn = batches if isinstance(batches, ArrayBatches) else None
         stream = None if batches is None or drawn is not None else iter(batches)
-        first: Any = ()
-        if drawn is not None:
-            if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((drawn, args))):
-                check_batches(self.svi.model, drawn, args, {**kwargs, **self.svi.static_kwargs})
-            first = drawn.draw(random.fold_in(rng_key, BATCH_STREAM))
-        elif stream is not None:
-            first = next(stream, None)
-            if first is None:
-                raise ValueError("`batches` gave no batch.")
-        if init_state is None:
-            state = self.svi.init(rng_key, *args, *first, init_params=init_params, **kwargs)
-        else:
-            state = jax.tree.map(jnp.copy, init_state)
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((state, args, kwargs))):
-            return self._run_traced(
-                state, num_steps, (args, kwargs, drawn), skip_bad_steps, forward_mode
-            )
         log = _LossLog(num_steps, progress_bar, skip_bad_steps)
-        iterates, entries = IterateLog(), self.svi._watched
-        with log:
-            if stream is None:
-                arrays, static = split_arguments((args, kwargs, drawn))
-                options = _Options(static, MAX_CHUNK, skip_bad_steps, forward_mode)
-                while count := log.steps_to_go(MAX_CHUNK):
-                    state, losses, values = self._chunk(state, count, entries, arrays, options)
-                    iterates.add(values, log.add(np.asarray(losses)[:count]))
+        so_far = _SoFar(self.svi, log)
+        with attach_result(so_far.interrupted), log:
+            if drawn is not None:
+                self._check_batches(drawn, args, kwargs, skip_bad_steps)
+            if init_state is not None:
+                self.svi._check_state(init_state)
+                state = jax.tree.map(jnp.copy, init_state)
             else:
-                for batch in self._good_batches(first, stream, args, kwargs, log):
-                    arrays, static = split_arguments(((*args, *batch), kwargs, None))
-                    options = _Options(static, 1, skip_bad_steps, forward_mode)
-                    state, losses, values = self._chunk(state, 1, entries, arrays, options)
-                    iterates.add(values, log.add(np.asarray(losses)))
-        log.warn()
-        result = RecordedResult(self.svi.get_params(state), state, jnp.asarray(log.losses()))
-        result.iterates = iterates.iterates()
-        return result
+                state, first = self._start(rng_key, args, drawn, stream, init_params, kwargs, log)
+                stream = None if stream is None else chain([first], stream)
+            if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((state, args, kwargs))):
+                return self._run_traced(
+                    state, num_steps, (args, kwargs, drawn), skip_bad_steps, forward_mode
+                )
+            so_far.state = state
+            if stream is None:
+                self._take_chunks(so_far, (args, kwargs, drawn), forward_mode)
+            else:
+                self._take_batches(so_far, stream, args, kwargs, forward_mode)
+            log.warn()
+            return so_far.result()
 
-    def _good_batches(
-        self, batch: Any, stream: Iterator[Any], args: Any, kwargs: Any, log: _LossLog
-    ) -> Iterator[Any]:
-        """Batches until enough steps are taken; a bad one ends the fit, not the work done."""
+    def _check_batches(self, drawn: ArrayBatches, args: Any, kwargs: Any, skip: bool) -> None:
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((drawn, args))):
+            return
+        try:
+            check_batches(self.svi.model, drawn, args, {**kwargs, **self.svi.static_kwargs})
+        except BadDataError as error:
+            if not skip:
+                raise
+            warnings.warn(
+                f"{error} Steps that draw such rows are skipped.", RuntimeWarning, stacklevel=4
+            )
+
+    def _start(
+        self,
+        rng_key: Array,
+        args: Any,
+        drawn: ArrayBatches | None,
+        stream: Iterator[Any] | None,
+        init_params: dict[str, Any] | None,
+        kwargs: Any,
+        log: _LossLog,
+    ) -> tuple[SubsampledSVIState, Any]:
+        """The initial state, and the batch that it was made from: the first good one."""
+        bad: BadDataError | None = None
+        for batch in islice(_first_batches(rng_key, drawn, stream), log.num_steps):
+            try:
+                state = self.svi.init(rng_key, *args, *batch, init_params=init_params, **kwargs)
+            except BadDataError as error:
+                if not log.skip_bad_steps:
+                    raise
+                bad = error
+                if stream is not None:
+                    log.skip_batch(error)
+            else:
+                return state, batch
+        raise bad or ValueError("`batches` gave no batch.")
+
+    def _take_chunks(self, so_far: _SoFar, arguments: Any, forward_mode: bool) -> None:
+        """Take steps on the same arguments, many in each compiled loop."""
+        log = so_far.log
+        arrays, static = split_arguments(arguments)
+        options = _Options(static, MAX_CHUNK, log.skip_bad_steps, forward_mode)
+        chunk = self._chunk.program(so_far.state, 0, self.svi._watched, arrays, options)
+        while count := log.steps_to_go(MAX_CHUNK):
+            so_far.take(chunk, count, arrays)
+
+    def _take_batches(
+        self, so_far: _SoFar, stream: Iterator[Any], args: Any, kwargs: Any, forward_mode: bool
+    ) -> None:
+        """Take a step on each batch of a stream; one that is bad ends the fit, or is skipped."""
+        log = so_far.log
+        steps: dict[Any, Any] = {}
         while log.steps_to_go(1):
+            batch = next(stream, None)
             if batch is None:
                 log.stop("`batches` gave no further batch", log.num_taken)
                 return
             try:
                 check_arguments(self.svi.model, (*args, *batch), kwargs)
-            except ValueError as error:
-                log.stop(str(error).rstrip("."), log.num_taken)
-                return
-            yield batch
-            batch = next(stream, None) if log.steps_to_go(1) else None
+            except BadDataError as error:
+                if log.skip_bad_steps:
+                    log.skip_batch(error)
+                else:
+                    log.stop(str(error).rstrip("."), log.num_taken)
+                continue
+            arrays, static = split_arguments(((*args, *batch), kwargs, None))
+            options = _Options(static, 1, log.skip_bad_steps, forward_mode)
+            form = options, tuple(None if x is None else jax.typeof(x) for x in arrays)
+            if form not in steps:
+                steps[form] = self._chunk.program(
+                    so_far.state, 0, self.svi._watched, arrays, options
+                )
+            so_far.take(steps[form], 1, arrays)
 
     def _run_chunk(
         self,
@@ -187,6 +235,64 @@ class Fit:
         )
 
 
+def _first_batches(
+    rng_key: Array, drawn: ArrayBatches | None, stream: Iterator[Any] | None
+) -> Iterator[Any]:
+    """Batches to make the initial state from: the first that is good is taken."""
+    if stream is not None:
+        return stream
+    if drawn is None:
+        return iter([()])
+    keys = (random.fold_in(rng_key, BATCH_STREAM + i) for i in range(MOST_TRIES))
+    return map(drawn.draw, keys)
+
+
+class _SoFar:
+    """What a fit has reached: always a state that is there, and the losses that belong to it."""
+
+    state: SubsampledSVIState | None = None  # until `init` has made one
+
+    def __init__(self, svi: SubsampledSVI, log: _LossLog) -> None:
+        self.svi = svi
+        self.log = log
+        self.iterates = IterateLog()
+
+    def take(self, chunk: Any, count: int, arrays: list[Any]) -> None:
+        """Take ``count`` steps; no signal can part the new state from its losses.
+
+        The state is replaced when the steps are known to have run.
+        """
+        with held_signals():
+            state, losses, values = chunk(self.state, count, self.svi._watched, arrays)
+            losses = np.array(losses)[:count]  # a copy: a view would keep the device's buffer
+            self.state = state
+            self.iterates.add(values, self.log.add(losses))
+
+    def result(self) -> RecordedResult:
+        """The result, as ``run`` returns it."""
+        assert self.state is not None
+        return self._with_params(self.svi.get_params(self.state))
+
+    def interrupted(self) -> tuple[RecordedResult, str] | None:
+        """The result, and how far it came. Without memory for ``params``, these are left out."""
+        if self.state is None:
+            return None
+        progress = f"{self.log.num_taken} of {self.log.num_steps} steps"
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state)):
+            progress += "; its state is gone, in memory that a compiled step had been given"
+            return self._with_params({}), progress
+        try:
+            return self.result(), progress
+        except (RuntimeError, MemoryError) as error:
+            progress += f"; its `params` cannot be computed ({error}), but its `state` is there"
+            return self._with_params({}), progress
+
+    def _with_params(self, params: dict[str, Any]) -> RecordedResult:
+        result = RecordedResult(params, self.state, jnp.asarray(self.log.losses()))
+        result.iterates = self.iterates.iterates()
+        return result
+
+
 class _LossLog:
     """Losses so far, shown in a progress bar, and why the fit ended early if it did."""
 
@@ -197,6 +303,7 @@ class _LossLog:
         self.parts: list[np.ndarray] = []
         self.num_taken = 0
         self.reason: str | None = None
+        self.bad_batches: list[BadDataError] = []
         self.smoothed: float | None = None
 
     def __enter__(self) -> None:
@@ -234,6 +341,11 @@ class _LossLog:
             self.bar.set_postfix_str(f"smoothed ELBO {self.smoothed:.6g}")
         return num_good
 
+    def skip_batch(self, error: BadDataError) -> None:
+        """Count a batch that was not used as a step that was skipped."""
+        self.bad_batches.append(error)
+        self.add(np.full(1, np.nan))
+
     def stop(self, reason: str, step: int) -> None:
         """End the fit before ``step``, counted from 0."""
         self.reason = f"SubsampledSVI.run ended at step {step} of {self.num_steps}: {reason}."
@@ -254,7 +366,12 @@ class _LossLog:
         if self.skip_bad_steps and skipped:
             warnings.warn(
                 f"SubsampledSVI.run skipped {skipped} of {self.num_taken} steps, whose loss or "
-                "gradients were not finite.",
+                f"gradients were not finite.{self._of_bad_batches()}",
                 RuntimeWarning,
                 stacklevel=4,
             )
+
+    def _of_bad_batches(self) -> str:
+        if not self.bad_batches:
+            return ""
+        return f" Of {len(self.bad_batches)} the batch was bad, the first: {self.bad_batches[0]}"

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from numpyro_largecat.distributions.choice import base_distribution
 from numpyro_largecat.infer.chunked_utilities import ChunkedUtilities, InnerNoise
+from numpyro_largecat.infer.closed_over_arrays import compiled
 from numpyro_largecat.infer.model_run import log_prob_of, unmasked
 from numpyro_largecat.ops.softmax_bound import take_row
 
@@ -191,7 +192,7 @@ def _choice(site: dict[str, Any]) -> tuple[Array, Array]:
 
 def _labels(utilities: ChunkedUtilities, key: Array) -> Array:
     noise = InnerNoise(key, frozenset())
-    return jax.jit(lambda: _choice(utilities.traces(0, 1, key, noise)[1][utilities.site])[1])()
+    return compiled(lambda: _choice(utilities.traces(0, 1, key, noise)[1][utilities.site])[1])()
 
 
 def _own(psi: Array, labels: Array, classes: Array) -> Array:

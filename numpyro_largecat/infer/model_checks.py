@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,12 +15,22 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array, lax
+from jax.typing import ArrayLike
 from numpyro.handlers import seed, trace
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_largecat._checks import check_finite, check_in_range, check_known, is_concrete
+from numpyro_largecat._checks import (
+    as_ids,
+    check_finite,
+    check_in_range,
+    check_known,
+    check_no_overflow,
+    is_concrete,
+    out_of_range,
+)
 from numpyro_largecat.distributions.choice import ChoiceDistribution, base_distribution
 from numpyro_largecat.infer.batches import ArrayBatches
+from numpyro_largecat.infer.closed_over_arrays import compiled
 from numpyro_largecat.infer.latent_values import at_feasible_values
 from numpyro_largecat.infer.scale_checks import refuse_without_rows, sites_without_rows
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
@@ -30,17 +40,19 @@ CATEGORICALS = (dist.CategoricalLogits, dist.CategoricalProbs)
 
 
 def check_arguments(model: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """Refuse arrays among the arguments of the model that are not finite, by name."""
+    """Refuse arrays among the arguments of the model that are not finite, or overflow, by name."""
     try:
         bound = inspect.signature(model).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # no signature, or one that the model itself will refuse
         bound = {**{f"argument {i}": a for i, a in enumerate(args)}, **kwargs}
-    check_finite(
+    arrays = [
         (f"`{name}{jax.tree_util.keystr(path)}`", leaf)
         for name, value in bound.items()
         for path, leaf in jax.tree_util.tree_leaves_with_path(value)
         if isinstance(leaf, (np.ndarray, jax.Array, float))
-    )
+    ]
+    check_finite(arrays)
+    check_no_overflow(arrays)
 
 
 def warn_of_discrete_sites(model_trace: Any, loss: Any) -> None:
@@ -194,16 +206,62 @@ def check_labels(labels: dict[str, Labels]) -> None:
             refuse_repeated_rows(found.plate, found.latent, found.values)
 
 
-def _check_size(name: str, rows: Labels, batches: ArrayBatches) -> None:
-    """Refuse a data plate with the rows of ``batches`` as its ids and another number of rows."""
-    if rows.meaning != "row ids" or rows.size <= batches.size or rows.values.ndim != 1:
-        return
-    if (rows.values == jnp.arange(batches.size)).all():
-        raise ValueError(
-            f"{name} are those of `batches`, so the size of the plate must be {batches.size}, "
-            f"their number of rows; got {rows.size}, which would scale the likelihood by "
-            f"{rows.size} / {batches.batch_size}."
-        )
+class _SeenLabels(NamedTuple):
+    """What some chunks of rows show of labels, one entry for each chunk."""
+
+    num_bad: Array  # labels out of range
+    are_rows: Array  # whether they are the rows themselves
+
+
+class _RowLooks:
+    """A model's labels and scales on every row of ``batches``, chunk by chunk.
+
+    Nothing else is computed, and of each chunk no more is kept than a few numbers.
+    """
+
+    def __init__(
+        self, model: Callable[..., Any], batches: ArrayBatches, args: Any, kwargs: Any
+    ) -> None:
+        self.model, self.batches, self.args, self.kwargs = model, batches, args, kwargs
+        self.num_chunks = -(-batches.size // batches.batch_size)
+        self.look = compiled(lambda chunks: lax.map(self._of_chunk, chunks))
+        self.of_rows: dict[str, int] = {}  # number of rows of the plates that have row ids
+
+    def rows(self, chunk: ArrayLike) -> Array:
+        """Rows of a chunk; the last one may go on past the last row."""
+        return jnp.asarray(chunk) * self.batches.batch_size + jnp.arange(self.batches.batch_size)
+
+    def sites(self, chunk: ArrayLike) -> Any:
+        """The sites of the model on a chunk, whose last row fills it up."""
+        rows = jnp.minimum(self.rows(chunk), self.batches.size - 1)
+        run = at_feasible_values(share_rows(seed(self.model, 0), TouchedRows()))
+        return trace(run).get_trace(*self.args, *self.batches.take(rows), **self.kwargs)
+
+    def labels(self, chunk: ArrayLike) -> dict[str, Labels]:
+        """The labels of a chunk."""
+        return observed_labels(self.sites(chunk))
+
+    def is_by_row(self, found: Labels) -> bool:
+        """Whether labels of a chunk are one, or some, for each of its rows."""
+        return found.values.shape[:1] == (self.batches.batch_size,)
+
+    def _of_chunk(self, chunk: Array) -> tuple[dict[str, _SeenLabels], dict[str, Array]]:
+        sites = self.sites(chunk)
+        labels = observed_labels(sites)
+        self.of_rows = {n: found.size for n, found in labels.items() if found.meaning == "row ids"}
+        seen = {name: self._seen(chunk, found) for name, found in labels.items()}
+        is_whole = self.batches.batch_size == self.batches.size
+        return seen, {} if is_whole else sites_without_rows(sites, self.batches.batch_size)
+
+    def _seen(self, chunk: Array, found: Labels) -> _SeenLabels:
+        values, rows = as_ids(found.values), self.rows(chunk)
+        bad = (values < 0) | (values >= found.size)
+        if not self.is_by_row(found):
+            return _SeenLabels(bad.sum(), jnp.array(False))
+        is_row = rows < self.batches.size
+        bad &= is_row.reshape(-1, *[1] * (bad.ndim - 1))
+        are_rows = ((values == rows) | ~is_row).all() if values.ndim == 1 else jnp.array(False)
+        return _SeenLabels(bad.sum(), are_rows)
 
 
 def check_batches(model: Callable[..., Any], batches: ArrayBatches, args: Any, kwargs: Any) -> None:
@@ -212,38 +270,50 @@ def check_batches(model: Callable[..., Any], batches: ArrayBatches, args: Any, k
     The model itself says what its labels are: its plates are opened on every row, in compiled
     chunks in which nothing but labels and scales is computed.
 
-    Cost: O(N).
+    Cost: O(N) time; memory for a chunk of rows, and a few numbers for each chunk.
     """
     check_finite((f"array {i} of `batches`", array) for i, array in enumerate(batches.arrays))
-
-    def sites_of(rows: Array) -> Any:
-        run = at_feasible_values(share_rows(seed(model, 0), TouchedRows()))
-        return trace(run).get_trace(*args, *batches.take(rows), **kwargs)
-
-    def look_at(rows: Array) -> tuple[dict[str, Labels], dict[str, Array]]:
-        sites = sites_of(rows)
-        labels = {n: replace(found, known=None) for n, found in observed_labels(sites).items()}
-        is_whole = batches.batch_size == batches.size
-        return labels, {} if is_whole else sites_without_rows(sites, batches.batch_size)
-
-    num_chunks = -(-batches.size // batches.batch_size)
-    starts = jnp.arange(num_chunks) * batches.batch_size
-    chunks = jnp.minimum(starts[:, None] + jnp.arange(batches.batch_size), batches.size - 1)
-    by_chunk, without_rows = jax.jit(lambda chunks: lax.map(look_at, chunks))(chunks)
-    for name, found in by_chunk.items():
-        values = found.values
-        if values.shape[1:2] == (batches.batch_size,):  # one for each row of the data
-            values = values.reshape(-1, *values.shape[2:])[: batches.size]
-            _check_size(name, replace(found, values=values), batches)
-        check_labels({name: replace(found, values=values)})
+    looks = _RowLooks(model, batches, args, kwargs)
+    seen, without_rows = looks.look(jnp.arange(looks.num_chunks))
+    for name, found in seen.items():
+        if found.are_rows.all():
+            _check_size(name, looks.of_rows.get(name, 0), batches)
+        if found.num_bad.any():
+            _refuse_labels(name, looks, found.num_bad)
     suspects = [name for name, is_wrong in without_rows.items() if is_wrong.all()]
 
-    def observed(rows: Array) -> list[Array]:
-        sites = sites_of(rows)
+    def observed(chunk: Array) -> list[Array]:
+        sites = looks.sites(chunk)
         return [jnp.asarray(sites[name]["value"]) for name in suspects]
 
     if not suspects:
         return
-    for name, inputs in zip(suspects, eval_provenance(observed, rows=chunks[0]), strict=True):
+    for name, inputs in zip(suspects, eval_provenance(observed, chunk=0), strict=True):
         if inputs:  # what it observes is the minibatch's own, not the same in each step
             refuse_without_rows(name, batches.size, batches.batch_size)
+
+
+def _check_size(name: str, size: int, batches: ArrayBatches) -> None:
+    """Refuse a data plate with the rows of ``batches`` as its ids and another number of rows."""
+    if size > batches.size:
+        raise ValueError(
+            f"{name} are those of `batches`, so the size of the plate must be {batches.size}, "
+            f"their number of rows; got {size}, which would scale the likelihood by "
+            f"{size} / {batches.batch_size}."
+        )
+
+
+def _refuse_labels(name: str, looks: _RowLooks, num_bad: Array) -> None:
+    """Say which label is the first that is out of range; ``num_bad`` are in each chunk."""
+    chunk = int(jnp.argmax(num_bad > 0))
+    found = compiled(looks.labels)(chunk)[name]
+    values, size = found.values, found.size
+    if not looks.is_by_row(found):
+        check_in_range(name, values, size, found.meaning)
+        return
+    start, num_rows = chunk * looks.batches.batch_size, looks.batches.size
+    num_all = num_rows * (values.size // len(values))
+    total = int(np.asarray(num_bad).sum(dtype=np.int64))
+    raise out_of_range(
+        name, values, size, found.meaning, num_bad=total, num_all=num_all, start=start
+    )

@@ -6,7 +6,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 from jax import Array
 from numpyro.handlers import seed, substitute, trace
 
@@ -16,6 +15,7 @@ from numpyro_largecat.infer.chunked_utilities import (
     only_read,
     without_training_rows,
 )
+from numpyro_largecat.infer.closed_over_arrays import compiled
 from numpyro_largecat.infer.latent_values import at_feasible_values
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
 
@@ -61,9 +61,9 @@ def layout_of(model: Any, guide: Any, args: Any, kwargs: Any, params: Any) -> Mo
 
     try:
         new_rows = partial(look, without_errors(model, guide)[0], without_training_rows)
-        row_ids = jax.jit(new_rows)(params)
+        row_ids = compiled(new_rows)(params)
     except RowsNeeded:
-        row_ids = jax.jit(partial(look, model, lambda fn: fn))(params)
+        row_ids = compiled(partial(look, model, lambda fn: fn))(params)
     return ModelLayout(sizes, row_ids, latent)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from numpyro_largecat.distributions.errors import GUMBEL
 from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.chunked_utilities import ChunkedUtilities, InnerNoise
+from numpyro_largecat.infer.closed_over_arrays import compiled
 from numpyro_largecat.infer.guide_ratios import (
     Ratios,
     RowWeights,
@@ -61,7 +62,7 @@ class Fitted(NamedTuple):
             rows = rows_of_site(site)
             return jnp.broadcast_to(site["value"], rows.weights.shape), rows
 
-        return jax.jit(look)(args)
+        return compiled(look)(args)
 
 
 def check_rows(

@@ -17,6 +17,7 @@ from numpyro.infer.svi import SVIRunResult
 from numpyro.infer.util import transform_fn
 from numpyro.optim import _NumPyroOptim
 
+from numpyro_largecat.infer.closed_over_arrays import compiled
 from numpyro_largecat.infer.fit_loop import Fit
 from numpyro_largecat.infer.guide_tables import release_initial_values, renew_initial_values
 from numpyro_largecat.infer.joint_guides import refuse_joint_guides
@@ -41,6 +42,7 @@ from numpyro_largecat.infer.row_step import (
     SubsampledSVIState,
     find_rows,
 )
+from numpyro_largecat.infer.state_checks import check_plates, check_state, shapes_of
 from numpyro_largecat.infer.static_arguments import split_arguments
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
 from numpyro_largecat.infer.watched_entries import Watched, watch_entries
@@ -134,6 +136,7 @@ class SubsampledSVI(SVI):
             )
         self._sites: dict[str, ParamSite] = {}
         self._owners: dict[Any, list[str | None]] = {}
+        self._shapes: SubsampledSVIState | None = None
         self._watched: Watched = {}
         self._fit = Fit(self)
 
@@ -176,7 +179,9 @@ class SubsampledSVI(SVI):
             transform_fn, {name: self._sites[name].transform for name in optimised}
         )
         self._owners = {}
-        return SubsampledSVIState(optim_state, mutable_state, rng_key, local_state)
+        state = SubsampledSVIState(optim_state, mutable_state, rng_key, local_state)
+        self._shapes = shapes_of(state)
+        return state
 
     def _check_loss(self) -> None:
         """Refuse a loss that hides from us what its particles do to local parameters."""
@@ -213,7 +218,7 @@ class SubsampledSVI(SVI):
             mutable = {name: site["value"] for name, site in _of_type("mutable", sites).items()}
             return touched, values, mutable, observed_labels(sites), labels_as_columns(sites)
 
-        run = jax.jit(run_model)
+        run = compiled(run_model)
         touched, values, mutable, labels, columns = run(model_key, arrays, given)
         check_labels(labels)
         check_columns(columns)
@@ -303,7 +308,12 @@ class SubsampledSVI(SVI):
         and so is whether the likelihood is scaled from a minibatch to all its rows. A step whose
         loss or new parameters are not finite is not taken: the fit ends there with a RuntimeWarning
         that names the step, and the result holds the last good state (with ``stable_update`` such
-        steps are skipped instead, and counted in a warning at the end).
+        steps are skipped instead, and counted in a warning at the end; bad data that ``batches``
+        holds is then no error but a warning).
+
+        **Nothing is lost.** Whatever is raised after ``init``, by the model, by the iterator or as
+        ``KeyboardInterrupt`` (Ctrl-C), has the fit up to then as its attribute ``result_so_far``:
+        keep its ``params``, or go on with ``init_state=error.result_so_far.state``.
 
         Args:
             rng_key: A JAX random key.
@@ -312,7 +322,7 @@ class SubsampledSVI(SVI):
             batches: Minibatches whose arrays come after ``args``: ``ArrayBatches``, drawn inside
                 the compiled loop, or any iterator of tuples of arrays, such as a stream from disk.
             progress_bar: Show steps, speed and a smoothed ELBO.
-            stable_update: Skip steps that are not finite and go on.
+            stable_update: Skip steps that are not finite, and batches with bad data, and go on.
             forward_mode_differentiation: Differentiate in forward mode.
             init_state: State to go on from, as an earlier result holds it; it is copied.
             init_params: Initial values of parameters, by name.
@@ -324,8 +334,9 @@ class SubsampledSVI(SVI):
             to 1000 earlier values of a few entries of each parameter, for ``diagnose``.
 
         Raises:
-            ValueError: If ``num_steps`` is less than 1, if data or labels are refused, or if what a
-                model with minibatches observes is in no data plate with their ``rows``.
+            ValueError: If ``num_steps`` is less than 1, if data or labels are refused, if what a
+                model with minibatches observes is in no data plate with their ``rows``, or if
+                ``init_state`` is the state of another model or optimiser.
 
         Cost: O(touched rows) per step; O(table) once at the start and once at the end.
         """
@@ -371,19 +382,26 @@ class SubsampledSVI(SVI):
 
     def _gather(self, svi_state: SubsampledSVIState, args: Any, kwargs: Any) -> RowStep:
         """Find the rows that a step touches, and gather them."""
-        if self.constrain_fn is None:
-            raise RuntimeError(
-                "SubsampledSVI learns the sites of model and guide in `init`: call it once before "
-                "`update`, `evaluate` or `run(init_state=...)`, with arguments like theirs."
-            )
+        self._check_state(svi_state)
         kwargs = {**kwargs, **self.static_kwargs}
         next_key, step_key = random.split(svi_state.rng_key)
         params = self.optim.get_params(svi_state.optim_state)
         touched, _ = find_rows(self, svi_state, params, step_key, args, kwargs)
+        local = {name: local.value for name, local in svi_state.local_state.items()}
+        check_plates(self._sites, params | local, touched)
         rows = {name: site.rows(touched) for name, site in self._sites.items()}
         rows = {name: by_axis for name, by_axis in rows.items() if by_axis}
         owners = self._row_owners(params, rows)
         return RowStep(self, touched, rows, owners, next_key, step_key, svi_state, args, kwargs)
+
+    def _check_state(self, svi_state: Any) -> None:
+        """Refuse what is not the state of this model and optimiser."""
+        if self._shapes is None:
+            raise RuntimeError(
+                "SubsampledSVI learns the sites of model and guide in `init`: call it once before "
+                "`update`, `evaluate` or `run(init_state=...)`, with arguments like theirs."
+            )
+        check_state(self._shapes, svi_state, self.optim)
 
     def _row_owners(self, params: Any, rows: Any) -> list[str | None]:
         """Whose rows each leaf of the optimiser's state holds; the optimiser is checked once."""

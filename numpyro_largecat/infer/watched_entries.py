@@ -74,7 +74,8 @@ class IterateLog:
         arrays = {name: np.asarray(value) for name, value in values.items()}
         first = -self._step % self._stride
         for i in range(first, count, self._stride):
-            self._kept.append({name: array[i] for name, array in arrays.items()})
+            # A copy: a view would keep the device's buffer of all steps.
+            self._kept.append({name: array[i].copy() for name, array in arrays.items()})
         self._step += count
         while len(self._kept) > MOST_ITERATES:
             self._kept = self._kept[::2]

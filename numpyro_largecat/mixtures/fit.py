@@ -14,6 +14,7 @@ from jax import Array
 from tqdm.auto import tqdm
 
 from numpyro_largecat._checks import check_count, check_key, describe, is_concrete
+from numpyro_largecat._result_so_far import attach_result, held_signals
 from numpyro_largecat.mixtures.family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import GlobalStep, Objective, Statistics, global_step
 from numpyro_largecat.mixtures.local_step import Summary, chunk_rows, summarize
@@ -67,6 +68,9 @@ def fit_mixture(
               \rho_t = (\mathrm{delay} + t)^{-\mathrm{forgetting}}, \quad t = 1, 2, \ldots
 
     With one batch of all data and forgetting = 0 both are coordinate ascent.
+
+    What is raised during the fit, also by ``data`` or as ``KeyboardInterrupt``, has the fit after
+    the last batch as its attribute ``result_so_far``, to look at or to go on from.
 
     Cost: O(B K P) per step in one product, O(B L P) for the sums, and K times the cost of a
     posterior, which is computed on the device in float64 (K D^3 for full covariances). Memory: the
@@ -152,16 +156,28 @@ def fit_mixture(
         steps = memoized_steps(model, first, stream, num_passes)
     else:
         steps = stochastic_steps(model, first, stream, num_passes, delay, forgetting, rng)
-    total = num_passes * len(model.look.sizes)
-    with tqdm(steps, total=total, disable=not progress_bar, unit="batch") as bar:
-        bounds = []
+    num_batches = len(model.look.sizes)
+    total = num_passes * num_batches
+    statistics = first
+    bounds: list[float] = []
+
+    def fit() -> MixtureFit:
+        whole_passes = len(bounds) // num_batches * num_batches
+        by_pass = np.reshape(bounds[:whole_passes], (-1, num_batches))
+        by_pass = by_pass[:, -1] if algorithm == "memoized" else by_pass.mean(1)
+        return model.fit(statistics, by_pass)
+
+    with (
+        attach_result(lambda: (fit(), f"{len(bounds)} of {total} batches")),
+        tqdm(steps, total=total, disable=not progress_bar, unit="batch") as bar,
+    ):
         for step in bar:
-            bounds.append(step.bound)
+            with held_signals():
+                statistics = step.statistics
+                bounds.append(step.bound)
             if np.isfinite(step.bound):
                 bar.set_postfix_str(f"objective per row {step.bound / model.look.num_rows:.6g}")
-    by_pass = np.reshape(bounds, (num_passes, -1))
-    by_pass = by_pass[:, -1] if algorithm == "memoized" else by_pass.mean(1)
-    return model.fit(step.statistics, by_pass)
+        return fit()
 
 
 class Model(NamedTuple):

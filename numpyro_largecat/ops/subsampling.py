@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_largecat._checks import widen
+from numpyro_largecat._checks import as_ids
 
 
 @partial(jax.jit, static_argnames=("num_draws", "min_population", "max_population"))
@@ -112,9 +112,7 @@ def skip_labels(ranks: Array, labels: Array, num_categories: int) -> Array:
     others_before = jnp.where(
         labels < num_categories, labels - jnp.arange(labels.shape[0]), num_categories
     )
-    return ranks + jnp.searchsorted(
-        others_before, ranks, side="right"
-    ).astype(ranks.dtype)
+    return ranks + jnp.searchsorted(others_before, ranks, side="right").astype(ranks.dtype)
 
 
 @partial(jax.jit, static_argnames="num_categories")
@@ -130,7 +128,7 @@ def sorted_distinct(classes: Array, num_categories: int) -> Array:
     Returns:
         Shape (B,), int32.
     """
-    classes = widen(classes)
+    classes = as_ids(classes)
     valid = (classes >= 0) & (classes < num_categories)
     classes = jnp.where(valid, classes, num_categories).astype(jnp.int32)
     return jnp.unique(classes, size=classes.shape[0], fill_value=num_categories)
