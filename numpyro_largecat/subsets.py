@@ -102,7 +102,7 @@ class ClassSubset:
         if self.per_observation:
             return jnp.zeros(jnp.shape(value), jnp.int32)
         _refuse_steps(self.labels)
-        return jnp.searchsorted(self.labels, value, method="scan_unrolled")
+        return jnp.searchsorted(self.labels, value)
 
     def holds(self, value: Array) -> Array:
         """Whether each class in ``value`` is among the labels, and so has a row of weight 1.

@@ -20,6 +20,8 @@ from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.infer.guide_tables import guide_parts
 from numpyro_largecat.ops.finfo import finfo
 
+MOST_TOGETHER = 128  # classes in which places are looked for; what is done by place is seldom later
+
 
 def check_guide_has_run(guide: Any) -> None:
     """Refuse an automatic guide that would find its sites in a model with few classes, no labels.
@@ -44,10 +46,10 @@ def rows_are_alone(
     ``of_classes(start, size, seed)`` are the utilities (..., size) of classes from ``start`` on, at
     values that tell all rows apart, see ``moved_rows``. Those of class 1 must be the same after
     class 0 and before class 2, which shows sums over the classes and rows that are read by id; and
-    those in the first chunk the same when it starts one class later, which shows places. What a
-    model draws from the seed is not compared.
+    those of the first classes of a chunk the same when it starts one class later, which shows
+    places. What a model draws from the seed is not compared.
 
-    Cost: the utilities of two chunks.
+    Cost: the utilities of at most 262 classes.
 
     Returns:
         A boolean, which is a tracer under ``jit``.
@@ -60,7 +62,8 @@ def rows_are_alone(
     first, noise = pairs[1, ..., 0], pairs[2, ..., 0]
     differ = _differ(pairs[0, ..., 1:], first[..., None])
     if chunk_size > 2:
-        chunks = lax.map(lambda start: of_classes(start, chunk_size, 0), jnp.array([0, 1]))
+        size = min(chunk_size, MOST_TOGETHER)
+        chunks = lax.map(lambda start: of_classes(start, size, 0), jnp.array([0, 1]))
         later = _differ(chunks[0, ..., 2:], chunks[1, ..., 1:-1])
         differ = jnp.concatenate([differ, later])
     differ &= ((first == noise) | (jnp.isnan(first) & jnp.isnan(noise))).all()

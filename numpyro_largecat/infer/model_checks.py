@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -211,12 +211,14 @@ class _SeenLabels(NamedTuple):
 
     num_bad: Array  # labels out of range
     are_rows: Array  # whether they are the rows themselves
+    unlike: Array  # ids that must not repeat, one for each row; else none
 
 
 class _RowLooks:
     """A model's labels and scales on every row of ``batches``, chunk by chunk.
 
-    Nothing else is computed, and of each chunk no more is kept than a few numbers.
+    Nothing else is computed, and of each chunk no more is kept than a few numbers, or ids that must
+    not repeat in any other.
     """
 
     def __init__(
@@ -225,7 +227,7 @@ class _RowLooks:
         self.model, self.batches, self.args, self.kwargs = model, batches, args, kwargs
         self.num_chunks = -(-batches.size // batches.batch_size)
         self.look = compiled(lambda chunks: lax.map(self._of_chunk, chunks))
-        self.of_rows: dict[str, int] = {}  # number of rows of the plates that have row ids
+        self.row_ids: dict[str, Labels] = {}  # those of data plates, without values
 
     def rows(self, chunk: ArrayLike) -> Array:
         """Rows of a chunk; the last one may go on past the last row."""
@@ -248,7 +250,8 @@ class _RowLooks:
     def _of_chunk(self, chunk: Array) -> tuple[dict[str, _SeenLabels], dict[str, Array]]:
         sites = self.sites(chunk)
         labels = observed_labels(sites)
-        self.of_rows = {n: found.size for n, found in labels.items() if found.meaning == "row ids"}
+        none = jnp.zeros(0, jnp.int32)
+        self.row_ids = {n: replace(f, values=none) for n, f in labels.items() if f.plate}
         seen = {name: self._seen(chunk, found) for name, found in labels.items()}
         is_whole = self.batches.batch_size == self.batches.size
         return seen, {} if is_whole else sites_without_rows(sites, self.batches.batch_size)
@@ -256,12 +259,13 @@ class _RowLooks:
     def _seen(self, chunk: Array, found: Labels) -> _SeenLabels:
         values, rows = as_ids(found.values), self.rows(chunk)
         bad = (values < 0) | (values >= found.size)
+        none = jnp.zeros(0, jnp.int32)
         if not self.is_by_row(found):
-            return _SeenLabels(bad.sum(), jnp.array(False))
+            return _SeenLabels(bad.sum(), jnp.array(False), none)
         is_row = rows < self.batches.size
         bad &= is_row.reshape(-1, *[1] * (bad.ndim - 1))
         are_rows = ((values == rows) | ~is_row).all() if values.ndim == 1 else jnp.array(False)
-        return _SeenLabels(bad.sum(), are_rows)
+        return _SeenLabels(bad.sum(), are_rows, none if found.latent is None else values)
 
 
 def check_batches(model: Callable[..., Any], batches: ArrayBatches, args: Any, kwargs: Any) -> None:
@@ -270,16 +274,17 @@ def check_batches(model: Callable[..., Any], batches: ArrayBatches, args: Any, k
     The model itself says what its labels are: its plates are opened on every row, in compiled
     chunks in which nothing but labels and scales is computed.
 
-    Cost: O(N) time; memory for a chunk of rows, and a few numbers for each chunk.
+    Cost: O(N) time; memory for a chunk of rows, and a few numbers for each chunk; O(N log N) and an
+    id for each row where these must not repeat.
     """
     check_finite((f"array {i} of `batches`", array) for i, array in enumerate(batches.arrays))
     looks = _RowLooks(model, batches, args, kwargs)
     seen, without_rows = looks.look(jnp.arange(looks.num_chunks))
     for name, found in seen.items():
-        if found.are_rows.all():
-            _check_size(name, looks.of_rows.get(name, 0), batches)
         if found.num_bad.any():
             _refuse_labels(name, looks, found.num_bad)
+        if name in looks.row_ids:
+            _check_row_ids(name, looks.row_ids[name], found, batches)
     suspects = [name for name, is_wrong in without_rows.items() if is_wrong.all()]
 
     def observed(chunk: Array) -> list[Array]:
@@ -293,14 +298,17 @@ def check_batches(model: Callable[..., Any], batches: ArrayBatches, args: Any, k
             refuse_without_rows(name, batches.size, batches.batch_size)
 
 
-def _check_size(name: str, size: int, batches: ArrayBatches) -> None:
-    """Refuse a data plate with the rows of ``batches`` as its ids and another number of rows."""
-    if size > batches.size:
-        raise ValueError(
-            f"{name} are those of `batches`, so the size of the plate must be {batches.size}, "
-            f"their number of rows; got {size}, which would scale the likelihood by "
-            f"{size} / {batches.batch_size}."
-        )
+def _check_row_ids(name: str, ids: Labels, seen: _SeenLabels, batches: ArrayBatches) -> None:
+    """Refuse a plate with another number of rows than ``batches``, or ids that must not repeat."""
+    if seen.are_rows.all():
+        if ids.size > batches.size:
+            raise ValueError(
+                f"{name} are those of `batches`, so the size of the plate must be {batches.size}, "
+                f"their number of rows; got {ids.size}, which would scale the likelihood by "
+                f"{ids.size} / {batches.batch_size}."
+            )
+    elif ids.latent is not None:
+        refuse_repeated_rows(ids.plate, ids.latent, seen.unlike.ravel()[: batches.size])
 
 
 def _refuse_labels(name: str, looks: _RowLooks, num_bad: Array) -> None:
