@@ -12,7 +12,7 @@ import numpyro
 from jax import Array
 from jax.typing import ArrayLike
 from numpyro.contrib.control_flow import scan
-from numpyro.handlers import infer_config
+from numpyro.handlers import condition, infer_config
 from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
 
 from numpyro_largecat._checks import as_ids, check_count, is_concrete
@@ -35,7 +35,6 @@ from numpyro_largecat.subsets import (
     labels_of_each_subset,
     labels_subset,
     per_observation_subset,
-    refuse_repeated_rows,
     shared_subset,
 )
 
@@ -73,6 +72,7 @@ def _rows_site(
     draw: Callable[[Array | None], DrawnClasses] | None = None,
     *,
     all_rows: bool = False,
+    given_ids: bool = False,
 ) -> _RowsSite:
     """Send the helper site of plate ``name`` through the handlers.
 
@@ -97,6 +97,7 @@ def _rows_site(
             "rng_key": None,
             "is_helper": True,
             "all_rows": all_rows,
+            "given_ids": given_ids,
             "draws_classes": draw is not None,
         },
         "value": value,
@@ -134,6 +135,13 @@ def _refuse_scan(name: str) -> None:
         )
 
 
+def _are_same(a: Array, b: Array) -> bool:
+    """Whether two arrays of row ids are known to be equal."""
+    if a is b or a.shape != b.shape:
+        return a is b
+    return is_concrete(a) and is_concrete(b) and bool((a == b).all())
+
+
 class _indexed_plate(numpyro.plate):
     """A plate whose rows are given, and which slices every parameter inside it by them."""
 
@@ -152,7 +160,7 @@ class _indexed_plate(numpyro.plate):
             _refuse_scan(name)
         with _answer_plate(name, indices, meaning):
             super().__init__(name, size, subsample_size=indices.shape[0], dim=dim)
-        if self._indices is not indices and not shared and not meaning["full"]:
+        if not (shared or meaning["full"] or _are_same(self._indices, indices)):
             raise ValueError(
                 f"plate '{name}': the guide opened a plate of that name with rows of its own, "
                 "which are not the rows of the model's plate. Fit with lc.SubsampledSVI, which "
@@ -461,6 +469,23 @@ class class_chunk(Messenger):
             msg["kwargs"]["is_chunk"] = True
 
 
+def is_latent(msg: dict[str, Any]) -> bool:
+    """Whether a message is of a continuous site that nothing observes.
+
+    What is discrete is a drawn outcome, or summed over for each row. The handler ``condition``,
+    which comes after the plates, is asked what it will say.
+    """
+    support = msg["fn"].support
+    if msg["is_observed"] or (support is not None and support.is_discrete):
+        return False
+    for handler in _PYRO_STACK:
+        if isinstance(handler, condition):
+            say = handler.condition_fn or (lambda msg, data=handler.data: data.get(msg["name"]))
+            if say(msg) is not None:
+                return False
+    return True
+
+
 class data_plate(_indexed_plate):
     """Plate over the N rows of the data, whose minibatch carries its true row ids.
 
@@ -473,9 +498,10 @@ class data_plate(_indexed_plate):
     by N / B.
 
     **Repeated ids** are allowed around what is observed: gradients of what is kept per row add up.
-    They are refused around a latent site, such as a value of each user read by the users of the
-    minibatch, whose prior and KL terms would count once for each time that its id occurs. Draw such
-    a site in ``class_plate("users", N, labels=ids, num_sampled=1)`` and read it by ``place(ids)``.
+    Around a latent site, such as a value of each user read by the users of the minibatch, its prior
+    and KL terms would count once for each time that its id occurs: ``SubsampledSVI`` refuses that,
+    and elsewhere the log density is NaN. Draw such a site in ``class_plate("users", N, labels=ids,
+    num_sampled=1)`` and read it by ``place(ids)``.
 
     Cost: O(B).
 
@@ -489,9 +515,8 @@ class data_plate(_indexed_plate):
     Raises:
         TypeError: If ``rows`` are not integers.
         ValueError: If ``rows`` has not one axis or holds an id out of range (under ``jit``, where
-            ids are not known, log densities are then NaN), if ids repeat around a continuous
-            latent site (under ``jit`` its log density is then NaN), or if the guide opened a plate
-            of the same name that holds other rows.
+            ids are not known, log densities are then NaN), or if the guide opened a plate of the
+            same name that holds other rows.
 
     Example:
         >>> import jax.numpy as jnp
@@ -509,7 +534,8 @@ class data_plate(_indexed_plate):
             indices = jnp.arange(size, dtype=jnp.int32)
         else:
             indices = check_row_ids(name, rows, size)
-        site = _rows_site(name, size, indices, all_rows=rows is None)
+        given = rows is not None
+        site = _rows_site(name, size, indices, all_rows=not given, given_ids=given)
         super().__init__(
             name,
             size,
@@ -523,18 +549,13 @@ class data_plate(_indexed_plate):
         self._is_read = site.is_read
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Refuse ids that are wrong for a site; where they are not known make its density NaN."""
+        """Make the log density of a site NaN if ids are wrong for it."""
         super().process_message(msg)
         if msg["type"] != "sample" or self._full:
             return
-        # What is discrete is a drawn outcome, or summed over for each row.
-        is_latent = not (msg["is_observed"] or self._is_read or msg["fn"].support.is_discrete)
-        if is_latent:
-            refuse_repeated_rows(self.rows.name, msg["name"], self._indices)
-        if is_concrete(self._indices):
-            return
         valid = ((self._indices >= 0) & (self._indices < self.size)).all()
-        valid &= ~has_repeats(self._indices) if is_latent else True
+        if not self._is_read and is_latent(msg):
+            valid &= ~has_repeats(self._indices)
         scale = 1.0 if msg["scale"] is None else msg["scale"]
         msg["scale"] = jnp.where(valid, scale, jnp.nan)
 

@@ -74,14 +74,15 @@ def top_classes(
     Data plates without ``rows`` stand for new data, of any length. The function is pure, so it can
     be compiled: ``jax.jit(functools.partial(lc.top_classes, model, guide, num_top=5))``. What is
     refused by its value, such as features that are NaN, ids out of range or utilities that depend
-    on other classes, is not known there: log probabilities are then NaN, and classes -1.
+    on other classes, is not known there: log probabilities are then NaN, and classes -1. The same
+    call outside of ``jit`` says why.
 
     Shapes: ``...`` is the batch shape of the site.
 
-    Cost: O(K) time per row, 2 T times that with draws, and two chunks to see that classes do not
-    depend on each other; memory for ``chunk_size`` utilities per row and a chunk of each table,
-    beside the tables. For other errors O(K) memory per row, and O(K)
-    time for each probability.
+    Cost: O(K) time per row, 2 T times that with draws, and three times 128 classes at most to see
+    that classes do not depend on each other; memory for ``chunk_size`` utilities per row and a
+    chunk of each table, besides the tables. For other errors O(K) memory per row, and O(K) time for
+    each probability. Outside of ``jit`` each call is compiled anew.
 
     Args:
         model: The model that was fitted.

@@ -138,36 +138,61 @@ REPEATED = np.array([7, 3, 7])
 
 
 def test_ids_that_repeat_are_refused_around_a_latent_site():
-    """Its prior would count once for each time that its id occurs; NaN where ids are not known."""
+    """Its prior would count once for each time that its id occurs; elsewhere it is NaN."""
     message = r"site 'z' has a value for each row of plate 'data'.*row 7 is there 2 times.*`value\["
+    svi = lc.SubsampledSVI(local_model, AutoNormal(local_model), optax.sgd(0.1), Trace_ELBO())
     with pytest.raises(ValueError, match=message):
-        traced(data_model, REPEATED)
-    with pytest.raises(ValueError, match=message):
-        SVI(local_model, AutoNormal(local_model), optax.sgd(0.1), Trace_ELBO()).init(
-            jax.random.key(0), REPEATED
-        )
+        svi.init(jax.random.key(0), REPEATED)
 
     def density(rows):
         z = jnp.zeros(3)
         return log_density(handlers.seed(data_model, 0), (rows,), {}, {"z": z})[0]
 
-    assert jnp.isnan(jax.jit(density)(REPEATED))
-    assert jnp.isfinite(jax.jit(density)(jnp.array([7, 3, 5])))
+    for run in (density, jax.jit(density)):
+        assert jnp.isnan(run(REPEATED))
+        assert jnp.isfinite(run(jnp.array([7, 3, 5])))
+
+
+@pytest.mark.parametrize("kind", [np.arange, jnp.arange, lambda n: np.arange(n).astype(np.int16)])
+def test_ids_of_any_kind_are_the_same_in_model_and_guide(kind):
+    """An array that is converted in each run holds the rows of the run before; jitted and not."""
+
+    def model(x, rows):
+        with lc.data_plate("data", 3, rows):
+            z = numpyro.sample("z", dist.Normal(0, 1))
+            numpyro.sample("y", dist.Normal(z, 1), obs=x)
+
+    x, rows = np.ones(3, np.float32), kind(3)
+    svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
+    state = svi.init(jax.random.key(0), x, rows)
+    z = svi.get_params(state)["z_auto_loc"]
+    expected = -(dist.Normal(0, 1).log_prob(z) + dist.Normal(z, 1).log_prob(1.0)).sum()
+    inside = jax.jit(lambda state: svi.evaluate(state, x, rows))
+    for found in (
+        svi.evaluate(state, x, rows),
+        svi.evaluate(state, x, rows.tolist()),
+        inside(state),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_ids_may_repeat_around_what_is_observed_or_discrete():
     """Rows drawn with replacement; what is discrete is drawn, or summed over for each row."""
 
-    def model(rows):
-        table = data_model(rows, obs=jnp.ones(3))[1]
+    def model(rows, obs=None):
+        table = data_model(rows, obs=obs)[1]
         with lc.data_plate("more", 12, rows):
             numpyro.sample("k", dist.Bernoulli(0.5))
         return table
 
-    assert handlers.seed(model, 0)(REPEATED).tolist() == [70, 30, 70]
-    density = jax.jit(lambda rows: log_density(handlers.seed(model, 0), (rows,), {}, {})[0])
-    expected = 12 * dist.Normal(0, 1).log_prob(1.0)
-    np.testing.assert_allclose(density(REPEATED), expected + 12 * np.log(0.5), rtol=1e-5)
+    ones = jnp.ones(3)
+    assert handlers.seed(model, 0)(REPEATED).tolist() == [70, 30, 70]  # an outcome that is drawn
+    expected = 12 * dist.Normal(0, 1).log_prob(1.0) + 12 * np.log(0.5)
+    observed = handlers.seed(model, 0), (REPEATED, ones)
+    conditioned = handlers.condition(handlers.seed(model, 0), {"z": ones}), (REPEATED,)
+    for model, args in (observed, conditioned):
+        density = jax.jit(lambda rows, *obs: log_density(model, (rows, *obs), {}, {})[0])  # noqa: B023
+        np.testing.assert_allclose(density(*args), expected, rtol=1e-5)
 
 
 def users_model(x, y=None, users=None):

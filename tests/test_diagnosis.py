@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDelta
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
 from tests import reference
@@ -125,3 +125,24 @@ def test_any_likelihood_and_layout_can_be_looked_at():
     result = svi.run(jax.random.key(0), 300, X, Y, ROWS, progress_bar=False)
     found, _ = diagnose(svi, result, num_repeats=20)
     assert found["exact log likelihood less bound"].value > 0.5  # what the bound costs
+
+
+def test_a_second_plate_that_is_read_leaves_the_small_sites_a_figure():
+    """Most of its rows are not there, so they are left out of the ratio of the small sites."""
+
+    def model(x, y=None, users=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.1))
+        with lc.class_plate("users", 50, users, 1) as read:
+            v = numpyro.sample("v", dist.Normal(0, 1))
+        with lc.class_plate("classes", NUM_CATEGORIES, y, 4) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+        utilities = scale * x @ w.T + v[read.place(users)][:, None] * w[:, 0]
+        with numpyro.plate("data", NUM_ROWS):
+            numpyro.sample("y", lc.UtilityCategorical(utilities, classes), obs=y)
+
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO())
+    args = X, Y, np.arange(NUM_ROWS) % 7
+    result = svi.run(jax.random.key(0), 5, *args, progress_bar=False)
+    found = lc.diagnose(jax.random.key(1), svi, result, *args, num_draws=100)
+    values = [f.value for f in found.findings if "Pareto" in f.name]
+    assert values and np.isfinite(values).all()

@@ -240,11 +240,44 @@ def choice_over(classes_to_utilities, num_categories=5):
 )
 def test_utilities_that_depend_on_other_classes_are_refused(across):
     fit = choice_over(across)
-    with pytest.raises(ValueError, match=r"utility of class [12] of plate 'classes' depends on"):
+    with pytest.raises(ValueError, match=r"utility of class [123] of plate 'classes' depends on"):
         lc.top_classes(*fit, num_top=1, chunk_size=4)
     found = lc.log_likelihood(*fit, obs=jnp.array([0, 4]), chunk_size=5)  # of all classes at once
     expected = jax.nn.log_softmax(across(fit[2]["b_auto_loc"], None))
     np.testing.assert_allclose(found, expected[jnp.array([0, 4])], atol=1e-5)
+
+
+@pytest.mark.parametrize("loc", [0.0, -9.0], ids=["where rows are 0", "where all are cut off"])
+@pytest.mark.parametrize(
+    "across",
+    [
+        lambda b, classes: 1e4 + b - b.mean(),
+        lambda b, classes: jax.nn.relu(b) - jax.nn.relu(b).mean(),
+        lambda b, classes: b - b.max(),
+    ],
+    ids=["far from 0", "partly flat", "by the largest"],
+)
+def test_a_dependence_is_seen_wherever_the_rows_are(across, loc):
+    model, guide, _ = choice_over(across, 300)
+    with pytest.raises(ValueError, match="depends on which"):
+        lc.top_classes(model, guide, {"b_auto_loc": jnp.full(300, loc)}, num_top=2, chunk_size=100)
+
+
+def test_noise_of_the_model_is_no_dependence():
+    """A site that the guide lacks is drawn anew for each class, also where it seldom differs."""
+
+    def model(y=None):
+        with lc.class_plate("classes", 300) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+            b += numpyro.sample("z", dist.Bernoulli(0.02))
+        with lc.data_plate("data", 2):
+            utilities = jnp.broadcast_to(b, (2, len(b)))
+            numpyro.sample("y", lc.UtilityCategorical(utilities, classes), obs=y)
+
+    guide = AutoDelta(numpyro.handlers.block(model, hide=["z"]))
+    numpyro.handlers.seed(guide, 0)(jnp.array([0, 2]))
+    params = {"b_auto_loc": jnp.arange(300.0)}
+    assert lc.top_classes(model, guide, params, chunk_size=100, num_top=1).classes[0, 0] == 299
 
 
 def test_utilities_that_depend_on_other_classes_are_nan_under_jit():

@@ -10,7 +10,7 @@ from os import PathLike
 import numpy as np
 
 from numpyro_largecat.data.corpus import MOST, Corpus, in_order
-from numpyro_largecat.data.files import malformed, open_binary
+from numpyro_largecat.data.files import malformed, numbered_lines, open_binary
 
 
 def read_vocabulary(path: str | PathLike[str]) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def read_lda_c(
     words, counts, offsets = array("i"), array("i"), array("q", [0])
     need = "`M word:count word:count ...`, whole numbers"
     with open_binary(path) as file:
-        for line_number, line in enumerate(file, start=1):
+        for line_number, line in numbered_lines(file):
             try:
                 first, *entries = line.split()
                 size = int(first)
@@ -118,7 +118,7 @@ def read_uci_bag_of_words(
             raise malformed(path, 2, need)
         sizes = np.zeros(num_documents, np.int64)
         last, seen, line_number = 1, set[int](), 3
-        for line_number, line in enumerate(file, start=4):
+        for line_number, line in numbered_lines(file, start=4):
             try:
                 document, word, count = (int(number) for number in line.split())
             except ValueError as error:
@@ -137,7 +137,7 @@ def read_uci_bag_of_words(
         raise malformed(
             path,
             line_number,
-            f"{num_entries} entries, as the header says, but it ends after {len(words)}",
+            f"{num_entries} entries, as the header says, but it has {len(words)}",
         )
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     return Corpus(np.asarray(words), np.asarray(counts), offsets, num_words, names)

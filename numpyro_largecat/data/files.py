@@ -6,7 +6,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -51,3 +51,15 @@ def malformed(
     """The error for a line that does not follow the format: file, line, need and what came."""
     got = "" if line is None else f"; got {line[:60]!r}"
     return ValueError(f"{path}, line {line_number}: need {need}{got}.")
+
+
+def numbered_lines(file: Iterable[bytes], start: int = 1) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers, without blank ones at the end of the file."""
+    blank: list[tuple[int, bytes]] = []
+    for number, line in enumerate(file, start):
+        if not line.strip():
+            blank.append((number, line))
+            continue
+        yield from blank
+        blank = []
+        yield number, line

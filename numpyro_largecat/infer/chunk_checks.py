@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
@@ -21,6 +20,8 @@ from numpyro_largecat.infer.guide_tables import guide_parts
 from numpyro_largecat.ops.finfo import finfo
 
 MOST_TOGETHER = 128  # classes in which places are looked for; what is done by place is seldom later
+ABOVE, BELOW = 24.0, -15.0  # all other rows; of other size, and exponentials do not overflow
+PRIME = 65521  # the largest below 2**16, so that squares fit in 32 bits
 
 
 def check_guide_has_run(guide: Any) -> None:
@@ -43,13 +44,13 @@ def rows_are_alone(
 ) -> Array:
     """Whether the utility of a class is the same whichever classes are evaluated with it.
 
-    ``of_classes(start, size, seed)`` are the utilities (..., size) of classes from ``start`` on, at
-    values that tell all rows apart, see ``moved_rows``. Those of class 1 must be the same after
-    class 0 and before class 2, which shows sums over the classes and rows that are read by id; and
-    those of the first classes of a chunk the same when it starts one class later, which shows
-    places. What a model draws from the seed is not compared.
+    ``of_classes(start, size, seed)`` are the utilities (..., size) of classes from ``start`` on,
+    with rows that are all different, see ``distinct_rows``. A chunk that starts one class later has
+    its classes in other places, and the class far above all others is gone, one far below them is
+    new: what is done by place, sums, extremes, ranks and rows that are read by id all show. A model
+    whose utilities follow the seed has noise of its own, and is not compared.
 
-    Cost: the utilities of at most 262 classes.
+    Cost: the utilities of at most 384 classes.
 
     Returns:
         A boolean, which is a tracer under ``jit``.
@@ -57,16 +58,11 @@ def rows_are_alone(
     Raises:
         ValueError: If the utilities of a class differ and are no tracers.
     """
-    starts, seeds = jnp.array([0, 1, 1]), jnp.array([0, 0, 1])
-    pairs = lax.map(lambda pair: of_classes(pair[0], 2, pair[1]), (starts, seeds))
-    first, noise = pairs[1, ..., 0], pairs[2, ..., 0]
-    differ = _differ(pairs[0, ..., 1:], first[..., None])
-    if chunk_size > 2:
-        size = min(chunk_size, MOST_TOGETHER)
-        chunks = lax.map(lambda start: of_classes(start, size, 0), jnp.array([0, 1]))
-        later = _differ(chunks[0, ..., 2:], chunks[1, ..., 1:-1])
-        differ = jnp.concatenate([differ, later])
-    differ &= ((first == noise) | (jnp.isnan(first) & jnp.isnan(noise))).all()
+    size = max(2, min(chunk_size, MOST_TOGETHER))
+    starts, seeds = jnp.array([0, 1, 0]), jnp.array([0, 0, 1])
+    first, later, again = lax.map(lambda x: of_classes(x[0], size, x[1]), (starts, seeds))
+    is_fixed = ((first == again) | (jnp.isnan(first) & jnp.isnan(again))).all()
+    differ = _differ(first[..., 1:], later[..., :-1]) & is_fixed
     if is_concrete(differ) and differ.any():
         raise ValueError(
             f"the utility of class {int(jnp.argmax(differ)) + 1} of plate '{plate}' depends on "
@@ -83,20 +79,23 @@ def rows_are_alone(
 
 
 def _differ(a: Array, b: Array) -> Array:
-    """Which classes, on the last axis, have utilities that differ by more than rounding."""
-    size = jnp.maximum(jnp.abs(a), jnp.abs(b))
-    scale = jnp.max(jnp.where(jnp.isfinite(size), size, 0), initial=0)
-    near = jnp.abs(a - b) <= jnp.sqrt(finfo(a.dtype).eps) * scale
+    """Which classes, on the last axis, have utilities that differ by more than rounding.
+
+    Rounding follows the largest utility of an observation, whose offset may be large.
+    """
+    size = jnp.where(jnp.isfinite(a), jnp.abs(a), 0)
+    near = jnp.abs(a - b) <= 200 * finfo(a.dtype).eps * size.max(axis=-1, keepdims=True)
     same = near | (a == b) | (jnp.isnan(a) & jnp.isnan(b))
     return ~same.reshape(-1, a.shape[-1]).all(axis=0)
 
 
-class moved_rows(Messenger):
-    """Move parameters and latent values in a class plate, by noise of each class.
+class distinct_rows(Messenger):
+    """Give parameters and latent values in a class plate other rows, by class and all different.
 
     Rows that nothing has touched are alike, and would hide which of them a utility depends on.
-    Values move within their support. The handler must be the first around model or guide, to see
-    the rows that others have taken.
+    Values are within their support: its free coordinates are of the order of 1, but ``ABOVE`` for
+    class 0 and ``BELOW`` for the class after the first chunk. The handler must be the first around
+    model or guide, to see the rows that others have taken.
     """
 
     def __init__(self, fn: Callable[..., Any], plate: str, classes: Array) -> None:
@@ -105,7 +104,7 @@ class moved_rows(Messenger):
         super().__init__(fn)
 
     def __enter__(self) -> None:
-        self.num_moved = 0
+        self.num_sites = 0
         self.event_dims: dict[str, int | None] = {}
         super().__enter__()
 
@@ -115,7 +114,7 @@ class moved_rows(Messenger):
             self.event_dims[msg["name"]] = msg["kwargs"].get("event_dim")
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
-        """Move the value of a site."""
+        """Replace the value of a site."""
         if msg["type"] == "sample" and not msg["is_observed"]:
             event_dim, support = msg["fn"].event_dim, msg["fn"].support
         elif msg["type"] == "param":
@@ -127,15 +126,24 @@ class moved_rows(Messenger):
             return
         for frame in msg["cond_indep_stack"]:
             if frame.name == self.plate:
-                msg["value"] = self._moved(msg["value"], frame.dim - event_dim, biject_to(support))
+                msg["value"] = self._rows(msg["value"], frame.dim - event_dim, biject_to(support))
 
-    def _moved(self, value: Any, axis: int, transform: Any) -> Any:
+    def _rows(self, value: Any, axis: int, transform: Any) -> Any:
         shape = jnp.shape(value)
         if len(shape) < -axis or shape[axis] != self.classes.shape[0]:
             return value  # shared by the classes
+        if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+            return value
         free = jnp.moveaxis(transform.inv(value), len(shape) + axis, 0)
-        key = jax.random.fold_in(jax.random.key(0), self.num_moved)
-        self.num_moved += 1
-        keys = jax.vmap(partial(jax.random.fold_in, key))(self.classes)
-        noise = jax.vmap(lambda key: jax.random.normal(key, free.shape[1:], free.dtype))(keys)
-        return transform(jnp.moveaxis(free + noise, 0, len(shape) + axis))
+        self.num_sites += 1
+        new = self._values(free.shape[1:], self.num_sites).astype(free.dtype)
+        return transform(jnp.moveaxis(new, 0, len(shape) + axis))
+
+    def _values(self, shape: tuple[int, ...], site: int) -> Array:
+        """Numbers in [-1.7, 1.7), by a quadratic hash: random keys take long to compile."""
+        column = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
+        row = self.classes.astype(jnp.uint32).reshape(-1, *[1] * len(shape))
+        mixed = (977 * row + 613 * column + 331 * site + 1) % PRIME
+        values = 3.4 * ((mixed * mixed) % PRIME) / PRIME - 1.7
+        size = self.classes.shape[0]
+        return jnp.select([row == 0, row == size], [jnp.array(ABOVE), jnp.array(BELOW)], values)

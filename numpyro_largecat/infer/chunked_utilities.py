@@ -20,7 +20,7 @@ from numpyro_largecat._checks import check_count
 from numpyro_largecat.distributions.choice import ChoiceDistribution, base_distribution
 from numpyro_largecat.distributions.errors import GUMBEL, ErrorFamily
 from numpyro_largecat.guides.error_guides import without_errors
-from numpyro_largecat.infer.chunk_checks import check_guide_has_run, moved_rows, rows_are_alone
+from numpyro_largecat.infer.chunk_checks import check_guide_has_run, distinct_rows, rows_are_alone
 from numpyro_largecat.infer.latent_values import at_centre, at_feasible_values
 from numpyro_largecat.infer.model_checks import check_arguments
 from numpyro_largecat.infer.param_sites import check_params
@@ -101,7 +101,7 @@ class ChunkedUtilities:
         self.num_chunks = -(-self.num_categories // self.chunk_size)
         self._are_alone = jnp.array(True)
         if self.num_chunks > 1:
-            self._are_alone = rows_are_alone(self._of_moved, plate, self.chunk_size)
+            self._are_alone = rows_are_alone(self._of_distinct, plate, self.chunk_size)
 
     def of_chunk(self, chunk: ArrayLike, key: Array | None) -> tuple[Array, Array]:
         """Utilities (..., chunk_size), -inf past the last class, and the classes (chunk_size,).
@@ -165,11 +165,12 @@ class ChunkedUtilities:
     def _replayed(self, model: Any, guide_sites: dict[str, Any]) -> dict[str, Any]:
         return trace(replay(model, guide_sites)).get_trace(*self._args, **self._kwargs)
 
-    def _of_moved(self, start: ArrayLike, size: int, seed: ArrayLike) -> Array:
-        """Utilities of a few classes alone, whose rows are moved away from where they are."""
+    def _of_distinct(self, start: ArrayLike, size: int, seed: ArrayLike) -> Array:
+        """Utilities of a few classes alone, with rows that are all different."""
         touched = TouchedRows()
-        moved = partial(moved_rows, plate=self.plate, classes=jnp.asarray(start) + jnp.arange(size))
-        guide_sites, model = self._traces(start, size, None, touched, seed=seed, around=moved)
+        classes = jnp.asarray(start) + jnp.arange(size)
+        around = partial(distinct_rows, plate=self.plate, classes=classes)
+        guide_sites, model = self._traces(start, size, None, touched, seed=seed, around=around)
         sites = self._replayed(model, guide_sites)
         return jnp.asarray(base_distribution(sites[self.site]["fn"]).utilities)
 

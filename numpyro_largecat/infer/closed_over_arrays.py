@@ -39,6 +39,7 @@ class compiled:
         self._traced = jax.jit(fn, static_argnums=static_argnums)
         self._static_argnums = static_argnums
         self._donate_first = donate_first
+        self._copies: dict[int, tuple[Any, Array]] = {}  # of NumPy's arrays, kept with them
         # Functions of their own, so that programs go when this object goes.
         self._evaluate = jax.jit(partial(_evaluate), static_argnums=0)
         self._evaluate_donated = jax.jit(partial(_evaluate), static_argnums=0, donate_argnums=2)
@@ -68,8 +69,16 @@ class compiled:
         jaxpr: Any = traced.jaxpr.jaxpr
         form = _Form(jaxpr, jax.tree.structure(traced.out_info))
         donates = self._donate_first and not _calls_back(jaxpr)
-        constants = [jnp.asarray(value) for value in traced.jaxpr.consts]
+        constants = [self._array_of(value) for value in traced.jaxpr.consts]
         return self._evaluate_donated if donates else self._evaluate, form, constants
+
+    def _array_of(self, constant: Any) -> Array:
+        """A constant on the device, where one copy serves all programs of the function."""
+        if isinstance(constant, Array):
+            return constant
+        if id(constant) not in self._copies:
+            self._copies[id(constant)] = constant, jnp.asarray(constant)
+        return self._copies[id(constant)][1]
 
     def _arrays(self, args: tuple[Any, ...]) -> list[Any]:
         return [arg for i, arg in enumerate(args) if i not in self._static_argnums]

@@ -16,7 +16,7 @@ from numpyro.infer.svi import SVIRunResult
 from tqdm.auto import tqdm
 
 from numpyro_largecat._checks import BadDataError, check_count
-from numpyro_largecat._result_so_far import attach_result, held_signals
+from numpyro_largecat._result_so_far import attach_result, handled_signals, held_signals
 from numpyro_largecat.infer.batches import ArrayBatches
 from numpyro_largecat.infer.closed_over_arrays import compiled
 from numpyro_largecat.infer.model_checks import check_arguments, check_batches
@@ -72,18 +72,21 @@ class Fit:
         num_steps = check_count("num_steps", num_steps, 1)
         drawn = batches if isinstance(batches, ArrayBatches) else None
         stream = None if batches is None or drawn is not None else iter(batches)
-        log = _LossLog(num_steps, progress_bar, skip_bad_steps)
+        given = rng_key, init_state, args, kwargs, drawn
+        is_traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(given))
+        log = _LossLog(num_steps, progress_bar and not is_traced, skip_bad_steps)
         so_far = _SoFar(self.svi, log)
         with attach_result(so_far.interrupted), log:
-            if drawn is not None:
-                self._check_batches(drawn, args, kwargs, skip_bad_steps)
             if init_state is not None:
                 self.svi._check_state(init_state)
                 state = jax.tree.map(jnp.copy, init_state)
-            else:
+                so_far.state = None if is_traced else state
+            if drawn is not None:
+                self._check_batches(drawn, args, kwargs, skip_bad_steps)
+            if init_state is None:
                 state, first = self._start(rng_key, args, drawn, stream, init_params, kwargs, log)
                 stream = None if stream is None else chain([first], stream)
-            if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((state, args, kwargs))):
+            if is_traced:
                 return self._run_traced(
                     state, num_steps, (args, kwargs, drawn), skip_bad_steps, forward_mode
                 )
@@ -256,13 +259,14 @@ class _SoFar:
         self.svi = svi
         self.log = log
         self.iterates = IterateLog()
+        self.signals = handled_signals()
 
     def take(self, chunk: Any, count: int, arrays: list[Any]) -> None:
         """Take ``count`` steps; no signal can part the new state from its losses.
 
         The state is replaced when the steps are known to have run.
         """
-        with held_signals():
+        with held_signals(self.signals):
             state, losses, values = chunk(self.state, count, self.svi._watched, arrays)
             losses = np.array(losses)[:count]  # a copy: a view would keep the device's buffer
             self.state = state

@@ -247,17 +247,25 @@ def _row_ratios(sites: Any, plate: str, size: int) -> Array:
 
 
 def _sum_outside(sites: Any, plate: str, inner: frozenset[str], weights: Array) -> Array:
-    """The same for the sites outside of the class plate, those of observations as they weigh."""
+    """The same for the sites outside of class plates, those of observations as they weigh.
+
+    Of other class plates the rows that are read are there, not a weighted subset: left out.
+    """
+    read = {n for n, s in sites[1].items() if s["type"] == "plate" and _holds_a_subset(s)}
     total = jnp.zeros(())
     for sign, part in ((-1, sites[0]), (1, sites[1])):
         for site in _latent(part):
             plates = _plates_of(site)
-            if plate not in plates:
+            if not plates & {plate, *read}:
                 log_prob = log_prob_of(site)
                 scale = 1.0 if site["scale"] is None else site["scale"]
                 by_row = plates & inner and log_prob.shape == jnp.shape(weights)
                 total += sign * (log_prob * (weights if by_row else scale)).sum()
     return total
+
+
+def _holds_a_subset(plate: dict[str, Any]) -> bool:
+    return plate["kwargs"].get("row_weights") is not None
 
 
 def rows_of_site(site: dict[str, Any]) -> RowWeights:

@@ -34,6 +34,7 @@ from numpyro_largecat.infer.closed_over_arrays import compiled
 from numpyro_largecat.infer.latent_values import at_feasible_values
 from numpyro_largecat.infer.scale_checks import refuse_without_rows, sites_without_rows
 from numpyro_largecat.infer.touched_rows import TouchedRows, share_rows
+from numpyro_largecat.plates import is_latent
 from numpyro_largecat.subsets import refuse_repeated_rows
 
 CATEGORICALS = (dist.CategoricalLogits, dist.CategoricalProbs)
@@ -112,7 +113,7 @@ def observed_labels(model_trace: Any) -> dict[str, Labels]:
 def _latent_site(model_trace: Any, plate: str) -> str | None:
     """A continuous latent site inside this plate, if there is one."""
     for name, site in model_trace.items():
-        if site["type"] == "sample" and not (site["is_observed"] or site["fn"].support.is_discrete):
+        if site["type"] == "sample" and is_latent(site):
             if any(frame.name == plate for frame in site["cond_indep_stack"]):
                 return str(name)
     return None

@@ -132,7 +132,10 @@ class share_rows(Messenger):
     def _process_plate(self, msg: dict[str, Any]) -> None:
         name, (size, subsample_size) = msg["name"], msg["args"]
         if msg["kwargs"].get("is_helper"):
-            if name in self.touched.helpers and msg["value"] is None:  # rows that are drawn
+            is_given = msg["kwargs"]["given_ids"]
+            if name in self.touched.helpers and (is_given or msg["value"] is None):
+                if is_given:  # anew in each run, in arrays of their own
+                    self._compare(name.removesuffix("_rows"), msg["value"])
                 msg["value"] = self.touched.helpers[name]
         elif "full" in msg["kwargs"]:  # one of ours, which follows its helper site
             self.plain_plates.discard(name)
@@ -157,7 +160,7 @@ class share_rows(Messenger):
                 f"plate '{name}' is opened twice in one step, with {known.shape[0]} rows and with "
                 f"{indices.shape[0]}. Give plates with different rows different names."
             )
-        self.as_before[name] = (known == indices).all()
+        self.as_before[name] = self.as_before.get(name, True) & (known == indices).all()
 
     def _weigh(self, msg: dict[str, Any]) -> None:
         for frame in msg["cond_indep_stack"]:

@@ -20,7 +20,14 @@ from numpyro_largecat.mixtures.global_step import GlobalStep, Objective, Statist
 from numpyro_largecat.mixtures.local_step import Summary, chunk_rows, summarize
 from numpyro_largecat.mixtures.mixing import DirichletMixing, MixingPrior
 from numpyro_largecat.mixtures.mixture_fit import MixtureFit, check_active
-from numpyro_largecat.mixtures.row_stream import FirstLook, RowStream, look_at, padded
+from numpyro_largecat.mixtures.row_stream import (
+    FirstLook,
+    RowStream,
+    as_array,
+    look_at,
+    mark_of,
+    padded,
+)
 from numpyro_largecat.mixtures.seeding import Start, num_candidates, seed_statistics
 from numpyro_largecat.ops.step_sizes import check_step_sizes, step_size
 
@@ -250,7 +257,7 @@ def memoized_steps(
     total = Statistics(np.zeros_like(start.counts), np.zeros_like(start.features))
     kept: list[Summary | None] = [None] * len(model.look.sizes)
     for visit in range(num_passes):
-        for b, rows in _checked(stream.batches(), model.look.sizes, visit):
+        for b, rows in _checked(stream.batches(), model.look, visit, same_rows=True):
             new = jax.tree.map(np.asarray, model.summary(rows, posterior))
             counts, features = total.counts + new.counts, total.features + new.statistics
             if (old := kept[b]) is not None:
@@ -281,7 +288,7 @@ def stochastic_steps(
     statistics, steps = start, itertools.count(1)
     posterior = model.global_step(statistics)
     for visit in range(num_passes):
-        for _, rows in _checked(stream.batches(rng), model.look.sizes, visit):
+        for _, rows in _checked(stream.batches(rng), model.look, visit):
             scale = model.look.num_rows / len(rows)
             size = step_size(next(steps), delay, forgetting)
             new = jax.tree.map(np.asarray, model.summary(rows, posterior))
@@ -307,16 +314,22 @@ def _total(values: Any) -> float:
 
 
 def _checked(
-    batches: Iterator[tuple[int, Any]], sizes: tuple[int, ...], visit: int
+    batches: Iterator[tuple[int, Any]], look: FirstLook, visit: int, *, same_rows: bool = False
 ) -> Iterator[tuple[int, Any]]:
     """Refuse batches that are not those of the first look."""
-    count = 0
+    count, sizes = 0, look.sizes
     for b, rows in batches:
         if b >= len(sizes) or len(rows) != sizes[b]:
             known = sizes[b] if b < len(sizes) else "no"
             raise ValueError(
                 f"`data` must give the same batches in each pass; batch {b} of pass {visit} has "
                 f"{len(rows)} rows, and had {known} rows before the fit."
+            )
+        if same_rows and look.marks and mark_of(as_array(rows)) != look.marks[b]:
+            raise ValueError(
+                f"`data` must give the same batches in each pass, whose sums are kept; batch {b} "
+                f"of pass {visit} has other rows than before the fit. Do not shuffle them anew, or "
+                'use algorithm="stochastic".'
             )
         yield b, rows
         count += 1

@@ -91,7 +91,7 @@ def test_bad_lda_c_files_are_refused(tmp_path, text, message) -> None:
         ("2\n4\n1\n1 0 1\n", r"line 4: need words in \[1, 4\], of the vocabulary; got 0"),
         ("2\n4\n1\n1 1 -1\n", r"line 4: need counts in \[1, \d+\]; got -1"),
         ("2\n4\n3\n1 3 1\n2 3 1\n2 3 1\n", "line 6: need each word of a document once; got word 3"),
-        ("2\n4\n2\n1 1 1\n", "line 4: need 2 entries, as the header says, but it ends after 1"),
+        ("2\n4\n2\n1 1 1\n", "line 4: need 2 entries, as the header says, but it has 1"),
         ("2\n4\n", "line 3: need one whole number, of the header"),
         ("-2\n4\n0\n", "line 1: need one whole number, of the header"),
         ("2\n3\n1\n1 1 1\n", "line 2: need as many words as in the vocabulary, 4; got 3"),
@@ -110,6 +110,18 @@ def test_a_uci_file_may_have_no_vocabulary(tmp_path) -> None:
     corpus = read_uci_bag_of_words(tmp_path / "a.txt")
     assert corpus.vocabulary is None and dense(corpus).tolist() == COUNTS.tolist()
     assert read_uci_bag_of_words(tmp_path / "a.txt", list(WORDS)).vocabulary == WORDS
+
+
+def test_files_may_end_with_blank_lines(tmp_path) -> None:
+    """A blank line in the middle is no document, and would move those after it."""
+    path = tmp_path / "a.txt"
+    path.write_text("1\n4\n1\n1 2 3\n\n\n")
+    assert dense(read_uci_bag_of_words(path)).tolist() == [[0, 3, 0, 0]]
+    path.write_text("1 1:3\n\n")
+    assert dense(read_lda_c(path, WORDS)).tolist() == [[0, 3, 0, 0]]
+    path.write_text("1 1:3\n\n1 2:1\n")
+    with pytest.raises(ValueError, match="line 2"):
+        read_lda_c(path, WORDS)
 
 
 GENSIM = [[(0, 2), (2, 1)], [], [(1, 3), (2, 1), (3, 1)]]

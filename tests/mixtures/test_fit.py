@@ -399,6 +399,19 @@ def test_batches_that_change_are_refused() -> None:
         fit(lambda: [POINTS] * next(counts), GAUSSIAN, 2)
 
 
+def test_batches_that_are_shuffled_anew_are_refused_where_their_sums_are_kept() -> None:
+    """Sums of other rows would be replaced; stochastic steps may take any."""
+    rng = np.random.default_rng(0)
+
+    def batches() -> Any:
+        return iter(np.array_split(POINTS[rng.permutation(len(POINTS))], 3))
+
+    family = CASES["gaussian"].family
+    with pytest.raises(ValueError, match="batch 0 of pass 0 has other rows than before the fit"):
+        fit(batches, family, 2, start="random", num_passes=2)
+    fit(batches, family, 2, start="random", num_passes=1, algorithm="stochastic")
+
+
 def test_data_under_jit_are_refused() -> None:
     with pytest.raises(TypeError, match="outside `jit`"):
         jax.jit(lambda x: fit(x, GAUSSIAN, 2).bounds)(jnp.asarray(POINTS))
