@@ -95,7 +95,7 @@ def fit_double_sum(
     An epoch visits each observation once, in a random order. Utilities must be ``x @ w.T``; for an
     intercept add a column of ones to x, and for other utilities use ``SubsampledSVI``.
 
-    What is raised during the fit, as ``KeyboardInterrupt`` too, has the fit after the last good
+    What is raised during the fit, also ``KeyboardInterrupt``, has the fit after the last good
     epoch as its attribute ``result_so_far``.
 
     Cost: O(D) time per step (O(P) for sparse rows without a ridge; O(B (B + S) D) for a minibatch

@@ -500,7 +500,8 @@ class data_plate(_indexed_plate):
     **Repeated ids** are allowed around what is observed: gradients of what is kept per row add up.
     Around a latent site, such as a value of each user read by the users of the minibatch, its prior
     and KL terms would count once for each time that its id occurs: ``SubsampledSVI`` refuses that,
-    and elsewhere the log density is NaN. Draw such a site in ``class_plate("users", N, labels=ids,
+    and elsewhere the log density is NaN. (So draw minibatches of rows with latent values without
+    replacement.) Draw a site that is read by id in ``class_plate("users", N, labels=ids,
     num_sampled=1)`` and read it by ``place(ids)``.
 
     Cost: O(B).

@@ -20,7 +20,7 @@ from numpyro_largecat._checks import (
     check_integers,
     is_concrete,
 )
-from numpyro_largecat.ops.subsampling import is_among, sorted_distinct
+from numpyro_largecat.ops.subsampling import is_among, place_among, sorted_distinct
 from numpyro_largecat.proposals import DrawnClasses
 
 
@@ -82,7 +82,7 @@ class ClassSubset:
         With ``per_observation``, among the classes of its observation. Only for classes that
         ``holds`` is true of. Where all classes are there, a class is its own place.
 
-        Cost: O(log B) for each class.
+        Cost: O(sqrt(B)) for each class.
 
         Raises:
             ValueError: If the plate holds consecutive classes, as predictions over it do.
@@ -102,7 +102,7 @@ class ClassSubset:
         if self.per_observation:
             return jnp.zeros(jnp.shape(value), jnp.int32)
         _refuse_steps(self.labels)
-        return jnp.searchsorted(self.labels, value)
+        return place_among(value, self.labels)
 
     def holds(self, value: Array) -> Array:
         """Whether each class in ``value`` is among the labels, and so has a row of weight 1.

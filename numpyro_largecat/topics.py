@@ -303,8 +303,8 @@ def fit_topics(
     .. math:: S \leftarrow (1 - \rho_t) S + \rho_t \frac{N}{B} S_{\mathrm{batch}}, \qquad
               \rho_t = (\mathrm{delay} + t)^{-\mathrm{forgetting}}, \quad t = 1, 2, \ldots
 
-    Documents start from scratch at each visit. What is raised during the fit, as
-    ``KeyboardInterrupt`` too, has the fit so far as its attribute ``result_so_far``.
+    Documents start from scratch at each visit. What is raised during the fit, also
+    ``KeyboardInterrupt``, has the fit so far as its attribute ``result_so_far``.
 
     Cost: per document as ``TopicDocument``; per batch O(R K) for the R different words in it;
     per pass O(V K). Documents are read as they are needed, so the corpus may be on disk.

@@ -385,6 +385,7 @@ def test_a_fit_that_is_interrupted_is_not_lost(method, error, monkeypatch) -> No
     assert raised.value.result_so_far.bounds == two.bounds
 
 
+@pytest.mark.usefixtures("sigint_raises")
 def test_ctrl_c_in_a_change_of_the_table_leaves_it_whole(monkeypatch) -> None:
     """The old counts are given away for the new ones, which must be kept then."""
     add = topic_learning._add

@@ -234,6 +234,9 @@ class SubsampledSVI(SVI):
     def get_params(self, svi_state: SubsampledSVIState) -> dict[str, Any]:
         """Constrained values of all parameters, stored whole.
 
+        Parameters without a constraint are the arrays of the state itself, and so are gone when the
+        state is donated: copy what must outlive it.
+
         Cost: O(table) time and memory.
         """
         params: dict[str, Any] = super().get_params(svi_state)

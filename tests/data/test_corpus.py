@@ -73,7 +73,7 @@ def test_split_divides_the_words_of_each_document() -> None:
         ("3 0:1 1:1\n", "line 1: need the number of words first, 2; got 3"),
         ("2 1:1 1:1\n", "line 1: need each word of a document once; got word 1 a second time"),
         ("x 1:1\n", "line 1: need `M word:count"),
-        ("\n", "line 1: need `M word:count"),
+        ("\n1 0:1\n", "line 1: need `M word:count"),
     ],
 )
 def test_bad_lda_c_files_are_refused(tmp_path, text, message) -> None:

@@ -110,7 +110,7 @@ def test_fitted_local_errors_are_just_below_the_exact_log_probability(noise, fam
 
 
 def test_only_the_rows_of_the_minibatch_move():
-    """Of a batch of another size than the first one, in which a row is repeated."""
+    """Of a batch of another size than the first one, out of order."""
     _, y = make_data()
     model = known_weights("logistic")
     guide = lc.ErrorGuideList(model, None, errors={"y_error": lc.LocalErrors("normal", 0.7)})
@@ -118,7 +118,7 @@ def test_only_the_rows_of_the_minibatch_move():
     state = svi.init(jax.random.key(0), y[ROWS], ROWS)
     start = svi.get_params(state)
     np.testing.assert_allclose(start["y_error_auto_scale"], np.full(NUM_ROWS, 0.7), rtol=1e-5)
-    rows = jnp.array([3, 30, 3, 8, 9])
+    rows = jnp.array([8, 30, 3, 9])
     state, loss = jax.jit(svi.update)(state, y[rows], rows)
     assert np.isfinite(loss)
     after = svi.get_params(state)

@@ -19,6 +19,8 @@ from numpyro.infer import Trace_ELBO
 import numpyro_largecat as lc
 from numpyro_largecat._result_so_far import attach_result, held_signals
 
+pytestmark = pytest.mark.usefixtures("sigint_raises")
+
 NUM_ROWS = 12
 FAR = 10**6  # steps that no test takes
 

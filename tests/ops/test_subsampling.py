@@ -19,6 +19,7 @@ from numpyro_largecat.ops.subsampling import (
     draw_integers,
     draw_without_replacement,
     is_among,
+    place_among,
     skip_labels,
     sorted_distinct,
 )
@@ -142,6 +143,17 @@ def test_sorted_distinct_classes_are_padded(classes):
     """Those that are no classes are left out."""
     expected = sorted({k for k in classes if 0 <= k < 9})
     assert sorted_distinct(jnp.array(classes), 9).tolist() == expected + [9] * (5 - len(expected))
+
+
+@given(
+    labels=st.sets(st.integers(0, 40), max_size=20),
+    padding=st.integers(0, 3),
+    values=st.lists(st.integers(-1, 42), min_size=4, max_size=4),
+)
+def test_place_among_is_that_of_a_search(labels, padding, values):
+    labels = np.array([*sorted(labels), *[41] * padding], np.int32)
+    found = place_among(jnp.array(values), jnp.asarray(labels))
+    assert found.tolist() == np.searchsorted(labels, values).tolist()
 
 
 def test_is_among():
