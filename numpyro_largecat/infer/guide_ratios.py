@@ -15,6 +15,7 @@ is exact given a, they are the importance ratios of the posterior of a.
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -152,18 +153,27 @@ def class_ratios(
 
 
 def pareto_k(log_ratios: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Pareto k-hat of log ratios, shape (T, S), by ArviZ; -inf where all of a row are equal.
+    """Pareto k-hat of log ratios, shape (T, S), by ArviZ; -inf where a row has no tail.
 
     References:
         Vehtari, Simpson, Gelman, Yao and Gabry, Pareto Smoothed Importance Sampling, 2024.
     """
     import arviz as az  # slow to import, so only where it is used
 
-    psis: Any = getattr(az, "psislw", None)  # of ArviZ 0.23
-    if psis is None:
-        psis = import_module("arviz_stats.base").array_stats.psislw
-    _, k = psis(np.array(log_ratios))
-    return np.where(np.ptp(log_ratios, axis=1) < 1e-3, -np.inf, k)
+    log_ratios = np.array(log_ratios)
+    num_tail = math.ceil(min(0.2 * log_ratios.shape[1], 3 * math.sqrt(log_ratios.shape[1])))
+    tails = np.sort(log_ratios, axis=1)[:, -num_tail:]
+    vary = (np.ptp(log_ratios, axis=1) >= 1e-3) & (np.ptp(tails, axis=1) > 0)
+    k = np.full(len(log_ratios), -np.inf)
+    if not vary.any():
+        return k
+    psislw: Any = getattr(az, "psislw", None)
+    if psislw is not None:  # ArviZ 0.23
+        k[vary] = psislw(log_ratios[vary])[1]
+    else:  # it takes log likelihoods, whose inverses are the weights
+        psislw = import_module("arviz_stats.base").array_stats.psislw
+        k[vary] = psislw(-log_ratios[vary])[1]
+    return k
 
 
 def _ratios(priors: Array, log_probs: Array, rows: RowWeights) -> Ratios:
