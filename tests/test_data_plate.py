@@ -188,11 +188,14 @@ def test_ids_may_repeat_around_what_is_observed_or_discrete():
     ones = jnp.ones(3)
     assert handlers.seed(model, 0)(REPEATED).tolist() == [70, 30, 70]  # an outcome that is drawn
     expected = 12 * dist.Normal(0, 1).log_prob(1.0) + 12 * np.log(0.5)
-    observed = handlers.seed(model, 0), (REPEATED, ones)
-    conditioned = handlers.condition(handlers.seed(model, 0), {"z": ones}), (REPEATED,)
-    for model, args in (observed, conditioned):
-        density = jax.jit(lambda rows, *obs: log_density(model, (rows, *obs), {}, {})[0])  # noqa: B023
-        np.testing.assert_allclose(density(*args), expected, rtol=1e-5)
+
+    def density_of(model, *args):
+        return jax.jit(lambda *args: log_density(model, args, {}, {})[0])(*args)
+
+    seeded = handlers.seed(model, 0)
+    conditioned = handlers.condition(seeded, {"z": ones})
+    np.testing.assert_allclose(density_of(seeded, REPEATED, ones), expected, rtol=1e-5)
+    np.testing.assert_allclose(density_of(conditioned, REPEATED), expected, rtol=1e-5)
 
 
 def users_model(x, y=None, users=None):
