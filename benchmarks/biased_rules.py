@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_largecat.double_sum_rules import DoubleSumRule, Move, Pair
+from numpyro_largecat.double_sum.rules import DoubleSumRule, Move, Pair
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,11 @@ from benchmarks.records import (
     print_table,
     write_json,
 )
+from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
+from numpyro_largecat.choices.error_families import FAMILIES
 from numpyro_largecat.data import load
-from numpyro_largecat.distributions.choice import ChoiceDistribution
-from numpyro_largecat.distributions.errors import FAMILIES
 from numpyro_largecat.ops.logistic_bound import logistic_bound
-from numpyro_largecat.subsets import ClassSubset
+from numpyro_largecat.plates.class_subset import ClassSubset
 
 NAME = "bounds"
 NUM_SAMPLED = 100

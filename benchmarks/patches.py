@@ -42,7 +42,7 @@ from benchmarks.records import (
     write_json,
 )
 from numpyro_largecat.data.files import find_file
-from numpyro_largecat.mixtures.fit import (
+from numpyro_largecat.mixtures.fit_mixture import (
     Model,
     Step,
     memoized_steps,

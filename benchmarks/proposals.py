@@ -53,7 +53,7 @@ from benchmarks.time_to_quality import (
     sample_weights,
     synthetic_problem,
 )
-from numpyro_largecat.proposals import FrequencyProposal, HeadProposal
+from numpyro_largecat.plates.proposals import FrequencyProposal, HeadProposal
 
 NAME = "proposals"
 NUM_SAMPLED = 100

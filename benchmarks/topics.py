@@ -45,10 +45,15 @@ from benchmarks.records import (
     write_json,
 )
 from numpyro_largecat.data import Corpus, read_lda_c, read_uci_bag_of_words
-from numpyro_largecat.ops.topic_document import DocumentFit, Topics, prepare_topics, solve_documents
-from numpyro_largecat.ops.topic_search import Effort
-from numpyro_largecat.topic_chunks import CHUNK, Chunk, Shapes, chunks_of, on_all_cores
-from numpyro_largecat.topics import completion_score
+from numpyro_largecat.ops.topics.active_search import Effort
+from numpyro_largecat.ops.topics.document_fit import (
+    DocumentFit,
+    Topics,
+    prepare_topics,
+    solve_documents,
+)
+from numpyro_largecat.topics.document_chunks import CHUNK, Chunk, Shapes, chunks_of, on_all_cores
+from numpyro_largecat.topics.fit_topics import completion_score
 
 NAME = "topics"
 ALPHA = 0.5

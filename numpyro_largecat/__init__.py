@@ -1,38 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPyro models with huge categoricals, at a cost per step that does not depend on their size."""
 
-from numpyro_largecat.arviz import to_arviz
-from numpyro_largecat.diagnosis import Diagnosis, Finding, diagnose
-from numpyro_largecat.distributions import (
-    AugmentedCategorical,
-    Bouchard,
-    DocumentPosterior,
-    ErrorFamily,
-    GaussianErrorBound,
-    GaussianUtilityBound,
-    NoiseContrastive,
-    OneVsEach,
-    TopicDocument,
-    TopLCategorical,
-    TopLMixture,
-    UtilityCategorical,
-    error_distribution,
-)
-from numpyro_largecat.double_sum import DoubleSumFit, fit_double_sum
-from numpyro_largecat.double_sum_rules import ImplicitSGD, UMax, Vanilla
-from numpyro_largecat.guides import AmortizedErrors, AutoError, ErrorGuideList, LocalErrors
-from numpyro_largecat.infer.adaptive_steps import adaptive_steps
-from numpyro_largecat.infer.averaging import average_iterates, averaged_params
-from numpyro_largecat.infer.batches import ArrayBatches
-from numpyro_largecat.infer.hide_enumerated import hide_enumerated
-from numpyro_largecat.infer.subsampled_svi import SubsampledSVI
-from numpyro_largecat.infer.top_l_elbo import TopL_ELBO
-from numpyro_largecat.infer.update_rules import (
+from numpyro_largecat.choices.augmented_categorical import AugmentedCategorical, error_distribution
+from numpyro_largecat.choices.baselines.noise_contrastive import NoiseContrastive
+from numpyro_largecat.choices.bounds.bouchard import Bouchard
+from numpyro_largecat.choices.bounds.gaussian_error_bound import GaussianErrorBound
+from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtilityBound
+from numpyro_largecat.choices.bounds.one_vs_each import OneVsEach
+from numpyro_largecat.choices.error_families import ErrorFamily
+from numpyro_largecat.choices.error_guides import AutoError, ErrorGuideList
+from numpyro_largecat.choices.error_posteriors import AmortizedErrors, LocalErrors
+from numpyro_largecat.choices.gaussian_weights import GaussianWeights, gaussian_weights
+from numpyro_largecat.choices.sample_choice import sample_choice
+from numpyro_largecat.choices.update_rules import (
     EtaEstimate,
     GaussianNaturalGradient,
     NaturalGradient,
 )
-from numpyro_largecat.metrics import score_predictions
+from numpyro_largecat.choices.utility_categorical import UtilityCategorical
+from numpyro_largecat.data.sparse_rows import SparseRows
+from numpyro_largecat.double_sum.fit_double_sum import DoubleSumFit, fit_double_sum
+from numpyro_largecat.double_sum.rules import ImplicitSGD, UMax, Vanilla
 from numpyro_largecat.mixtures import (
     ConjugateFamily,
     DiagonalGaussianFamily,
@@ -45,21 +33,35 @@ from numpyro_largecat.mixtures import (
     ZeroMeanGaussianFamily,
     fit_mixture,
 )
-from numpyro_largecat.plates import class_chunk, class_plate, data_plate
-from numpyro_largecat.plots import (
+from numpyro_largecat.plates.class_plate import class_chunk, class_plate, data_plate
+from numpyro_largecat.plates.class_subset import ClassSubset, RowSubset
+from numpyro_largecat.plates.proposals import ClassProposal, FrequencyProposal, HeadProposal
+from numpyro_largecat.reading.diagnosis import Diagnosis, Finding, diagnose
+from numpyro_largecat.reading.metrics import score_predictions
+from numpyro_largecat.reading.plots import (
     plot_accuracy_by_frequency,
     plot_confusion,
     plot_elbo,
     plot_intervals,
     plot_reliability,
 )
-from numpyro_largecat.predict import TopClasses, draw_choices, log_likelihood, top_classes
-from numpyro_largecat.primitives import sample_choice
-from numpyro_largecat.proposals import ClassProposal, FrequencyProposal, HeadProposal
-from numpyro_largecat.sparse_rows import SparseRows
-from numpyro_largecat.subsets import ClassSubset, RowSubset
-from numpyro_largecat.topics import TopicFit, TopWord, fit_topics
-from numpyro_largecat.weights import GaussianWeights, gaussian_weights
+from numpyro_largecat.reading.predictions import (
+    TopClasses,
+    draw_choices,
+    log_likelihood,
+    top_classes,
+)
+from numpyro_largecat.reading.to_arviz import to_arviz
+from numpyro_largecat.svi.adaptive_steps import adaptive_steps
+from numpyro_largecat.svi.array_batches import ArrayBatches
+from numpyro_largecat.svi.averaging import average_iterates, averaged_params
+from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
+from numpyro_largecat.top_l.hide_enumerated import hide_enumerated
+from numpyro_largecat.top_l.top_l_categorical import TopLCategorical
+from numpyro_largecat.top_l.top_l_elbo import TopL_ELBO
+from numpyro_largecat.top_l.top_l_mixture import TopLMixture
+from numpyro_largecat.topics.fit_topics import TopicFit, TopWord, fit_topics
+from numpyro_largecat.topics.topic_document import DocumentPosterior, TopicDocument
 
 __version__ = "0.1.0"
 

@@ -14,7 +14,7 @@ import pytest
 
 import numpyro_largecat as lc
 from numpyro_largecat._checks import as_ids, check_finite, check_no_overflow
-from numpyro_largecat.infer.model_checks import _RowLooks, check_batches
+from numpyro_largecat.svi.model_checks import _RowLooks, check_batches
 
 LARGE = 2_999_999_999  # int32 wraps it to -1_294_967_297
 MOST = 2**31 - 1

@@ -16,8 +16,8 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.util import log_density
 
 import numpyro_largecat as lc
-from numpyro_largecat import double_sum
-from numpyro_largecat.ops.topic_document import fit_documents
+from numpyro_largecat.double_sum import fit_double_sum
+from numpyro_largecat.ops.topics.document_fit import fit_documents
 from tests.gather_chains import inlined_gathers
 
 NUM_CATEGORIES = 10**6
@@ -119,11 +119,11 @@ def test_of_a_mixture():
 @pytest.mark.parametrize("rule", [lc.ImplicitSGD(1.0), lc.UMax(1.0)], ids=repr)
 def test_of_a_double_sum(rule):
     x, y = np.ones((BATCH, FEATURES), np.float32), np.arange(BATCH)
-    features, _, y = double_sum._check_data(x, y, NUM_CATEGORIES)
-    data = double_sum._collect(features, y, NUM_CATEGORIES, rule, 0.0)
+    features, _, y = fit_double_sum._check_data(x, y, NUM_CATEGORIES)
+    data = fit_double_sum._collect(features, y, NUM_CATEGORIES, rule, 0.0)
 
     def epoch(w, u, data):
-        return double_sum._run_epoch(w, u, KEY, data, jnp.float32(1e-3), rule=rule)
+        return fit_double_sum._run_epoch(w, u, KEY, data, jnp.float32(1e-3), rule=rule)
 
     tables = shape(NUM_CATEGORIES, FEATURES), shape(BATCH)
     assert inlined_gathers(epoch, *tables, data) <= MOST

@@ -13,7 +13,7 @@ from jax import Array, lax
 from matplotlib.axes import Axes
 
 import numpyro_largecat as lc
-from numpyro_largecat.distributions.errors import FAMILIES
+from numpyro_largecat.choices.error_families import FAMILIES
 from numpyro_largecat.ops.gaussian_error import log_joint
 
 UTILITIES = jnp.array([1.0, 0.2, -0.5, 1.4])

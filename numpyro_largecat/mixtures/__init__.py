@@ -3,7 +3,7 @@
 
 from numpyro_largecat.mixtures.diagonal_gaussian import DiagonalGaussianFamily
 from numpyro_largecat.mixtures.family import ConjugateFamily
-from numpyro_largecat.mixtures.fit import fit_mixture
+from numpyro_largecat.mixtures.fit_mixture import fit_mixture
 from numpyro_largecat.mixtures.gaussian import GaussianFamily, ZeroMeanGaussianFamily
 from numpyro_largecat.mixtures.mixing import DirichletMixing, MixingPrior, StickBreaking
 from numpyro_largecat.mixtures.mixture_fit import MixtureFit

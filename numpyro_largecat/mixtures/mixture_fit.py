@@ -15,7 +15,6 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_count, check_finite, is_concrete
-from numpyro_largecat.distributions.top_l_categorical import TopLCategorical
 from numpyro_largecat.mixtures.family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import GlobalStep, Objective, Statistics, global_step
 from numpyro_largecat.mixtures.local_step import (
@@ -27,6 +26,7 @@ from numpyro_largecat.mixtures.local_step import (
 )
 from numpyro_largecat.mixtures.mixing import MixingPrior
 from numpyro_largecat.mixtures.row_stream import as_array, padded
+from numpyro_largecat.top_l.top_l_categorical import TopLCategorical
 
 USED = 1.0  # observations in a component that counts as used
 

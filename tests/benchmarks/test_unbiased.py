@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import unbiased
-from numpyro_largecat.double_sum_rules import Pair
+from numpyro_largecat.double_sum.rules import Pair
 from tests.benchmarks.test_benchmarks import run_quick
 
 METHODS = {*unbiased.RULES, unbiased.MINIBATCH, *unbiased.SVI_METHODS}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import log_ndtr
 
-from numpyro_largecat.distributions.errors import FAMILIES
+from numpyro_largecat.choices.error_families import FAMILIES
 from numpyro_largecat.ops import choice_quadrature
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob
 from tests import reference

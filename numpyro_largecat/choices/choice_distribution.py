@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all distributions over a choice share: utilities, a subset of classes, the label's place."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array, lax
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+
+from numpyro_largecat._checks import as_ids, as_jax_array, check_in_range, check_integers
+from numpyro_largecat.ops.softmax_bound import take_row
+from numpyro_largecat.plates.class_subset import ClassSubset, check_class_subset
+
+
+class _UtilityVector(constraints.ParameterFreeConstraint):
+    """Vectors of numbers below +inf; -inf is the utility of a class that is not available."""
+
+    event_dim = 1
+
+    def __call__(self, x: Any) -> Any:
+        return ((x == x) & (x < math.inf)).all(axis=-1)
+
+    def feasible_like(self, prototype: ArrayLike) -> Array:
+        return jnp.zeros_like(prototype)
+
+
+utility_vector = _UtilityVector()
+
+
+class ChoiceDistribution(dist.Distribution):
+    """Base of distributions over K classes that are given by utilities of all or some of them.
+
+    A subclass lists in ``pytree_data_fields`` its own arrays with one entry for each observation,
+    passes them to the constructor as ``local``, and defines ``_log_prob(value)``.
+    """
+
+    arg_constraints = {"utilities": utility_vector}
+    pytree_data_fields: tuple[str, ...] = ("utilities", "classes")
+    pytree_aux_fields: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        utilities: ArrayLike,
+        classes: ClassSubset | None,
+        *,
+        local: dict[str, ArrayLike | None] | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        utilities = as_jax_array(utilities)
+        if not jnp.issubdtype(utilities.dtype, jnp.floating):
+            utilities = utilities.astype(jnp.result_type(float))
+        least = 2 if classes is None else 1
+        if utilities.ndim < 1 or utilities.shape[-1] < least:
+            raise ValueError(
+                f"`utilities` must have the classes, at least {least}, on its last axis; "
+                f"got shape {utilities.shape}."
+            )
+        if classes is not None:
+            _check_classes(classes, utilities.shape)
+            if classes.kind == "full":
+                classes = None
+        batch_shape = utilities.shape[:-1]
+        for name, value in (local or {}).items():
+            batch_shape = _with_local(name, value, batch_shape, utilities.shape)
+            setattr(self, name, None if value is None else as_jax_array(value))
+        self.utilities = utilities
+        self.classes = classes
+        super().__init__(batch_shape=batch_shape, validate_args=validate_args)
+
+    @property
+    def num_categories(self) -> int:
+        """Number of classes K."""
+        return self.utilities.shape[-1] if self.classes is None else self.classes.num_categories
+
+    @constraints.dependent_property(is_discrete=True, event_dim=0)
+    def support(self) -> constraints.Constraint:
+        """Integers in [0, K)."""
+        return constraints.integer_interval(0, self.num_categories - 1)
+
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
+        """Log probability, or its bound or estimate, of each class in ``value``."""
+        del intermediates
+        self._refuse_chunk("log_prob", "Sum over the chunks with `lc.log_likelihood`.")
+        check_integers("value", value)
+        check_in_range("`value`", value, self.num_categories, "classes")
+        return _known_log_prob(self, as_ids(value))
+
+    def label_entries(self, value: ArrayLike) -> tuple[Array, Array]:
+        """Return utilities, and for each class in ``value`` its place on their last axis.
+
+        Shapes: utilities (..., M) and places (...), with the broadcast of ``value``'s shape and
+        ``batch_shape`` in front.
+        """
+        shape = lax.broadcast_shapes(jnp.shape(value), self.batch_shape)
+        utilities = jnp.broadcast_to(self.utilities, shape + self.utilities.shape[-1:])
+        value = jnp.broadcast_to(as_ids(value), shape)
+        return utilities, value if self.classes is None else self.classes.place(value)
+
+    def competitors(self, value: ArrayLike) -> tuple[Array, Array]:
+        """Return how far the class in ``value`` is above each other one, and the others' weights.
+
+        A class of weight 0, among them the class in ``value`` itself, has distance 0. Where the
+        class in ``value`` is not available the distances mean nothing, but are finite.
+
+        Shapes: both (..., M), with the broadcast of ``value``'s shape and ``batch_shape`` in front.
+        """
+        utilities, rows = self.label_entries(value)
+        own = take_row(utilities, rows)[..., None]
+        own = jnp.where(own > -jnp.inf, own, 0)
+        weights = jnp.asarray(1.0) if self.classes is None else self.classes.weights
+        is_other = jnp.arange(utilities.shape[-1]) != rows[..., None]
+        weights = jnp.where(is_other, weights, 0).astype(utilities.dtype)
+        counts = (weights != 0) & (utilities > -jnp.inf)  # -inf is a class that is not available
+        distances = jnp.where(counts, own - jnp.where(counts, utilities, 0), 0)
+        return distances, jnp.where(counts, weights, 0)
+
+    def _log_prob(self, value: Array) -> Array:
+        raise NotImplementedError
+
+    def _is_known(self, value: ArrayLike) -> Array:
+        value = as_ids(value)
+        valid = (value >= 0) & (value < self.num_categories)
+        if self.classes is None:
+            return valid
+        return valid & self.classes.holds(value) & ~jnp.isnan(self.classes.weights).any()
+
+    def _is_available(self, value: Array) -> Array:
+        return take_row(*self.label_entries(value)) > -jnp.inf
+
+    def _refuse_chunk(self, what: str, fix: str) -> None:
+        if self.classes is not None and self.classes.kind == "chunk":
+            raise NotImplementedError(
+                f"{what} needs all classes, but the class plate holds a chunk of them. {fix}"
+            )
+
+
+def _check_classes(classes: ClassSubset, shape: tuple[int, ...]) -> None:
+    check_class_subset(classes)
+    if classes.labels is not None and classes.labels.shape[0] == 0:
+        raise ValueError(
+            "`classes` holds no labels, so the likelihood of an observation would lack its own "
+            "class. Give them to the plate, `class_plate(..., labels=y)`; to predict without "
+            "labels, use `lc.top_classes` or `lc.draw_choices` with the name of that plate, in "
+            "place of `Predictive`."
+        )
+    if shape[-1] != classes.weights.shape[-1]:
+        raise ValueError(
+            "`utilities` must have one column for each row of the class plate, "
+            f"{classes.weights.shape[-1]}, on its last axis; got shape {shape}."
+        )
+
+
+def _with_local(
+    name: str, value: ArrayLike | None, batch_shape: tuple[int, ...], utilities: tuple[int, ...]
+) -> tuple[int, ...]:
+    shape = () if value is None else jnp.asarray(value).shape
+    try:
+        return lax.broadcast_shapes(batch_shape, shape)
+    except ValueError:
+        raise ValueError(
+            f"`{name}` must have one entry for each observation, a shape that broadcasts with "
+            f"utilities.shape[:-1]; got {name}.shape={shape} and utilities.shape={utilities}."
+        ) from None
+
+
+def base_distribution(fn: Any) -> Any:
+    """Return the distribution under those that expand, mask or reinterpret it."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return fn
+
+
+@jax.jit
+def _known_log_prob(choice: ChoiceDistribution, value: Array) -> Array:
+    log_prob = jnp.where(choice._is_available(value), choice._log_prob(value), -jnp.inf)
+    return jnp.where(choice._is_known(value), log_prob, jnp.nan)

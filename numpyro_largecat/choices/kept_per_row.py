@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``sample_choice`` keeps for each observation: u, or a Gaussian for its error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from numpyro_largecat.choices.bounds.gaussian_error_bound import GaussianErrorBound
+from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtilityBound
+from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
+from numpyro_largecat.choices.error_families import GUMBEL, LOGISTIC, ErrorFamily
+from numpyro_largecat.choices.update_rules import (
+    EtaEstimate,
+    GaussianNaturalGradient,
+    NaturalGradient,
+    Shift,
+    Statistic,
+    UpdateRule,
+    best_u_shift,
+)
+from numpyro_largecat.choices.utility_categorical import UtilityCategorical
+from numpyro_largecat.ops.logistic_bound import log_eta_hat_logistic
+from numpyro_largecat.plates.class_subset import ClassSubset
+
+MOST_NEWTON_STEPS = 15  # Newton steps of u on the first visit, at most; most rows take three
+
+
+class LocalState(NamedTuple):
+    """The local parameter of one family of errors, and the bound that it makes."""
+
+    suffix: str  # of the parameter's name
+    start: Array  # value before the first visit, shape (*event)
+    update_rule: UpdateRule  # default
+    statistic: Statistic
+    shift: Shift
+    bound: Callable[[Array], ChoiceDistribution]
+
+
+def local_state(
+    utilities: Array,
+    classes: ClassSubset,
+    family: ErrorFamily,
+    obs: ArrayLike,
+    variances: ArrayLike | None = None,
+) -> LocalState:
+    """Choose the form of the local state that suits ``family``, or ``variances`` of utilities.
+
+    Statistics take the utilities as constants, since only the local state is moved by them. The
+    bounds of softmax and logistic errors take a u below 0, to which one that follows a draw may
+    come, as 0, which is always better: eta is at least 1.
+    """
+    if variances is not None:
+        return _gaussian_utilities(utilities, jnp.asarray(variances), classes, obs)
+    forms = {GUMBEL: _softmax, LOGISTIC: _logistic}
+    return forms.get(family, _gaussian)(utilities, classes, family, obs)
+
+
+def _softmax(
+    utilities: Array, classes: ClassSubset, family: ErrorFamily, obs: ArrayLike
+) -> LocalState:
+    del family
+
+    def log_eta_hat(u: Array, classes: ClassSubset) -> Array:
+        del u
+        return UtilityCategorical(lax.stop_gradient(utilities), classes).optimal_u(obs)
+
+    return LocalState(
+        suffix="u",
+        start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
+        update_rule=NaturalGradient(),
+        statistic=_eta_statistic(log_eta_hat, classes),
+        shift=best_u_shift,
+        bound=lambda u: UtilityCategorical(utilities, classes, u=jnp.maximum(u, 0)),
+    )
+
+
+def _logistic(
+    utilities: Array, classes: ClassSubset, family: ErrorFamily, obs: ArrayLike
+) -> LocalState:
+    def log_eta_hat(u: Array, classes: ClassSubset) -> Array:
+        constant = ChoiceDistribution(lax.stop_gradient(utilities), classes)
+        return log_eta_hat_logistic(*constant.competitors(obs), jnp.maximum(u, 0))
+
+    return LocalState(
+        suffix="u",
+        start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
+        update_rule=NaturalGradient(newton_steps=MOST_NEWTON_STEPS),
+        statistic=_eta_statistic(log_eta_hat, classes),
+        shift=best_u_shift,
+        bound=lambda u: UtilityCategorical(utilities, classes, family, u=jnp.maximum(u, 0)),
+    )
+
+
+def _gaussian_utilities(
+    utilities: Array, variances: Array, classes: ClassSubset, obs: ArrayLike
+) -> LocalState:
+    def bound(u: Array) -> GaussianUtilityBound:
+        return GaussianUtilityBound(utilities, variances, classes, u=u, slope=_best_slope(u))
+
+    def log_eta_hat(u: Array, classes: ClassSubset) -> Array:
+        means, spread = lax.stop_gradient((utilities, variances))
+        constant = GaussianUtilityBound(means, spread, classes, u=u, slope=_best_slope(u))
+        return constant.optimal_u(obs)
+
+    return LocalState(
+        suffix="u",
+        start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
+        update_rule=NaturalGradient(newton_steps=MOST_NEWTON_STEPS),
+        statistic=_eta_statistic(log_eta_hat, classes),
+        shift=best_u_shift,
+        bound=bound,
+    )
+
+
+def _eta_statistic(
+    log_eta_hat: Callable[[Array, ClassSubset], Array], classes: ClassSubset
+) -> Statistic:
+    """Give a rule for u both estimates of eta; XLA leaves out what the rule does not use."""
+    at_hand = replace(classes, weights=jnp.minimum(classes.weights, 1))
+
+    def statistic(u: Array, shift: Array) -> EtaEstimate:
+        estimates = (log_eta_hat(u + shift, some) - shift for some in (classes, at_hand))
+        return EtaEstimate(*estimates)
+
+    return statistic
+
+
+def on_all_classes(
+    utilities: ArrayLike, variances: ArrayLike, classes: ClassSubset | None, obs: ArrayLike | None
+) -> GaussianUtilityBound:
+    """The bound for Gaussian utilities of all classes: at its best u, so that nothing is kept."""
+    if obs is None:  # to be drawn
+        return GaussianUtilityBound(utilities, variances, classes)
+    flat = GaussianUtilityBound(*lax.stop_gradient((utilities, variances)), classes)
+    slope = _best_slope(flat.optimal_u(obs))
+    return GaussianUtilityBound(utilities, variances, classes, slope=slope)
+
+
+def _best_slope(u: Array) -> Array:
+    """Derivative of the best u in the utility of the observed class, a constant for gradients."""
+    return jnp.expm1(-jnp.maximum(lax.stop_gradient(u), 0))
+
+
+def _gaussian(
+    utilities: Array, classes: ClassSubset, family: ErrorFamily, obs: ArrayLike
+) -> LocalState:
+    def bound(value: Array, utilities: Array = utilities) -> GaussianErrorBound:
+        loc, scale = value[..., 0], jnp.exp(-0.5 * value[..., 1])
+        return GaussianErrorBound(utilities, classes, family, loc=loc, scale=scale)
+
+    def statistic(value: Array, shift: Array) -> tuple[Array, Array]:
+        return bound(value + shift, lax.stop_gradient(utilities)).expected_derivatives(obs)
+
+    def shift(value: Array, distance: Array) -> Array:
+        loc, precision = value[..., 0], jnp.exp(value[..., 1])
+        ones = jnp.ones_like(loc)
+
+        def slope(error: Array) -> Array:
+            return jax.jvp(family.log_prob, (error,), (ones,))[1]
+
+        prior_precision = -jax.jvp(slope, (loc,), (ones,))[1]
+        moved = (jnp.clip(prior_precision / precision, 0.0, 1.0) - 1.0) * distance
+        return jnp.stack([moved, jnp.zeros_like(moved)], axis=-1)
+
+    quantile = upper_quantile(family, classes.num_categories)
+    return LocalState(
+        suffix="error",
+        start=jnp.array([quantile, 0.0], utilities.dtype),
+        update_rule=GaussianNaturalGradient(),
+        statistic=statistic,
+        shift=shift,
+        bound=bound,
+    )
+
+
+def upper_quantile(family: ErrorFamily, num_categories: int) -> float:
+    """Error that one of K exceeds in the mean: a start for the error of the chosen class."""
+    target = math.log1p(-1.0 / num_categories)
+    with jax.ensure_compile_time_eval():
+        low, high = jnp.array(-10.0), jnp.array(100.0)
+        for _ in range(30):
+            middle = (low + high) / 2
+            below = family.log_cdf(middle) < target
+            low, high = jnp.where(below, middle, low), jnp.where(below, high, middle)
+        return float(low)

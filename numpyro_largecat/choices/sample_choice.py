@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statements for models: an observed choice together with the local state that it needs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro
+from jax import Array, lax
+from jax.typing import ArrayLike
+from numpyro.primitives import Messenger
+
+from numpyro_largecat._checks import check_integers
+from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
+from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily, error_family
+from numpyro_largecat.choices.kept_per_row import local_state, on_all_classes
+from numpyro_largecat.choices.update_rules import Followed, UpdateRule
+from numpyro_largecat.choices.utility_categorical import UtilityCategorical
+from numpyro_largecat.plates.class_subset import (
+    ClassSubset,
+    RowSubset,
+    check_class_subset,
+    check_row_subset,
+)
+
+
+def sample_choice(
+    name: str,
+    utilities: ArrayLike,
+    *,
+    classes: ClassSubset | None = None,
+    rows: RowSubset | None = None,
+    noise: str | ErrorFamily = "gumbel",
+    variances: ArrayLike | None = None,
+    update_rule: UpdateRule | None = None,
+    obs: ArrayLike | None = None,
+) -> Array:
+    r"""Observe (or draw) a choice among K classes, and keep a local variable for each row.
+
+    With a subsampled class plate the likelihood is the Augment & Reduce bound. For the softmax
+    (``noise="gumbel"``) it is
+
+    .. math:: 1 - u_n - e^{-u_n} \hat\eta_n
+
+    of ``UtilityCategorical``. This statement declares u as the parameter ``name + "_u"`` inside
+    the data plate, one entry for each of the N rows, and for logistic errors too. For other errors
+    it is that of ``GaussianErrorBound``, and the parameter ``name + "_error"`` holds the location
+    and the log precision of the Gaussian of each row, shape (N, 2). ``SubsampledSVI`` moves the
+    entries of the minibatch by ``update_rule``, before it takes the gradient of everything else;
+    other inference treats them as any parameter. With all classes the likelihood is exact and
+    nothing is kept, so the same model serves for training, exact or subsampled, and for prediction.
+
+    **Under a posterior over the weights** no single u is best for all their draws, and a fixed one
+    makes posterior standard deviations too small. ``SubsampledSVI`` therefore lets u follow the
+    draw to first order in the utility of the observed class,
+
+    .. math:: \max\big(0, \; u_n + (e^{-u_n} - 1) \, (\psi_{n y_n} - \bar\psi_{n y_n})\big),
+
+    with the utility at the centre of the guide as reference: this is a bound too, since any u
+    gives one, and nearly as tight for each draw as if it had a u of its own. The location of a
+    Gaussian error follows in the same way. Gradients take the value as a constant, as they take u,
+    so those of a guide's spread lack a term that vanishes where u is best for each draw. It takes
+    one more evaluation of the utilities, for the observed classes only where they are a matrix
+    product. Guides whose distributions have no mean keep u as it is.
+
+    **With** ``variances`` the utilities are Gaussian under a posterior that is not drawn from, see
+    ``gaussian_weights``, and the likelihood is the expectation of the bound over them, that of
+    ``GaussianUtilityBound`` with the slope ``expm1(-u)``: u follows the utility of the observed
+    class in closed form. Latent values that are drawn are followed as above, through the means.
+    With all classes that bound is taken at its best u, and nothing is kept; it is not exact, since
+    the expected log softmax has no closed form. Draws of the choice are exact. In
+    ``lc.top_classes`` the utilities are at their means.
+
+    **Bias.** The step that moves u uses the classes of the same step, as in the paper. On its
+    first visit an observation takes the best u for them, as in the stateless form, whose ELBO is
+    too high; the bias fades with the step size of ``update_rule`` over later visits. Rows that a
+    mask hides move their u all the same.
+
+    Shapes: the choice has the shape of ``obs``, or ``utilities.shape[:-1]``.
+
+    Cost: O(M) per observation and step, a few times the softmax's for other errors; one float (two
+    for a Gaussian error) and the rule's state kept for each of N rows.
+
+    Args:
+        name: Name of the site.
+        utilities: Mean utilities in nats, shape (..., M) for the M rows of ``classes``.
+        classes: What ``with lc.class_plate(...) as classes`` gives. None for all classes.
+        rows: What ``with lc.data_plate(...) as rows`` gives; the statement must be inside that
+            plate. Needed with a subset of classes.
+        noise: Distribution of the errors, see ``UtilityCategorical``.
+        variances: Variances of the utilities under their Gaussian posterior, at least 0, of the
+            shape of ``utilities``; for the softmax only. None for utilities that are as they are.
+        update_rule: How the local variable moves. By default ``NaturalGradient()`` for u, with
+            ``newton_steps`` where eta_hat depends on u (logistic errors, ``variances``), and
+            ``GaussianNaturalGradient()`` for a Gaussian error.
+        obs: Observed classes, integers in [0, K). None to draw them, which needs all classes.
+
+    Returns:
+        The observed or drawn classes.
+
+    Raises:
+        ValueError: If a subset of classes is used without ``rows``, outside their plate, or with
+            shapes that do not match; if ``variances`` are given with another ``noise`` than
+            "gumbel".
+        TypeError: If ``obs`` are not integers, or ``classes`` or ``rows`` not what their plates
+            give.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_largecat as lc
+        >>> def model(x, y=None, rows=None):
+        ...     with lc.class_plate("classes", 10_000, labels=y, num_sampled=100) as classes:
+        ...         w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        ...     with lc.data_plate("data", 500, rows) as rows:
+        ...         lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, obs=y)
+
+    References:
+        Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 1.
+    """
+    check_class_subset(classes)
+    family = error_family(noise)
+    if variances is not None and family is not GUMBEL:
+        raise ValueError(
+            f"site '{name}': `variances` need the softmax, noise=\"gumbel\", whose bound has a "
+            f"closed form under Gaussian utilities; got noise={family}. Draw the weights instead."
+        )
+    if classes is None or classes.kind != "sample":
+        choice = _with_all_classes(name, utilities, variances, classes, family, obs)
+        if obs is not None and (classes is None or classes.kind == "full"):
+            _refuse_more_axes(name, choice.batch_shape, obs)
+        return numpyro.sample(name, choice, obs=obs)
+    choice = ChoiceDistribution(utilities, classes)
+    if obs is None:
+        raise ValueError(
+            f"site '{name}' needs `obs=` while the class plate holds a subset of the classes. To "
+            "draw choices, leave `num_sampled` out of the plate; to predict, use "
+            "`lc.top_classes`."
+        )
+    check_integers("obs", obs)
+    shape = _choice_shape(name, choice, obs)
+    if rows is None:
+        raise ValueError(
+            f"site '{name}' keeps a local variable for each row of the data, but has no `rows`. "
+            'Pass `rows=` from `with lc.data_plate("data", N, rows=ids) as rows`, the true ids of '
+            "the minibatch; or use the stateless form, `numpyro.sample(name, "
+            "lc.UtilityCategorical(utilities, classes), obs=y)`, whose bias the docs explain."
+        )
+    check_row_subset(rows)
+    whole = list(shape)
+    if len(shape) < -rows.dim or shape[rows.dim] != rows.indices.shape[0]:
+        raise ValueError(
+            f"site '{name}' must have the {rows.indices.shape[0]} rows of plate '{rows.name}' at "
+            f"axis {rows.dim}; got choices of shape {shape}."
+        )
+    whole[rows.dim] = rows.size
+    local = local_state(choice.utilities, classes, family, obs, variances)
+    with _open_plates() as plates:
+        value = numpyro.param(
+            f"{name}_{local.suffix}",
+            jnp.broadcast_to(local.start, (*whole, *local.start.shape)),
+            event_dim=local.start.ndim,
+            update_rule=local.update_rule if update_rule is None else update_rule,
+            statistic=local.statistic,
+            follow=Followed(*choice.label_entries(obs), local.shift),
+        )
+    if rows.name not in plates or jnp.shape(value) != (*shape, *local.start.shape):
+        raise ValueError(
+            f"site '{name}' must be inside its data plate: `with lc.data_plate('{rows.name}', ...) "
+            f"as rows:`; it is inside plates {sorted(plates)}, and its local variable has shape "
+            f"{jnp.shape(value)}."
+        )
+    return numpyro.sample(name, local.bound(value), obs=obs)
+
+
+def _with_all_classes(
+    name: str,
+    utilities: ArrayLike,
+    variances: ArrayLike | None,
+    classes: ClassSubset | None,
+    family: ErrorFamily,
+    obs: ArrayLike | None,
+) -> ChoiceDistribution:
+    """The likelihood of all classes, or utilities of a chunk of them, where nothing is kept."""
+    if variances is None or (classes is not None and classes.kind == "chunk"):
+        return UtilityCategorical(utilities, classes, family)
+    if obs is not None:
+        check_integers("obs", obs)
+        _choice_shape(name, ChoiceDistribution(utilities, classes), obs)
+    return on_all_classes(utilities, variances, classes, obs)
+
+
+class _open_plates(Messenger):
+    """Find the plates that are open around a statement."""
+
+    def __enter__(self) -> set[str]:
+        self.plates: set[str] = set()
+        super().__enter__()
+        return self.plates
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        """Handlers further out, the plates, have added themselves by now."""
+        self.plates |= {frame.name for frame in msg["cond_indep_stack"]}
+
+
+def _refuse_more_axes(name: str, batch_shape: tuple[int, ...], obs: ArrayLike) -> None:
+    """Refuse observations that broadcast over their own axes, as (B, T) ones do where B == T."""
+    shape = jnp.shape(obs)
+    if len(shape) > len(batch_shape) and math.prod(batch_shape) > 1:
+        raise ValueError(
+            f"site '{name}' must have an axis of utilities for each axis of the observations, "
+            f"before that of the classes; got obs.shape={shape} and {batch_shape} before the "
+            "classes. If the labels are a column, pass `y.squeeze(-1)`; if the choices "
+            "on the last axis share their utilities, pass `utilities[..., None, :]`."
+        )
+
+
+def _choice_shape(name: str, choice: ChoiceDistribution, obs: ArrayLike) -> tuple[int, ...]:
+    _refuse_more_axes(name, choice.batch_shape, obs)
+    shapes = (jnp.shape(obs), choice.batch_shape)
+    try:
+        shape = lax.broadcast_shapes(*shapes)
+    except ValueError:
+        shape = None
+    if shape is None or shape not in shapes:  # a column of labels would broadcast with the rows
+        raise ValueError(
+            f"site '{name}' must have one row of utilities for each observation; got "
+            f"obs.shape={jnp.shape(obs)} and utilities.shape={choice.utilities.shape}. If the "
+            "labels are a column, pass `y.squeeze(-1)`."
+        )
+    return shape

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of features of a linear model, dense or sparse, in the form that a step reads."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from numpyro_largecat._checks import check_finite, check_in_range, check_integers
+from numpyro_largecat.data.sparse_rows import SparseRows
+
+
+class FeatureRows(Protocol):
+    """Rows of x, in one of two forms."""
+
+    def take(self, i: Array) -> FeatureRows:
+        """Row i."""
+
+    def product(self, w: Array, k: Array) -> Array:
+        """``x @ w[k]`` for one row x."""
+
+    def add(self, w: Array, k: Array, keep: Array | None, add: Array) -> Array:
+        """Table with ``keep * w[k] + add * x`` in row k, for one row x."""
+
+    def utilities(self, w: Array) -> Array:
+        """``x @ w.T``."""
+
+    def squared_norms(self) -> Array:
+        """Of each row."""
+
+    def take_batches(self, ids: Array) -> FeatureRows:
+        """Rows ``ids``, of shape (J, B); zeros for padding."""
+
+    def dense(self, num_features: int) -> Array:
+        """All features of each row."""
+
+
+class DenseRows(NamedTuple):
+    """All features of each row."""
+
+    x: Array  # (N, D), or (D,) for one row
+
+    def take(self, i: Array) -> DenseRows:
+        """Row i."""
+        return DenseRows(take_one(self.x, i))
+
+    def product(self, w: Array, k: Array) -> Array:
+        """``x @ w[k]`` for one row x."""
+        return self.x @ take_one(w, k)
+
+    def add(self, w: Array, k: Array, keep: Array | None, add: Array) -> Array:
+        """Table with ``keep * w[k] + add * x`` in row k, for one row x."""
+        # The row is read from the table that is written; read any earlier, XLA copies the table.
+        old = take_one(w, k) if keep is None else keep * take_one(w, k)
+        return lax.dynamic_update_index_in_dim(w, old + add * self.x, k, 0)
+
+    def utilities(self, w: Array) -> Array:
+        """``x @ w.T``."""
+        return self.x @ w.T
+
+    def squared_norms(self) -> Array:
+        """Of each row."""
+        return jnp.square(self.x).sum(1)
+
+    def take_batches(self, ids: Array) -> DenseRows:
+        """Rows ``ids``, of shape (J, B); zeros for padding."""
+        return DenseRows(_rows_or_zeros(self.x, ids))
+
+    def dense(self, num_features: int) -> Array:
+        """All features of each row."""
+        del num_features
+        return self.x
+
+
+class PaddedRows(NamedTuple):
+    """The features that are present in each row, each once, padded with value 0."""
+
+    indices: Array  # (N, P), or (P,) for one row
+    values: Array
+
+    def take(self, i: Array) -> PaddedRows:
+        """Row i."""
+        return PaddedRows(take_one(self.indices, i), take_one(self.values, i))
+
+    def product(self, w: Array, k: Array) -> Array:
+        """``x @ w[k]`` for one row x."""
+        return self.values @ w.at[k, self.indices].get(mode="promise_in_bounds")
+
+    def add(self, w: Array, k: Array, keep: Array | None, add: Array) -> Array:
+        """Table with ``keep * w[k] + add * x`` in row k, for one row x."""
+        if keep is not None:
+            w = lax.dynamic_update_index_in_dim(w, keep * take_one(w, k), k, 0)
+        return w.at[k, self.indices].add(add * self.values, mode="promise_in_bounds")
+
+    def utilities(self, w: Array) -> Array:
+        """``x @ w.T``."""
+        return SparseRows(self.indices, self.values, w.shape[1]).utilities(w)
+
+    def squared_norms(self) -> Array:
+        """Of each row."""
+        return jnp.square(self.values).sum(1)
+
+    def take_batches(self, ids: Array) -> PaddedRows:
+        """Rows ``ids``, of shape (J, B); zeros for padding."""
+        return PaddedRows(_rows_or_zeros(self.indices, ids), _rows_or_zeros(self.values, ids))
+
+    def dense(self, num_features: int) -> Array:
+        """All features of each row."""
+        empty = jnp.zeros((len(self.values), num_features), self.values.dtype)
+        return empty.at[jnp.arange(len(self.values))[:, None], self.indices].add(self.values)
+
+
+def take_one(table: Array, i: Array) -> Array:
+    """Row i of a table."""
+    return lax.dynamic_index_in_dim(table, i, 0, keepdims=False)
+
+
+def _rows_or_zeros(table: Array, ids: Array) -> Array:
+    return table.at[ids].get(mode="fill", fill_value=0)
+
+
+def dense_rows(x: Any) -> DenseRows:
+    """Check features given as a dense array."""
+    return DenseRows(_as_floats("x", x))
+
+
+def padded_rows(x: SparseRows) -> PaddedRows:
+    """Check features given as sparse rows."""
+    check_integers("x.indices", x.indices)
+    if np.shape(x.indices) != np.shape(x.values):
+        raise ValueError(
+            "`x.indices` and `x.values` must have the same shape (N, P); "
+            f"got {np.shape(x.indices)} and {np.shape(x.values)}."
+        )
+    check_in_range("`x.indices`", x.indices, x.num_features, "columns of x")
+    indices = jnp.asarray(x.indices, jnp.int32)
+    return PaddedRows(*_add_repeats(indices, _as_floats("x.values", x.values)))
+
+
+@jax.jit
+def _add_repeats(indices: Array, values: Array) -> tuple[Array, Array]:
+    """Put the sum of the values of a repeated index at its first place, and 0 at the others.
+
+    The norm of a row is that of its values only if no feature is there twice.
+    """
+    order = jnp.argsort(indices, axis=1)
+    in_order = jnp.take_along_axis(indices, order, axis=1)
+    is_first = jnp.diff(in_order, axis=1, prepend=-1) != 0
+    place = jnp.cumsum(is_first, axis=1) - 1
+    row = jnp.arange(len(values))[:, None]
+    sums = jnp.zeros_like(values).at[row, place].add(jnp.take_along_axis(values, order, axis=1))
+    return in_order, jnp.where(is_first, jnp.take_along_axis(sums, place, axis=1), 0)
+
+
+def _as_floats(name: str, values: Any) -> Array:
+    if np.ndim(values) != 2 or 0 in np.shape(values):
+        raise ValueError(
+            f"`{name}` must be two-dimensional, one row for each observation, and not empty; got "
+            f"shape {np.shape(values)}."
+        )
+    floats = jnp.asarray(values)
+    if not jnp.issubdtype(floats.dtype, jnp.floating):
+        floats = floats.astype(jnp.result_type(float))
+    check_finite([(f"`{name}`", floats)])
+    return floats

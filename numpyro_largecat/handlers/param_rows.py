@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the shape of a parameter fits the plates that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from numpyro_largecat.handlers.shared_rows import PlateRows
+
+
+def check_param_rows(msg: dict[str, Any], plates: Mapping[str, PlateRows]) -> None:
+    """Refuse a parameter that has not the rows of a plate, or does not say on which axis.
+
+    Args:
+        msg: Message of a ``numpyro.param`` statement, whose value is whole unless its ``event_dim``
+            is there and None, as handlers leave it that took the rows.
+        plates: The plates of the step, by name.
+
+    Raises:
+        ValueError: With the parameter, the plate and the ``event_dim`` to give.
+    """
+    name, value, kwargs = msg["name"], msg["value"], msg["kwargs"]
+    if kwargs.get("event_dim", 0) is None or not jax.tree_util.all_leaves([value]):
+        return
+    shape, event_dim = jnp.shape(value), kwargs.get("event_dim")
+    for frame in msg["cond_indep_stack"]:
+        plate = plates.get(frame.name)
+        if plate is None:  # hidden by a handler
+            continue
+        where = f"param '{name}' inside plate '{frame.name}'"
+        axis = None if event_dim is None else frame.dim - event_dim
+        if axis is not None and len(shape) >= -axis:
+            if shape[axis] not in (1, plate.size):
+                raise ValueError(
+                    f"{where} must have {plate.size} rows at axis {axis} (the plate's dim "
+                    f"{frame.dim} less event_dim={event_dim}); got shape {shape}. Give it a row "
+                    "for each row of the whole plate, and the number of axes after them as "
+                    "`event_dim`. If its value comes from `params`, they are those of a plate of "
+                    "another size."
+                )
+        elif not plate.full and plate.size in shape:
+            rows_axis = shape.index(plate.size)
+            fits = max(0, len(shape) - rows_axis + frame.dim)
+            raise ValueError(
+                f"{where} has shape {shape}, with {plate.size} entries at axis {rows_axis}, as "
+                f"many as the plate has rows, but event_dim={event_dim} does not make it that "
+                f"axis, and the plate holds {plate.indices.shape[0]} rows in this step. If they "
+                f"are its rows, write `numpyro.param('{name}', ..., event_dim={fits})`: it is then "
+                "stored whole and read by the rows of the step. If all rows share it, declare it "
+                "outside of the plate."
+            )
+        elif plate.weights is not None and shape[:1] == plate.indices.shape:
+            raise ValueError(
+                f"{where} has shape {shape}, an entry for each of the {shape[0]} rows that the "
+                "plate holds in this step, which are other classes in the next. Give it all "
+                f"{plate.size} rows, and event_dim={max(0, len(shape) + frame.dim)}: it is then "
+                "stored whole and read by the rows of the step. If all rows share it, declare it "
+                "outside of the plate."
+            )

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows of which plate a step touches, and a handler that makes model and guide use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro.primitives import Messenger
+
+from numpyro_largecat.handlers.param_rows import check_param_rows
+from numpyro_largecat.ops.subsampling import draw_without_replacement
+from numpyro_largecat.ops.table_rows import merge_repeats
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("indices", "weights", "stored", "position"),
+    meta_fields=("size", "full"),
+)
+@dataclass(frozen=True)
+class PlateRows:
+    """The rows of one plate this step; M entries, of which some may be padding or repeats."""
+
+    indices: Array  # (M,), row of each entry, valid for reading
+    size: int  # number of rows of the whole plate
+    full: bool  # whether the entries are all rows in order
+    weights: Array | None  # (M,), scale of each entry, if the plate gives its entries their own
+    stored: Array  # (M,), distinct rows to read and write; `size` where there is none
+    position: Array | None  # (M,), place of each entry in `stored`; None if entry m is stored[m]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("plates", "helpers"), meta_fields=())
+@dataclass
+class TouchedRows:
+    """The rows of all plates this step, by plate name, filled in as a model is run."""
+
+    plates: dict[str, PlateRows] = field(default_factory=dict)
+    helpers: dict[str, Array] = field(default_factory=dict)  # values of the plates' helper sites
+
+
+class share_rows(Messenger):
+    """Make the plates of one name hold the same rows wherever they are opened.
+
+    A plate that ``touched`` knows gets those rows, in the guide as in the model and in every
+    particle; any other is recorded there. A plain NumPyro plate that subsamples has its rows drawn
+    here, at a cost that follows the draws. A plain plate that stands for a class plate, as
+    autoguides open them, gets the weights of the class plate's rows.
+
+    With ``gathered``, the parameters of these names come as the rows they need, so the plates must
+    not slice them again; ``lookup`` gives such values, or None to leave it to outer handlers.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        touched: TouchedRows,
+        *,
+        gathered: Callable[[str], bool] = lambda name: False,
+        lookup: Callable[[dict[str, Any]], Any] | None = None,
+    ) -> None:
+        self.touched = touched
+        self.gathered = gathered
+        self.lookup = lookup
+        super().__init__(fn)
+
+    def __enter__(self) -> None:
+        self.plain_plates: set[str] = set()
+        self.as_before: dict[str, Array] = {}  # whether a plate opened again holds the same rows
+        self.frames: dict[str, set[str]] = {}  # plates of each parameter
+        super().__enter__()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Give plates their rows, sites their weights and parameters their gathered values."""
+        if msg["type"] == "plate":
+            self._process_plate(msg)
+        elif msg["type"] in ("param", "sample"):
+            self._weigh(msg)
+        if msg["type"] == "param":
+            self._refuse_other_plates(msg)
+            if self.gathered(msg["name"]):
+                msg["kwargs"]["event_dim"] = None
+            if self.lookup is not None and msg["value"] is None:
+                msg["value"] = self.lookup(msg)
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        """Record the rows of a plate that is new; take the rows of a parameter that is whole."""
+        if msg["type"] == "param":
+            check_param_rows(msg, self.touched.plates)
+            if msg["kwargs"].get("event_dim") is not None:
+                self._take_rows(msg)
+        if msg["type"] != "plate":
+            return
+        if msg["kwargs"].get("is_helper"):
+            self.touched.helpers.setdefault(msg["name"], msg["value"])
+        elif msg["name"] not in self.touched.plates:
+            self.touched.plates[msg["name"]] = _plate_rows(msg)
+
+    def _take_rows(self, msg: dict[str, Any]) -> None:
+        """Slice for the plates, since NumPyro's do not where they hold as many rows as there are.
+
+        Handlers further out have seen the whole value and ``event_dim`` before.
+        """
+        for frame in msg["cond_indep_stack"]:
+            plate = self.touched.plates[frame.name]
+            axis = frame.dim - msg["kwargs"]["event_dim"]
+            shape = jnp.shape(msg["value"])
+            if plate.full or len(shape) < -axis or shape[axis] == 1:
+                continue
+            if plate.size > 1:
+                msg["value"] = jnp.take(msg["value"], plate.indices, axis=axis, mode="clip")
+        msg["kwargs"] = {**msg["kwargs"], "event_dim": None}
+
+    def _refuse_other_plates(self, msg: dict[str, Any]) -> None:
+        """A parameter is stored by the rows of its plates, so all statements must have the same."""
+        if msg["kwargs"].get("event_dim") is None and not self.gathered(msg["name"]):
+            return
+        plates = {frame.name for frame in msg["cond_indep_stack"]}
+        known = self.frames.setdefault(msg["name"], plates)
+        if known != plates:
+            raise ValueError(
+                f"param '{msg['name']}' is used inside plates {sorted(known)} and inside plates "
+                f"{sorted(plates)}. SubsampledSVI reads its rows by one of them: use the parameter "
+                "once, in one set of plates, or give it no `event_dim`, outside all plates."
+            )
+
+    def _process_plate(self, msg: dict[str, Any]) -> None:
+        name, (size, subsample_size) = msg["name"], msg["args"]
+        if msg["kwargs"].get("is_helper"):
+            is_given = msg["kwargs"]["given_ids"]
+            if name in self.touched.helpers and (is_given or msg["value"] is None):
+                if is_given:  # anew in each run, in arrays of their own
+                    self._compare(name.removesuffix("_rows"), msg["value"])
+                msg["value"] = self.touched.helpers[name]
+        elif "full" in msg["kwargs"]:  # one of ours, which follows its helper site
+            self.plain_plates.discard(name)
+            if name in self.touched.plates:
+                self._compare(name, msg["value"])
+        else:
+            self.plain_plates.add(name)
+            if name in self.touched.plates:
+                msg["value"] = self.touched.plates[name].indices
+                msg["args"] = (size, msg["value"].shape[0])
+            elif msg["value"] is None:
+                msg["fn"] = _draw_rows
+                msg["kwargs"]["distinct"] = True
+            elif subsample_size is None or subsample_size == size:
+                msg["kwargs"]["full"] = True
+
+    def _compare(self, name: str, indices: Array) -> None:
+        """See whether a plate that is opened again holds the rows that it held before."""
+        known = self.touched.plates[name].indices
+        if known.shape != indices.shape:
+            raise ValueError(
+                f"plate '{name}' is opened twice in one step, with {known.shape[0]} rows and with "
+                f"{indices.shape[0]}. Give plates with different rows different names."
+            )
+        self.as_before[name] = self.as_before.get(name, True) & (known == indices).all()
+
+    def _weigh(self, msg: dict[str, Any]) -> None:
+        for frame in msg["cond_indep_stack"]:
+            if msg["type"] == "sample" and frame.name in self.as_before:
+                # Rows that the model draws anew in each run, or a plate opened twice.
+                scale = 1.0 if msg["scale"] is None else msg["scale"]
+                msg["scale"] = jnp.where(self.as_before[frame.name], scale, jnp.nan)
+            if frame.name not in self.plain_plates:
+                continue
+            plate = self.touched.plates[frame.name]
+            if plate.weights is None:
+                continue
+            uniform = plate.size / frame.size  # what the plain plate has scaled by
+            weights = (plate.weights / uniform).reshape((-1,) + (1,) * (-1 - frame.dim))
+            msg["scale"] = weights if msg["scale"] is None else msg["scale"] * weights
+
+
+def _draw_rows(size: int, subsample_size: int, rng_key: Array | None = None, **_: Any) -> Array:
+    if rng_key is None:
+        raise ValueError(
+            "A plate that subsamples needs a random key to draw its rows: run the model under "
+            "`numpyro.handlers.seed`."
+        )
+    return draw_without_replacement(
+        rng_key, size, subsample_size, min_population=size, max_population=size
+    )
+
+
+def _plate_rows(msg: dict[str, Any]) -> PlateRows:
+    size, indices, known = msg["args"][0], msg["value"], msg["kwargs"]
+    weights = known.get("row_weights")
+    if known.get("full") or known.get("distinct"):
+        return PlateRows(indices, size, bool(known.get("full")), None, indices, None)
+    if weights is not None and not known.get("repeats"):  # padding aside, which has weight 0
+        return PlateRows(indices, size, False, weights, jnp.where(weights > 0, indices, size), None)
+    valid = (indices >= 0) & (indices < size) if weights is None else weights > 0
+    stored, position = merge_repeats(jnp.where(valid, indices, size), size)
+    return PlateRows(indices, size, False, weights, stored, position)

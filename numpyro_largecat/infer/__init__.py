@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Inference that updates only the rows that a step touches."""

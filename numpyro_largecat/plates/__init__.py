@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Idea 1: a plate says which rows exist this step."""

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What plates give to a model: the classes, or the rows of the data, that exist this step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from numpyro_largecat._checks import (
+    as_ids,
+    check_count,
+    check_in_range,
+    check_integers,
+    is_concrete,
+)
+from numpyro_largecat.ops.subsampling import is_among, place_among, sorted_distinct
+from numpyro_largecat.plates.proposals import DrawnClasses
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("indices", "weights", "labels"),
+    meta_fields=("num_categories", "kind", "per_observation"),
+)
+@dataclass(frozen=True)
+class ClassSubset:
+    """The classes that exist this step, as ``with lc.class_plate(...) as classes`` gives them.
+
+    Attributes:
+        indices: Class of each row of the plate, shape (M,), integers in [0, K). Use it to gather
+            features of the classes.
+        weights: Weight of each class in the likelihood of an observation, on the last axis as in
+            ``utilities``: shape (M,), or (1 + S,) with ``per_observation``. For any f, the sum of
+            ``weights[m] * f(classes of an observation[m])`` estimates the sum of f over all K
+            classes without bias. A padded row has weight 0.
+        labels: The distinct labels, sorted, then padding equal to K, shape (min(B, K),), which are
+            the first rows of the plate. With ``per_observation`` the labels as they were given.
+            None for all classes, and for consecutive ones.
+        num_categories: Number of classes K.
+        kind: "full" for all K classes in order, "sample" for a weighted subset, "chunk" for
+            classes that stand for no others: consecutive ones chosen by ``lc.class_chunk``, or the
+            labels alone, see ``lc.class_plate``.
+        per_observation: Whether each observation has classes of its own: rows n (1 + S) to
+            (n + 1) (1 + S) of the plate are those of observation n, its label first.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_largecat as lc
+        >>> classes = lc.class_plate("classes", 5).classes
+        >>> classes.kind, classes.indices.tolist()
+        ('full', [0, 1, 2, 3, 4])
+    """
+
+    indices: Array
+    weights: Array
+    labels: Array | None
+    num_categories: int
+    kind: Literal["full", "sample", "chunk"]
+    per_observation: bool = False
+
+    @property
+    def row_weights(self) -> Array:
+        """Weight of each row of the plate, shape (M,), as prior and KL terms have them.
+
+        With ``per_observation`` the mean of the observations' estimates is the estimate.
+        """
+        if not self.per_observation:
+            return self.weights
+        num_observations = self.indices.shape[0] // self.weights.shape[0]
+        return jnp.tile(self.weights / num_observations, num_observations)
+
+    def place(self, value: Array) -> Array:
+        """Place of each class in ``value`` among the rows of the plate.
+
+        With ``per_observation``, among the classes of its observation. Only for classes that
+        ``holds`` is true of. Where all classes are there, a class is its own place.
+
+        Cost: O(sqrt(B)) for each class.
+
+        Raises:
+            ValueError: If the plate holds consecutive classes, as predictions over it do.
+            NotImplementedError: If a choice over the subset is inside of NumPyro's ``scan``.
+        """
+        if self.kind == "full":
+            return jnp.asarray(value)
+        if self.labels is None:
+            raise ValueError(
+                "`classes.place` has no answer while the plate holds consecutive classes, as the "
+                "plate of a choice does in predictions: a class may be in another chunk. Rows that "
+                "are read by id need a class plate of their own, such as "
+                f'`lc.class_plate("read", {self.num_categories}, labels=ids, num_sampled=1)`. If '
+                "they are rows of the same table, fit with a full plate, read them as `w[ids]`, "
+                f"and predict with chunk_size={self.num_categories}."
+            )
+        if self.per_observation:
+            return jnp.zeros(jnp.shape(value), jnp.int32)
+        _refuse_steps(self.labels)
+        return place_among(value, self.labels)
+
+    def holds(self, value: Array) -> Array:
+        """Whether each class in ``value`` is among the labels, and so has a row of weight 1.
+
+        With ``per_observation``, whether it is the label of its observation. Where the plate has no
+        labels, whether the class is there.
+        """
+        if self.labels is None:
+            return jnp.isin(value, self.indices)
+        if self.per_observation:
+            return self.labels == value
+        _refuse_steps(self.labels)
+        return is_among(value, self.labels)
+
+    def by_observation(self, rows: Array) -> Array:
+        """Give each observation the rows of its own classes.
+
+        A model whose plate may be ``per_observation`` forms utilities such as
+        ``jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))``. Where the classes are shared by
+        all observations, as they are in prediction, the first axis has size 1 and broadcasts.
+
+        Shapes: (M, ...) to (B, 1 + S, ...), or to (1, M, ...) if the classes are shared.
+
+        Cost: O(1), a reshape.
+
+        Raises:
+            ValueError: If ``rows`` has not the M rows of the plate on its first axis.
+
+        Example:
+            >>> import jax.numpy as jnp, numpyro
+            >>> import numpyro_largecat as lc
+            >>> with numpyro.handlers.seed(rng_seed=0):
+            ...     plate = lc.class_plate("k", 9, jnp.array([4, 2]), 3, per_observation=True)
+            >>> plate.classes.by_observation(plate.classes.indices)[:, 0].tolist()
+            [4, 2]
+        """
+        num_rows = self.indices.shape[0]
+        if jnp.ndim(rows) < 1 or rows.shape[0] != num_rows:
+            raise ValueError(
+                f"`rows` must have the {num_rows} rows of the class plate on its first axis; "
+                f"got shape {jnp.shape(rows)}."
+            )
+        num_together = self.weights.shape[0] if self.per_observation else num_rows
+        return rows.reshape(num_rows // num_together, num_together, *rows.shape[1:])
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("indices",),
+    meta_fields=("name", "size", "dim"),
+)
+@dataclass(frozen=True)
+class RowSubset:
+    """The rows of the data that exist this step, as ``with lc.data_plate(...) as rows`` gives them.
+
+    Attributes:
+        indices: Row ids of the minibatch, shape (B,), integers in [0, N).
+        name: Name of the plate.
+        size: Number of rows N of the whole data.
+        dim: Batch dimension of the plate, a negative int.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_largecat as lc
+        >>> lc.data_plate("data", 100, rows=jnp.array([7, 3])).rows.indices.tolist()
+        [7, 3]
+    """
+
+    indices: Array
+    name: str
+    size: int
+    dim: int
+
+
+def _refuse_steps(labels: Array) -> None:
+    """NumPyro's ``scan`` stacks what is inside the distributions of its sites, over its steps."""
+    if labels.ndim != 1:
+        raise NotImplementedError(
+            "a choice over some of the classes cannot be inside of "
+            "`numpyro.contrib.control_flow.scan`: observe it after the scan, with the states that "
+            f"the scan returns. The labels of its classes have shape {labels.shape}."
+        )
+
+
+@partial(jax.jit, static_argnums=2)
+def shared_subset(present: Array, others: DrawnClasses, num_categories: int) -> ClassSubset:
+    """Join sorted distinct labels, of weight 1, and drawn classes, which stand for all others."""
+    weights = (present < num_categories).astype(others.weights.dtype)
+    indices = jnp.concatenate([present, others.classes])
+    return ClassSubset(
+        jnp.minimum(indices, num_categories - 1),
+        jnp.concatenate([weights, others.weights]),
+        present,
+        num_categories,
+        "sample",
+    )
+
+
+@partial(jax.jit, static_argnums=2)
+def per_observation_subset(labels: Array, others: DrawnClasses, num_categories: int) -> ClassSubset:
+    """Join each label, of weight 1, and the classes drawn for its observation, shape (B, S)."""
+    indices = jnp.concatenate([labels[:, None], others.classes], axis=1)
+    return ClassSubset(
+        jnp.clip(indices, 0, num_categories - 1).reshape(-1),
+        jnp.concatenate([jnp.ones(1, others.weights.dtype), others.weights]),
+        labels,
+        num_categories,
+        "sample",
+        per_observation=True,
+    )
+
+
+def labels_subset(labels: Array, also: Array | None, num_categories: int) -> ClassSubset:
+    """Hold distinct labels and the classes ``also``, and one row for all others.
+
+    The weight of that row is NaN, unless there are no others: sums over all classes are not known.
+    """
+    asked = labels if also is None else jnp.concatenate([labels, also])
+    present = sorted_distinct(asked, num_categories)[:num_categories]
+    is_whole = (present < num_categories).sum() == num_categories
+    others = DrawnClasses(
+        jnp.full(1, num_categories - 1), jnp.where(is_whole, 0.0, jnp.full(1, jnp.nan))
+    )
+    return replace(shared_subset(present, others, num_categories), kind="chunk")
+
+
+def labels_of_each_subset(labels: Array, num_categories: int) -> ClassSubset:
+    """Hold the label of each observation, and one row for all others, of weight NaN."""
+    others = DrawnClasses(jnp.zeros((*labels.shape, 1), labels.dtype), jnp.full(1, jnp.nan))
+    return replace(per_observation_subset(labels, others, num_categories), kind="chunk")
+
+
+def chunk_subset(classes: Array, num_categories: int) -> ClassSubset:
+    """Hold consecutive classes; those past the last one are padding."""
+    weights = (classes < num_categories).astype(jnp.result_type(float))
+    indices = jnp.minimum(classes, num_categories - 1)
+    return ClassSubset(indices, weights, None, num_categories, "chunk")
+
+
+def full_subset(num_categories: int) -> ClassSubset:
+    """Hold all classes in order."""
+    weights = jnp.ones(num_categories)
+    indices = jnp.arange(num_categories, dtype=jnp.int32)
+    return ClassSubset(indices, weights, None, num_categories, "full")
+
+
+def check_class_subset(classes: Any) -> None:
+    """Raise TypeError unless ``classes`` is a ``ClassSubset``, or None for all classes."""
+    if classes is not None and not isinstance(classes, ClassSubset):
+        raise TypeError(
+            "`classes` must be what `with lc.class_plate(...) as classes:` gives; "
+            f"got {type(classes).__name__}."
+        )
+
+
+def check_row_subset(rows: Any) -> None:
+    """Raise TypeError unless ``rows`` is a ``RowSubset``."""
+    if not isinstance(rows, RowSubset):
+        raise TypeError(
+            "`rows` must be what `with lc.data_plate(..., rows) as rows:` gives, not the row ids "
+            f"or another plate; got {type(rows).__name__}."
+        )
+
+
+def check_labels(name: str, labels: ArrayLike, num_categories: int) -> None:
+    """Refuse labels of plate ``name`` that are no classes; values under ``jit`` pass."""
+    check_integers("labels", labels)
+    check_in_range(f"`labels` of plate '{name}'", labels, num_categories, "classes")
+
+
+def check_num_sampled(num_sampled: int, num_categories: int, labels: ArrayLike | None) -> int:
+    """Return the number of drawn classes as an int in range, or raise."""
+    num_sampled = check_count("num_sampled", num_sampled, 1)
+    most = num_categories if labels is None else num_categories - 1
+    if num_sampled > most:
+        raise ValueError(
+            f"`num_sampled` must be at most {most} with num_categories={num_categories}"
+            f"{'' if labels is None else ', since the labels are there already'}; "
+            f"got {num_sampled}. Leave it out to have all classes, exactly."
+        )
+    return num_sampled
+
+
+def check_row_ids(name: str, rows: ArrayLike, size: int) -> Array:
+    """Return the row ids of data plate ``name`` as an array of shape (B,), or raise."""
+    check_integers("rows", rows)
+    if np.ndim(rows) != 1:
+        raise ValueError(
+            f"`rows` of plate '{name}' must have shape (B,), one id for each row of the "
+            f"minibatch; got shape {np.shape(rows)}."
+        )
+    check_in_range(f"`rows` of plate '{name}'", rows, size, "row ids")
+    return as_ids(rows)
+
+
+def refuse_repeated_rows(name: str, site: str, rows: ArrayLike) -> None:
+    """Raise ValueError if ids of plate ``name`` repeat around latent ``site``; tracers pass."""
+    if not is_concrete(rows):
+        return
+    ids, counts = np.unique(np.asarray(rows), return_counts=True)
+    if (counts > 1).any():
+        first = int(np.argmax(counts > 1))
+        raise ValueError(
+            f"site '{site}' has a value for each row of plate '{name}', but the ids of its rows "
+            f"repeat: row {ids[first]} is there {counts[first]} times, and its prior would count "
+            f"as often. To read one value by ids that repeat, draw it in a class plate, "
+            f'`with lc.class_plate("{name}", N, labels=rows, num_sampled=1) as read:`, and '
+            "use `value[read.place(rows)]`. What is observed there may stay in the data plate."
+        )
+
+
+def has_repeats(rows: Array) -> Array:
+    """Whether any of these ids, shape (B,), is there twice. Cost: O(B log B)."""
+    in_order = jnp.sort(rows)
+    return (in_order[1:] == in_order[:-1]).any()

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuse guides and models that cannot be evaluated on one chunk of classes after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import biject_to
+from numpyro.infer.autoguide import AutoGuideList
+from numpyro.primitives import Messenger
+
+from numpyro_largecat._checks import is_concrete
+from numpyro_largecat.handlers.guide_tables import guide_parts
+from numpyro_largecat.ops.finfo import finfo
+
+MOST_TOGETHER = 128  # classes in which places are looked for; what is done by place is seldom later
+ABOVE, BELOW = 24.0, -15.0  # all other rows; of other size, and exponentials do not overflow
+PRIME = 65521  # the largest below 2**16, so that squares fit in 32 bits
+
+
+def check_guide_has_run(guide: Any) -> None:
+    """Refuse an automatic guide that would find its sites in a model with few classes, no labels.
+
+    Raises:
+        ValueError: If a part of it has not looked at its model yet.
+    """
+    parts = [part for part in guide_parts(guide) if not isinstance(part, AutoGuideList)]
+    if any(part.prototype_trace is None for part in parts):
+        raise ValueError(
+            "the guide has not been run yet, and finds its sites in its first run. Run it once "
+            "with arguments as in training, among them labels: "
+            "`numpyro.handlers.seed(guide, 0)(x, y, rows)`. The parameters stay those of `params`."
+        )
+
+
+def rows_are_alone(
+    of_classes: Callable[[ArrayLike, int, ArrayLike], Array], plate: str, chunk_size: int
+) -> Array:
+    """Whether the utility of a class is the same whichever classes are evaluated with it.
+
+    ``of_classes(start, size, seed)`` are the utilities (..., size) of classes from ``start`` on,
+    with rows that are all different, see ``distinct_rows``. A chunk that starts one class later has
+    its classes in other places, and the class far above all others is gone, one far below them is
+    new: what is done by place, sums, extremes, ranks and rows that are read by id all show. A model
+    whose utilities follow the seed has noise of its own, and is not compared.
+
+    Cost: the utilities of at most 384 classes.
+
+    Returns:
+        A boolean, which is a tracer under ``jit``.
+
+    Raises:
+        ValueError: If the utilities of a class differ and are no tracers.
+    """
+    size = max(2, min(chunk_size, MOST_TOGETHER))
+    starts, seeds = jnp.array([0, 1, 0]), jnp.array([0, 0, 1])
+    first, later, again = lax.map(lambda x: of_classes(x[0], size, x[1]), (starts, seeds))
+    is_fixed = ((first == again) | (jnp.isnan(first) & jnp.isnan(again))).all()
+    differ = _differ(first[..., 1:], later[..., :-1]) & is_fixed
+    if is_concrete(differ) and differ.any():
+        raise ValueError(
+            f"the utility of class {int(jnp.argmax(differ)) + 1} of plate '{plate}' depends on "
+            "which classes are evaluated with it. A class plate holds some of its classes at a "
+            "time, so a utility may depend on the rows of its own class and on what is outside of "
+            "the plate, not on the place of a row, on sums over rows, or on rows that are read by "
+            "id. Write a reference class as `jnp.where(classes.indices == 0, 0.0, b)`, not "
+            "`b.at[0].set(0.0)`; in place of centred or normalised weights give the prior a scale "
+            "of its own; read rows by id, such as those of a history, from a class plate of their "
+            "own. If the model is fitted with a full plate, a `chunk_size` of at least the number "
+            "of classes evaluates it on all of them at once, as in the fit."
+        )
+    return ~differ.any()
+
+
+def _differ(a: Array, b: Array) -> Array:
+    """Which classes, on the last axis, have utilities that differ by more than rounding.
+
+    Rounding follows the largest utility of an observation, whose offset may be large.
+    """
+    size = jnp.where(jnp.isfinite(a), jnp.abs(a), 0)
+    near = jnp.abs(a - b) <= 200 * finfo(a.dtype).eps * size.max(axis=-1, keepdims=True)
+    same = near | (a == b) | (jnp.isnan(a) & jnp.isnan(b))
+    return ~same.reshape(-1, a.shape[-1]).all(axis=0)
+
+
+class distinct_rows(Messenger):
+    """Give parameters and latent values in a class plate other rows, by class and all different.
+
+    Rows that nothing has touched are alike, and would hide which of them a utility depends on.
+    Values are within their support: its free coordinates are of the order of 1, but ``ABOVE`` for
+    class 0 and ``BELOW`` for the class after the first chunk. The handler must be the first around
+    model or guide, to see the rows that others have taken.
+    """
+
+    def __init__(self, fn: Callable[..., Any], plate: str, classes: Array) -> None:
+        self.plate = plate
+        self.classes = classes
+        super().__init__(fn)
+
+    def __enter__(self) -> None:
+        self.num_sites = 0
+        self.event_dims: dict[str, int | None] = {}
+        super().__enter__()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Remember how many axes a row of a parameter has, which handlers that slice forget."""
+        if msg["type"] == "param":
+            self.event_dims[msg["name"]] = msg["kwargs"].get("event_dim")
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        """Replace the value of a site."""
+        if msg["type"] == "sample" and not msg["is_observed"]:
+            event_dim, support = msg["fn"].event_dim, msg["fn"].support
+        elif msg["type"] == "param":
+            event_dim = self.event_dims[msg["name"]]
+            support = msg["kwargs"].get("constraint", constraints.real)
+        else:
+            return
+        if event_dim is None or support.is_discrete:
+            return
+        for frame in msg["cond_indep_stack"]:
+            if frame.name == self.plate:
+                msg["value"] = self._rows(msg["value"], frame.dim - event_dim, biject_to(support))
+
+    def _rows(self, value: Any, axis: int, transform: Any) -> Any:
+        shape = jnp.shape(value)
+        if len(shape) < -axis or shape[axis] != self.classes.shape[0]:
+            return value  # shared by the classes
+        if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+            return value
+        free = jnp.moveaxis(transform.inv(value), len(shape) + axis, 0)
+        self.num_sites += 1
+        new = self._values(free.shape[1:], self.num_sites).astype(free.dtype)
+        return transform(jnp.moveaxis(new, 0, len(shape) + axis))
+
+    def _values(self, shape: tuple[int, ...], site: int) -> Array:
+        """Numbers in [-1.7, 1.7), by a quadratic hash: random keys take long to compile."""
+        column = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
+        row = self.classes.astype(jnp.uint32).reshape(-1, *[1] * len(shape))
+        mixed = (977 * row + 613 * column + 331 * site + 1) % PRIME
+        values = 3.4 * ((mixed * mixed) % PRIME) / PRIME - 1.7
+        size = self.classes.shape[0]
+        return jnp.select([row == 0, row == size], [jnp.array(ABOVE), jnp.array(BELOW)], values)

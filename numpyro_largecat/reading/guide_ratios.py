@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""How far parts of a guide are from their best values given the rest, as importance ratios.
+
+For a part a of the latent values (the small sites, or the rows of one class) and the rest r,
+
+.. math::
+    \log w(a) = E_{q(r \mid a)}[\log p(a, r, y) - \log q(a, r)]
+              = \log \frac{p(a \mid y)}{q(a)}
+                - \mathrm{KL}\big(q(r \mid a) \,\|\, p(r \mid a, y)\big) + \mathrm{const},
+
+with the same noise of r for all draws of a. If q(a) is the best factor of a mean-field guide,
+:math:`q(a) \propto \exp E_{q(r)} \log p(a, r, y)`, all ratios are equal; if the guide of the rest
+is exact given a, they are the importance ratios of the posterior of a.
+"""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from numpy.typing import NDArray
+
+from numpyro_largecat.choices.choice_distribution import base_distribution
+from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.ops.softmax_bound import take_row
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, InnerNoise
+from numpyro_largecat.top_l.model_run import log_prob_of, unmasked
+
+
+class RowWeights(NamedTuple):
+    """Which observations stand for the data: some with certainty, others as a sample."""
+
+    weights: Array  # (...), like the choice; the number of observations that each stands for
+    is_sampled: Array  # (...), False for those that are there with certainty
+
+
+class Ratios(NamedTuple):
+    """Log importance ratios of draws of one part of the guide."""
+
+    log_ratios: NDArray[np.float64]  # (T, S), up to a constant in each of T parts
+    noise: NDArray[np.float64]  # (T,), standard deviation in nats that the sampled rows bring
+
+
+def small_site_ratios(
+    utilities: ChunkedUtilities, rows: RowWeights, key: Array, num_draws: int, num_rest: int
+) -> Ratios | None:
+    """Ratios of the sites outside of the class plate and the choice's plates; None if none is.
+
+    Cost: O(num_draws * num_rest * K) time for each observation; memory of one chunk of classes and
+    of ``num_draws`` log densities of it.
+    """
+    inner = utilities.choice_plates | {utilities.plate}
+    if not utilities.draws_sites(lambda plates: not plates & inner):
+        return None
+    keys = jax.random.split(jax.random.fold_in(key, 0), num_draws)
+    rest = jax.random.split(jax.random.fold_in(key, 1), num_rest)
+
+    def of_chunk(rest_key: Array, chunk: Array, key: Array) -> tuple[Array, Array, Array]:
+        """Log densities in the model less the guide: by class, and of the others; utilities."""
+        classes = utilities.classes_of(chunk)
+        noise = InnerNoise(rest_key, inner)
+        sites = utilities.traces(classes[0], utilities.chunk_size, key, noise)
+        by_class = _row_ratios(sites, utilities.plate, utilities.chunk_size)
+        by_class = jnp.where(classes < utilities.num_categories, by_class, 0)
+        outside = _sum_outside(sites, utilities.plate, inner, rows.weights)
+        psi, _ = _choice(sites[1][utilities.site])
+        return by_class, outside, jnp.where(classes < utilities.num_categories, psi, -jnp.inf)
+
+    def add(found: Any, rest_key: Array, chunk: Array) -> Any:
+        prior, log_sum, own = found
+
+        def of_draw(key: Array) -> tuple[Array, Array, Array, Array]:
+            by_class, outside, psi = of_chunk(rest_key, chunk, key)
+            if not moves_utilities:
+                return by_class, outside, jnp.zeros(()), jnp.zeros(())
+            own = _own(psi, labels, utilities.classes_of(chunk))
+            return by_class, outside, jax.nn.logsumexp(psi, axis=-1), own
+
+        by_class, outside, new_log_sum, new_own = lax.map(of_draw, keys)
+        # Differences are small where the sums of a table's log densities are large.
+        prior += (by_class - by_class[:1]).sum(axis=1)
+        found = prior, jnp.logaddexp(log_sum, new_log_sum), jnp.maximum(own, new_own)
+        return found, outside
+
+    def of_rest(rest_key: Array) -> tuple[Array, Array]:
+        shape = utilities.batch_shape if moves_utilities else ()
+        nothing = jnp.full((num_draws, *shape), -jnp.inf, utilities.dtype)
+        start = (jnp.zeros(num_draws, utilities.dtype), nothing, nothing)
+        chunks = jnp.arange(utilities.num_chunks)
+        found, outside = lax.scan(lambda f, chunk: add(f, rest_key, chunk), start, chunks)
+        return found[0] + outside[0] - outside[0, 0], found[2] - found[1]
+
+    labels = _labels(utilities, keys[0])
+    # A prior's scale does not: the utilities of 800 passes need not be formed.
+    first, second = lax.map(lambda key: of_chunk(rest[0], jnp.array(0), key)[2], keys[:2])
+    moves_utilities = not np.array_equal(first, second, equal_nan=True)
+    priors, log_probs = lax.map(of_rest, rest)
+    return _ratios(priors.mean(axis=0)[None], log_probs.mean(axis=0)[None], rows)
+
+
+def class_ratios(
+    utilities: ChunkedUtilities,
+    rows: RowWeights,
+    classes: Array,
+    key: Array,
+    num_draws: int,
+    num_rest: int,
+) -> Ratios | None:
+    """Ratios of the rows of each of T ``classes`` in the class plate; None if there is no site.
+
+    Cost: for each observation O(num_rest * K) time, and O(T * num_draws * num_rest) more.
+    """
+    if not utilities.draws_sites(lambda plates: utilities.plate in plates):
+        return None
+    keys = jax.random.split(jax.random.fold_in(key, 0), num_draws)
+    rest = jax.random.split(jax.random.fold_in(key, 1), num_rest)
+    plates = frozenset({utilities.plate})
+
+    def one(place: Array, key: Array, inner_key: Array) -> tuple[Array, Array, Array]:
+        """Utilities of one class, its log prior over guide, and the labels."""
+        sites = utilities.traces(classes[place], 1, key, InnerNoise(inner_key, plates))
+        psi, labels = _choice(sites[1][utilities.site])
+        return psi[..., 0], _row_ratios(sites, utilities.plate, 1)[0], labels
+
+    def of_rest(key: Array) -> tuple[Array, Array]:
+        places = jnp.arange(len(classes))
+        at_rest, _, labels = lax.map(lambda place: one(place, key, key), places)
+        labels = labels[0]
+        others, own = _sums_without(utilities, key, InnerNoise(key, plates), labels, classes)
+        here = labels == _column(classes, labels.ndim)
+        own = jnp.maximum(own, jnp.where(here, at_rest, -jnp.inf).max(axis=0))
+
+        def of_class(place: Array) -> tuple[Array, Array]:
+            rivals = jnp.where(_column(places, labels.ndim) == place, -jnp.inf, at_rest)
+            without = jnp.logaddexp(others, jax.nn.logsumexp(rivals, axis=0))
+            is_own = labels == classes[place]
+
+            def of_draw(inner_key: Array) -> tuple[Array, Array]:
+                psi, prior, _ = one(place, key, inner_key)
+                return prior, jnp.where(is_own, psi, own) - jnp.logaddexp(without, psi)
+
+            return lax.map(of_draw, keys)
+
+        return lax.map(of_class, places)
+
+    priors, log_probs = lax.map(of_rest, rest)
+    return _ratios(priors.mean(axis=0), log_probs.mean(axis=0), rows)
+
+
+def pareto_k(log_ratios: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Pareto k-hat of log ratios, shape (T, S), by ArviZ; -inf where a row has no tail.
+
+    References:
+        Vehtari, Simpson, Gelman, Yao and Gabry, Pareto Smoothed Importance Sampling, 2024.
+    """
+    import arviz as az  # slow to import, so only where it is used
+
+    log_ratios = np.array(log_ratios)
+    num_tail = math.ceil(min(0.2 * log_ratios.shape[1], 3 * math.sqrt(log_ratios.shape[1])))
+    tails = np.sort(log_ratios, axis=1)[:, -num_tail:]
+    vary = (np.ptp(log_ratios, axis=1) >= 1e-3) & (np.ptp(tails, axis=1) > 0)
+    k = np.full(len(log_ratios), -np.inf)
+    if not vary.any():
+        return k
+    psislw: Any = getattr(az, "psislw", None)
+    if psislw is not None:  # ArviZ 0.23
+        k[vary] = psislw(log_ratios[vary])[1]
+    else:  # it takes log likelihoods, whose inverses are the weights
+        psislw = import_module("arviz_stats.base").array_stats.psislw
+        k[vary] = psislw(-log_ratios[vary])[1]
+    return k
+
+
+def _ratios(priors: Array, log_probs: Array, rows: RowWeights) -> Ratios:
+    """Sum over observations, in float64: priors (T, S) and log_probs (T, S, ...)."""
+    by_row = np.asarray(log_probs, np.float64).reshape(*priors.shape, -1)
+    if by_row.shape[-1] == 1 != rows.weights.size:  # the same for all draws
+        return Ratios(np.asarray(priors, np.float64), np.zeros(len(priors)))
+    weights = np.asarray(rows.weights, np.float64).ravel()
+    is_sampled = np.asarray(rows.is_sampled).ravel() & (weights > 0)
+    by_row = np.where(weights > 0, by_row, 0)
+    by_row -= by_row.mean(axis=1, keepdims=True)
+    noise = np.zeros(len(priors))
+    number = is_sampled.sum()
+    if number > 1:
+        size = weights[is_sampled].sum()
+        variance = by_row[..., is_sampled].var(axis=-1, ddof=1).mean(axis=1)
+        noise = size * np.sqrt(np.maximum(1 / number - 1 / size, 0) * variance)
+    return Ratios(np.asarray(priors, np.float64) + by_row @ weights, noise)
+
+
+def _choice(site: dict[str, Any]) -> tuple[Array, Array]:
+    psi = base_distribution(site["fn"]).utilities
+    shape = site["fn"].shape()
+    return jnp.broadcast_to(psi, (*shape, psi.shape[-1])), jnp.broadcast_to(site["value"], shape)
+
+
+def _labels(utilities: ChunkedUtilities, key: Array) -> Array:
+    noise = InnerNoise(key, frozenset())
+    return compiled(lambda: _choice(utilities.traces(0, 1, key, noise)[1][utilities.site])[1])()
+
+
+def _own(psi: Array, labels: Array, classes: Array) -> Array:
+    """Utilities of the labels, -inf of those that are not among these consecutive classes."""
+    place = labels - classes[0]
+    is_here = (place >= 0) & (place < psi.shape[-1])
+    return jnp.where(is_here, take_row(psi, jnp.clip(place, 0, psi.shape[-1] - 1)), -jnp.inf)
+
+
+def _column(values: Array, ndim: int) -> Array:
+    return values.reshape(-1, *(1,) * ndim)
+
+
+def _sums_without(
+    utilities: ChunkedUtilities, key: Array, noise: InnerNoise, labels: Array, left_out: Array
+) -> tuple[Array, Array]:
+    """Log of the sum over all classes but these, and the utilities of the labels elsewhere."""
+
+    def visit(chunk: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        classes = utilities.classes_of(chunk)
+        psi, _ = _choice(
+            utilities.traces(classes[0], utilities.chunk_size, key, noise)[1][utilities.site]
+        )
+        counts = (classes < utilities.num_categories) & ~jnp.isin(classes, left_out)
+        psi = jnp.where(counts, psi, -jnp.inf)
+        log_sum = jnp.logaddexp(found[0], jax.nn.logsumexp(psi, axis=-1))
+        return log_sum, jnp.maximum(found[1], _own(psi, labels, classes))
+
+    nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)
+    return lax.fori_loop(0, utilities.num_chunks, visit, (nothing, nothing))
+
+
+def _latent(sites: dict[str, Any]) -> list[dict[str, Any]]:
+    return [s for s in sites.values() if s["type"] == "sample" and not s["is_observed"]]
+
+
+def _plates_of(site: dict[str, Any]) -> set[str]:
+    return {frame.name for frame in site["cond_indep_stack"]}
+
+
+def _row_ratios(sites: Any, plate: str, size: int) -> Array:
+    """Log density in the model less that in the guide of each row of the class plate, (size,)."""
+    total = jnp.zeros(size)
+    for sign, part in ((-1, sites[0]), (1, sites[1])):
+        for site in _latent(part):
+            for frame in site["cond_indep_stack"]:
+                if frame.name == plate:
+                    log_prob = log_prob_of(site) * (1.0 if site["scale"] is None else site["scale"])
+                    log_prob = jnp.moveaxis(log_prob, frame.dim, 0)
+                    total += sign * log_prob.reshape(log_prob.shape[0], -1).sum(axis=1)
+    return total
+
+
+def _sum_outside(sites: Any, plate: str, inner: frozenset[str], weights: Array) -> Array:
+    """The same for the sites outside of class plates, those of observations as they weigh.
+
+    Of other class plates the rows that are read are there, not a weighted subset: left out.
+    """
+    read = {n for n, s in sites[1].items() if s["type"] == "plate" and _holds_a_subset(s)}
+    total = jnp.zeros(())
+    for sign, part in ((-1, sites[0]), (1, sites[1])):
+        for site in _latent(part):
+            plates = _plates_of(site)
+            if not plates & {plate, *read}:
+                log_prob = log_prob_of(site)
+                scale = 1.0 if site["scale"] is None else site["scale"]
+                by_row = plates & inner and log_prob.shape == jnp.shape(weights)
+                total += sign * (log_prob * (weights if by_row else scale)).sum()
+    return total
+
+
+def _holds_a_subset(plate: dict[str, Any]) -> bool:
+    return plate["kwargs"].get("row_weights") is not None
+
+
+def rows_of_site(site: dict[str, Any]) -> RowWeights:
+    """How the observations of a choice weigh in the model."""
+    scale = 1.0 if site["scale"] is None else site["scale"]
+    shape = site["fn"].shape()
+    weights = jnp.broadcast_to(jnp.where(unmasked(site["fn"])[1], scale, 0.0), shape)
+    return RowWeights(weights, weights > 1)

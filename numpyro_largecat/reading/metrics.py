@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How good predictions of the most probable classes are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import logsumexp
+
+from numpyro_largecat._checks import check_count, check_integers
+from numpyro_largecat.reading.predictions import TopClasses
+
+
+def score_predictions(
+    top: TopClasses,
+    obs: ArrayLike,
+    log_likelihood: ArrayLike | None = None,
+    *,
+    at: Sequence[int] = (1, 5),
+    num_bins: int = 10,
+) -> dict[str, float]:
+    r"""Score the most probable classes of N observations against the observed ones.
+
+    - ``accuracy``: how often the most probable class is observed.
+    - ``precision at n``: the share of the n most probable classes that are observed, in the mean.
+      With one label for each observation it is at most 1 / n.
+    - ``nDCG at n``: discounted gain of the n most probable, relative to the best order,
+      :math:`\sum_{r \le n} \mathrm{hit}_r / \log_2(r + 1)` over
+      :math:`\sum_{r \le \min(n, \text{labels})} 1 / \log_2(r + 1)`.
+    - ``calibration error``: the distance between the probability of the most probable class and how
+      often it is observed, in bins of equal count by that probability, in the mean over
+      observations. A calibrated model of finite data does not reach 0.
+    - ``log likelihood``: the mean of ``log_likelihood`` in nats; over draws, of the log of the mean
+      probability.
+
+    Cost: O(N num_top) for each of ``at``.
+
+    Args:
+        top: What ``top_classes`` returns for N observations.
+        obs: Observed classes, integers: shape (N,), or (N, R) for up to R labels of each
+            observation, padded with -1.
+        log_likelihood: What ``log_likelihood`` returns for them, shape (N,) or (num_draws, N).
+        at: Ranks n, each in [1, num_top].
+        num_bins: Bins of the calibration error, at least 1.
+
+    Returns:
+        The scores by name.
+
+    Raises:
+        ValueError: If shapes do not match, an observation has no label, or a rank is more than the
+            number of classes in ``top``.
+        TypeError: If ``obs`` are not integers.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_largecat as lc
+        >>> top = lc.TopClasses(jnp.array([[4, 2], [7, 1]]), jnp.log(jnp.array([[0.5, 0.4]] * 2)))
+        >>> scores = lc.score_predictions(top, jnp.array([4, 1]), at=[2])
+        >>> {name: round(score, 3) for name, score in scores.items()}
+        {'accuracy': 0.5, 'precision at 2': 0.5, 'nDCG at 2': 0.815, 'calibration error': 0.5}
+    """
+    check_integers("obs", obs)
+    classes, labels = np.asarray(top.classes), np.asarray(obs)
+    num_top = check_count("number of classes in `top`", int(classes.shape[-1]), 1)
+    if labels.ndim == classes.ndim - 1:
+        labels = labels[..., None]
+    if labels.shape[:-1] != classes.shape[:-1]:
+        raise ValueError(
+            "`obs` must have one label, or one row of labels, for each observation; got shape "
+            f"{np.shape(obs)} for predictions of shape {classes.shape}."
+        )
+    labels = np.sort(labels, axis=-1)
+    is_new = np.diff(labels, axis=-1, prepend=-1) > 0  # a label that is given twice counts once
+    num_labels = ((labels >= 0) & is_new).sum(axis=-1)
+    if (num_labels == 0).any():
+        raise ValueError(f"observation {np.argmin(num_labels)} of `obs` has no label.")
+    if max(at, default=0) > num_top or min(at, default=1) < 1:
+        raise ValueError(f"`at` must be ranks in [1, {num_top}], the classes in `top`; got {at}.")
+    hits = (classes[..., None] == labels[..., None, :]).any(axis=-1)
+    discounts = 1 / np.log2(np.arange(num_top) + 2)
+    best = np.cumsum(np.append(0, discounts))
+    scores = {"accuracy": float(hits[..., 0].mean())}
+    for n in at:
+        gain = (hits[..., :n] * discounts[:n]).sum(axis=-1)
+        scores[f"precision at {n}"] = float(hits[..., :n].mean())
+        scores[f"nDCG at {n}"] = float((gain / best[np.minimum(n, num_labels)]).mean())
+    probabilities = np.exp(np.asarray(top.log_probs)[..., 0])
+    scores["calibration error"] = _calibration_error(probabilities, hits[..., 0], num_bins)
+    if log_likelihood is not None:
+        log_probs = np.asarray(log_likelihood, np.float64)
+        if log_probs.ndim == classes.ndim:
+            log_probs = logsumexp(log_probs, axis=0) - np.log(len(log_probs))
+        if log_probs.shape != classes.shape[:-1]:
+            raise ValueError(
+                "`log_likelihood` must have one value for each observation, or for each draw and "
+                f"observation; got shape {np.shape(log_likelihood)} for {classes.shape[:-1]}."
+            )
+        scores["log likelihood"] = float(log_probs.mean())
+    return scores
+
+
+def calibration_bins(
+    probabilities: ArrayLike, correct: ArrayLike, num_bins: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """Mean probability, how often it came true, and the count, in bins of equal count."""
+    probabilities, correct = np.ravel(probabilities), np.ravel(correct).astype(float)
+    parts = np.array_split(np.argsort(probabilities, kind="stable"), num_bins)
+    bins = [part for part in parts if part.size]
+    predicted = np.array([probabilities[b].mean() for b in bins])
+    observed = np.array([correct[b].mean() for b in bins])
+    return predicted, observed, np.array([b.size for b in bins])
+
+
+def _calibration_error(probabilities: ArrayLike, correct: ArrayLike, num_bins: int) -> float:
+    num_bins = check_count("num_bins", num_bins, 1)
+    predicted, observed, counts = calibration_bins(probabilities, correct, num_bins)
+    return float(np.abs(predicted - observed) @ counts / counts.sum())

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model says of its plates and latent sites, whatever its guide draws them as."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+from jax import Array
+from numpyro.handlers import seed, substitute, trace
+
+from numpyro_largecat.choices.error_guides import without_errors
+from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
+from numpyro_largecat.handlers.without_draws import at_feasible_values
+from numpyro_largecat.reading.chunked_utilities import (
+    RowsNeeded,
+    only_read,
+    without_training_rows,
+)
+
+
+class LatentSite(NamedTuple):
+    """A latent site with its plates and the number of axes of its event."""
+
+    frames: list[Any]
+    event_dim: int
+    value: Any = None
+
+    def axes(self) -> dict[str, int]:
+        """Axis of the value, from the right, of each plate."""
+        return {frame.name: frame.dim - self.event_dim for frame in self.frames}
+
+
+class ModelLayout(NamedTuple):
+    """The plates and latent sites of a model."""
+
+    sizes: dict[str, int]  # number of rows of each plate
+    row_ids: dict[str, Array]  # rows of the data plates that were given some
+    sites: dict[str, LatentSite]  # without values
+
+
+def layout_of(model: Any, guide: Any, args: Any, kwargs: Any, params: Any) -> ModelLayout:
+    """Look at a model, of which nothing but row ids is computed.
+
+    The rows that its arguments describe may be new, unless a latent site needs those of the
+    training data.
+    """
+    sizes: dict[str, int] = {}
+    latent: dict[str, LatentSite] = {}
+
+    def look(model: Any, in_outer: Any, params: Any) -> dict[str, Array]:
+        touched = TouchedRows()
+        shared = share_rows(substitute(seed(model, 0), data=params), touched)
+        run = in_outer(only_read(at_feasible_values(shared)))
+        sites = trace(run).get_trace(*args, **kwargs)
+        sizes.update({name: plate.size for name, plate in touched.plates.items()})
+        latent.update({name: latent_site(s) for name, s in sites.items() if _is_latent(s)})
+        row_ids = {name: sites[name]["kwargs"].get("row_ids") for name in sizes}
+        return {name: ids for name, ids in row_ids.items() if ids is not None}
+
+    try:
+        new_rows = partial(look, without_errors(model, guide)[0], without_training_rows)
+        row_ids = compiled(new_rows)(params)
+    except RowsNeeded:
+        row_ids = compiled(partial(look, model, lambda fn: fn))(params)
+    return ModelLayout(sizes, row_ids, latent)
+
+
+def latent_site(site: Any) -> LatentSite:
+    """The plates and the event of a site of a trace."""
+    return LatentSite(list(site["cond_indep_stack"]), site["fn"].event_dim)
+
+
+def _is_latent(site: Any) -> bool:
+    return site["type"] == "sample" and not site["is_observed"]

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuse guides that draw all rows together where a step holds some rows of a plate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from numpyro.handlers import seed, trace
+from numpyro.infer.autoguide import (
+    AutoContinuous,
+    AutoDAIS,
+    AutoGuide,
+    AutoLaplaceApproximation,
+    AutoSemiDAIS,
+)
+
+from numpyro_largecat.handlers.guide_tables import guide_parts
+from numpyro_largecat.handlers.shared_rows import PlateRows, TouchedRows
+from numpyro_largecat.handlers.without_draws import at_feasible_values
+
+# They take gradients of a model of their own, or their draws need more than parameters.
+NOT_FOR_PARTS = (AutoDAIS, AutoLaplaceApproximation, AutoSemiDAIS)
+
+
+def refuse_joint_guides(guide: Any, touched: TouchedRows, args: Any, kwargs: Any) -> None:
+    """Refuse automatic guides over the joint of sites of which a step holds some rows.
+
+    Cost: one trace of the model for each such guide; nothing is computed.
+
+    Raises:
+        NotImplementedError: With the guide, the site, its plate and guides that work.
+    """
+    for part in guide_parts(guide):
+        if isinstance(part, (AutoContinuous, AutoSemiDAIS)):
+            plates = _plates_of_sites(part, touched, args, kwargs)
+            subsets = {name: plate for name, plate in plates.items() if plate is not None}
+            if subsets:
+                raise _needs_all_rows(part, subsets, sorted(plates.keys() - subsets.keys()))
+
+
+def _plates_of_sites(
+    part: AutoGuide, touched: TouchedRows, args: Any, kwargs: Any
+) -> dict[str, tuple[str, PlateRows] | None]:
+    """Latent sites of a guide, each with a plate that holds some of its rows, or None."""
+    found: dict[str, tuple[str, PlateRows] | None] = {}
+
+    def look() -> None:
+        sites = trace(at_feasible_values(seed(part.model, 0))).get_trace(*args, **kwargs)
+        for name, site in sites.items():
+            if site["type"] != "sample" or site["is_observed"]:
+                continue
+            found[name] = None
+            for frame in site["cond_indep_stack"]:
+                rows = touched.plates.get(frame.name)  # None if hidden by a handler
+                if rows is not None and _is_subset(part, rows):
+                    found[name] = frame.name, rows
+
+    jax.eval_shape(look)
+    return found
+
+
+def _is_subset(part: AutoGuide, rows: PlateRows) -> bool:
+    # AutoSemiDAIS is made for rows of the data, but its classes would not be those of the step.
+    is_local = isinstance(part, AutoSemiDAIS) and rows.weights is None
+    return not rows.full and not is_local
+
+
+def _needs_all_rows(
+    part: AutoGuide, subsets: dict[str, tuple[str, PlateRows]], outside: list[str]
+) -> NotImplementedError:
+    site, (plate, rows) = next(iter(subsets.items()))
+    name = type(part).__name__
+    if outside:
+        joint = "AutoMultivariateNormal" if isinstance(part, NOT_FOR_PARTS) else name
+        fix = (
+            "Use it, or another joint guide, for the other sites alone:\n\n"
+            "    guide = AutoGuideList(model)\n"
+            f"    guide.append(AutoNormal(numpyro.handlers.block(model, hide={outside})))\n"
+            f"    guide.append({joint}(numpyro.handlers.block(model, hide={sorted(subsets)})))\n\n"
+        )
+    else:
+        fix = "Use AutoNormal(model) or AutoDelta(model), whose parameters are rows. "
+    return NotImplementedError(
+        f"{name} draws all rows of its sites together, so that each step would need all rows; but "
+        f"site '{site}' is inside plate '{plate}', of which a step holds {rows.indices.shape[0]} "
+        f"rows, not all {rows.size}. {fix}Or hold all rows in each step: leave `num_sampled` out "
+        "of a class plate, and `rows` or `subsample_size` out of a data plate."
+    )

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuse the state of another model or optimiser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.example_libraries.optimizers import OptimizerState
+
+from numpyro_largecat.handlers.shared_rows import TouchedRows
+from numpyro_largecat.svi.param_sites import ParamSite
+from numpyro_largecat.svi.step import SubsampledSVIState
+
+
+def shapes_of(state: SubsampledSVIState) -> SubsampledSVIState:
+    """The state with shapes and dtypes for arrays."""
+    return jax.tree.map(_shape, state)
+
+
+def check_state(expected: SubsampledSVIState, state: Any, optim: Any) -> None:
+    """Refuse a state whose parameters or optimiser are not those of the last ``init``.
+
+    Cost: O(arrays of the state); no array is looked into.
+
+    Args:
+        expected: What ``shapes_of`` made of the state of that ``init``.
+        state: The state to check.
+        optim: The optimiser, a NumPyro one.
+
+    Raises:
+        ValueError: With the first parameter, or part of the optimiser's state, that differs.
+        TypeError: If it is no state of ``SubsampledSVI``.
+    """
+    if not isinstance(state, SubsampledSVIState):
+        raise TypeError(
+            "the state must be a SubsampledSVIState, as `init` and `update` return it and "
+            f"`result.state` holds it; got {type(state).__name__}."
+        )
+    wanted, found = expected.optim_state, jax.tree.map(_shape, state.optim_state)
+    local = jax.tree.map(_shape, state.local_state)
+    _check_names(
+        _param_names(wanted) | expected.local_state.keys(), _param_names(found) | local.keys()
+    )
+    wanted_all, found_all = (wanted, expected.local_state), (found, local)
+    structures: list[Any] = [jax.tree.structure(wanted_all), jax.tree.structure(found_all)]
+    if structures[0] != structures[1]:
+        raise ValueError(
+            "the state must be one of this optimiser and these update rules, made of "
+            f"{_parts(wanted_all)}; got one made of {_parts(found_all)}. Go on with those that it "
+            "was made with, or start anew from its parameters: "
+            "`run(..., init_params=result.params)`."
+        )
+    # Not in `eval_shape`, which makes 32 bits of 64.
+    _check_leaves("param", optim.get_params(wanted), optim.get_params(found))
+    _check_leaves("param", expected.local_state, local)
+    _check_leaves("state of the optimiser at", wanted, found)
+
+
+def check_plates(sites: dict[str, ParamSite], params: dict[str, Any], touched: TouchedRows) -> None:
+    """Refuse parameters whose rows are not as many as those of their plates in this step.
+
+    Raises:
+        ValueError: With the parameter and its plate.
+    """
+    for name, site in sites.items():
+        for axis, plate in site.plates.items():
+            shape = jnp.shape(jax.tree.leaves(params[name])[0])
+            if shape[axis] != touched.plates[plate].size:
+                raise ValueError(
+                    f"param '{name}' has shape {shape} in the state, with {shape[axis]} rows at "
+                    f"axis {axis}, but its plate '{plate}' has {touched.plates[plate].size} in "
+                    "this step. A state belongs to a model whose plates have the same sizes."
+                )
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    # `result_type` alone would hide that an array has 64 bits where these are not enabled.
+    dtype = leaf.dtype if isinstance(leaf, jax.Array) else jnp.result_type(leaf)
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), dtype)
+
+
+def _check_names(wanted: set[str], found: set[str]) -> None:
+    if wanted != found:
+        raise ValueError(
+            f"the state must hold the parameters of this model and guide, {sorted(wanted)}; it "
+            f"lacks {sorted(wanted - found)}, and has {sorted(found - wanted)} beside them. If "
+            "the model has changed, call `init` again."
+        )
+
+
+def _check_leaves(what: str, wanted: Any, found: Any) -> None:
+    wanted_leaves = jax.tree_util.tree_leaves_with_path(wanted)
+    for (path, want), got in zip(wanted_leaves, jax.tree.leaves(found), strict=True):
+        if (want.shape, want.dtype) == (got.shape, got.dtype):
+            continue
+        name = f"'{path[0].key}'" if what == "param" else jax.tree_util.keystr(path)
+        fix = "Call `init` with arguments of the sizes that the state was made for."
+        if want.shape == got.shape:
+            fix = "Go on under the `jax_enable_x64` that the state was made under."
+        raise ValueError(
+            f"{what} {name} of the state must have shape {want.shape} and dtype {want.dtype}, as "
+            f"after the last `init`; got {got.shape} and {got.dtype}. {fix}"
+        )
+
+
+def _param_names(optim_state: Any) -> set[str]:
+    """Names of parameters, and of parts of those that are trees themselves."""
+    names: set[str] = set()
+    packed = jax.tree.leaves(optim_state, is_leaf=lambda x: isinstance(x, OptimizerState))
+    for node in packed:
+        if isinstance(node, OptimizerState):
+            params = jax.tree.unflatten(node.tree_def, range(node.tree_def.num_leaves))
+            names |= _dict_keys(params)
+    return names | _dict_keys(optim_state)
+
+
+def _dict_keys(tree: Any) -> set[str]:
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    return {
+        str(key.key) for path in paths for key in path if isinstance(key, jax.tree_util.DictKey)
+    }
+
+
+def _parts(tree: Any) -> str:
+    """The types in a state, other than Python's own, in order, and its number of arrays."""
+    kinds: list[str] = []
+
+    def look(node: Any) -> bool:
+        if not isinstance(node, jax.ShapeDtypeStruct) and type(node) not in (dict, tuple, list):
+            kinds.append(type(node).__name__)
+        return False
+
+    num_arrays = len(jax.tree.leaves(tree, is_leaf=look))
+    return f"{', '.join(kinds) or 'no types'} and {num_arrays} arrays"

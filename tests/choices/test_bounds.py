@@ -1,0 +1,579 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every bound or estimate of a softmax must do, and what each bound does beyond that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.test_util import check_grads
+from numpyro import handlers
+from scipy.optimize import minimize
+from scipy.special import expit
+
+import numpyro_largecat as lc
+from numpyro_largecat.choices.baselines.noise_contrastive import NoiseContrastive
+from numpyro_largecat.choices.bounds.bouchard import Bouchard
+from numpyro_largecat.choices.bounds.one_vs_each import OneVsEach
+from tests import reference
+from tests.choices.subsets import CHUNK, INDICES, SUBSET, WEIGHTS
+
+# A correct program fails one of a test's comparisons, at most 200 means each compared at 5.5
+# standard errors, with probability below this.
+STANDARD_ERRORS = 5.5
+FALSE_ALARM = 1e-5
+rng = np.random.default_rng(0)
+
+UTILITIES = rng.normal(size=(3, 6)).astype(np.float32) * 2
+LOCAL = np.array([0.5, 2.5, -1.5], np.float32)
+MARKS = np.array([1, 0, 1, 1, 1, 0], bool)
+MARKS_OF_EACH = np.array([MARKS, ~MARKS, np.zeros(6, bool)])
+
+
+class Case(NamedTuple):
+    """A distribution with batch shape (3,) as a function of utilities (3, 6) and local (3,)."""
+
+    make: Callable
+    reference: Callable  # (utilities (6,), local, row of the class) -> value
+    rows: tuple = (0, 5, 2)  # of the classes whose log_prob is compared
+    classes: lc.ClassSubset | None = None
+
+    @property
+    def values(self):
+        return np.array(self.rows) if self.classes is None else INDICES[list(self.rows)]
+
+    def expected(self):
+        return np.array(
+            [self.reference(*row) for row in zip(UTILITIES, LOCAL, self.rows, strict=True)]
+        )
+
+
+ON_SUBSET = dict(rows=(1, 0, 1), classes=SUBSET)
+CASES = {
+    "one-vs-each": Case(
+        lambda psi, local: OneVsEach(psi), lambda psi, local, row: reference.one_vs_each(psi, row)
+    ),
+    "one-vs-each, subset": Case(
+        lambda psi, local: OneVsEach(psi, SUBSET),
+        lambda psi, local, row: reference.one_vs_each(psi, row, WEIGHTS),
+        **ON_SUBSET,
+    ),
+    "some together": Case(
+        lambda psi, local: OneVsEach(psi, together=MARKS),
+        lambda psi, local, row: reference.one_vs_each(psi, row, None, np.flatnonzero(MARKS)),
+    ),
+    "labels together, subset": Case(  # what is marked beside the labels is not surely there
+        lambda psi, local: OneVsEach(psi, SUBSET, together=True),
+        lambda psi, local, row: reference.one_vs_each(psi, row, WEIGHTS, [0, 1]),
+        **ON_SUBSET,
+    ),
+    "Bouchard": Case(
+        lambda psi, local: Bouchard(psi, alpha=local),
+        lambda psi, local, row: reference.bouchard_bound(psi, row, local),
+    ),
+    "Bouchard, subset": Case(
+        lambda psi, local: Bouchard(psi, SUBSET, alpha=local),
+        lambda psi, local, row: reference.bouchard_bound(psi, row, local, WEIGHTS),
+        **ON_SUBSET,
+    ),
+    "Bouchard at the best": Case(
+        lambda psi, local: Bouchard(psi),
+        lambda psi, local, row: reference.bouchard_bound(psi, row, reference.best_alpha(psi)),
+    ),
+    "noise contrastive": Case(
+        lambda psi, local: NoiseContrastive(psi, num_noise=3),
+        lambda psi, local, row: reference.noise_contrastive(psi, row, 3 / 6),
+    ),
+    "noise contrastive, subset": Case(
+        lambda psi, local: NoiseContrastive(psi, SUBSET, num_noise=3, log_normalizer=local),
+        lambda psi, local, row: reference.noise_contrastive(psi, row, 3 / 50, local, WEIGHTS),
+        **ON_SUBSET,
+    ),
+}
+cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+# What every distribution over a choice must do.
+
+
+@pytest.mark.smoke
+@cases
+def test_log_prob_is_the_equation_and_values_broadcast(case):
+    d = case.make(UTILITIES, LOCAL)
+    assert d.batch_shape == (3,)
+    assert d.event_shape == ()
+    np.testing.assert_allclose(d.log_prob(case.values), case.expected(), rtol=1e-5)
+    many = d.log_prob(np.broadcast_to(case.values, (4, 3)))
+    np.testing.assert_allclose(many, np.broadcast_to(case.expected(), (4, 3)), rtol=1e-5)
+
+
+@cases
+def test_jit_vmap_and_pytree_round_trip(case):
+    """A distribution may be made inside jit and vmap, passed into them, and taken apart."""
+    expected = partial(np.testing.assert_allclose, desired=case.expected(), rtol=1e-5)
+    made_inside = jax.vmap(lambda psi, local, v: case.make(psi, local).log_prob(v))
+    expected(jax.jit(made_inside)(UTILITIES, LOCAL, case.values))
+    many = jax.vmap(case.make)(UTILITIES, LOCAL)
+    expected(jax.vmap(lambda d, v: d.log_prob(v))(many, jnp.array(case.values)))
+    d = case.make(UTILITIES, LOCAL)
+    again = jax.tree.unflatten(jax.tree.structure(d), jax.tree.leaves(d))
+    assert again.batch_shape == (3,)
+    assert again.num_categories == d.num_categories
+    expected(again.log_prob(case.values))
+
+
+@cases
+def test_expand_mask_and_to_event(case):
+    d, expected = case.make(UTILITIES, LOCAL), case.expected()
+    expanded = d.expand((2, 3))
+    assert expanded.batch_shape == (2, 3)
+    twice = expanded.log_prob(np.broadcast_to(case.values, (2, 3)))
+    np.testing.assert_allclose(twice, np.broadcast_to(expected, (2, 3)), rtol=1e-5)
+    event = d.to_event(1)
+    assert (event.batch_shape, event.event_shape) == ((), (3,))
+    np.testing.assert_allclose(event.log_prob(case.values), expected.sum(), rtol=1e-5)
+    masked = d.mask(np.array([True, False, True])).log_prob(case.values)
+    np.testing.assert_allclose(masked, [expected[0], 0, expected[2]], rtol=1e-5)
+
+
+@cases
+def test_gradients_agree_with_finite_differences(case, x64):
+    @jax.jit
+    def log_prob(utilities, local):
+        return case.make(utilities, local).log_prob(jnp.array(case.values))
+
+    arguments = jnp.array(UTILITIES, jnp.float64), jnp.array(LOCAL, jnp.float64)
+    check_grads(log_prob, arguments, order=1, modes=["rev"], rtol=1e-6)
+    assert log_prob(*arguments).dtype == jnp.float64
+    np.testing.assert_allclose(log_prob(*arguments), case.expected(), rtol=1e-12)
+
+
+@cases
+def test_huge_utilities_of_many_classes_give_finite_values_and_gradients(case):
+    """Utilities in [-1e4, 1e4], of 10**5 classes where all are there."""
+    psi = jnp.array([[1e4, -1e4, 0.0, 1e4, 1e4, -1e4], [-1e4, 1e4, 1e4, -1e4, 0.0, 0.0]])
+    psi = jnp.concatenate([psi, -psi, jnp.full((2, 6), 1e4)])
+    if case.classes is None and case is not CASES["some together"]:
+        psi = jnp.tile(psi, (1, 10**5 // 6))
+    local = jnp.array([-1e4, -5e3, 0.0, 5e3, 1e4, 1.0])
+
+    @jax.jit
+    @partial(jax.value_and_grad, argnums=(0, 1), has_aux=True)
+    def total(utilities, local):
+        log_prob = case.make(utilities, local).log_prob(jnp.array(case.values)[:2, None])
+        return log_prob.sum(), log_prob
+
+    (_, log_prob), gradients = total(psi, local)
+    assert jnp.isfinite(log_prob).all()
+    assert all(jnp.isfinite(gradient).all() for gradient in gradients)
+
+
+@cases
+def test_classes_that_are_not_available(case):
+    """They change nothing but the value of their own choice, -inf, which moves no other utility."""
+    unavailable = UTILITIES.copy()
+    unavailable[:, 4] = -np.inf  # another class
+    unavailable[2, case.rows[2]] = -np.inf  # the chosen class
+    nothing = np.full((1, 6), -np.inf, np.float32)
+
+    def log_prob(utilities):
+        local = jnp.append(LOCAL, 0.0)
+        return case.make(utilities, local).log_prob(jnp.append(case.values, case.values[0]))
+
+    far = np.where(np.arange(6) == 4, -700.0, UTILITIES)  # as good as not available
+    expected = np.array([case.reference(far[n], LOCAL[n], case.rows[n]) for n in range(2)])
+    utilities = jnp.array(np.concatenate([unavailable, nothing]))
+    value, pull_back = jax.vjp(log_prob, utilities)
+    np.testing.assert_allclose(value, [*expected, -np.inf, -np.inf], rtol=1e-5)
+    (gradient,) = pull_back(jnp.ones(4))
+    assert jnp.isfinite(gradient).all()
+    assert (gradient[:2, 4] == 0).all()
+
+
+def test_bad_values_under_jit_are_nan():
+    for case in (CASES["one-vs-each"], CASES["Bouchard, subset"]):
+        log_prob = jax.jit(case.make(UTILITIES, LOCAL).log_prob)(np.array([-1, 50, 49]))
+        np.testing.assert_array_equal(log_prob, np.nan)
+
+
+MAKERS = {
+    "one-vs-each": OneVsEach,
+    "Bouchard": partial(Bouchard, alpha=0.7),
+    "noise contrastive": partial(NoiseContrastive, num_noise=3),
+}
+makers = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+@makers
+def test_bad_input_is_refused(make):
+    with pytest.raises(ValueError, match=r"at least 2.*got shape \(3, 1\)"):
+        make(jnp.zeros((3, 1)))
+    with pytest.raises(ValueError, match=r"one column for each row of the class plate, 6"):
+        make(jnp.zeros((3, 5)), SUBSET)
+    with pytest.raises(TypeError, match="`classes` must be what `with lc"):
+        make(jnp.zeros(6), jnp.arange(6))
+    with pytest.raises(ValueError, match="utilities"):
+        make(jnp.array([0.0, jnp.nan]), validate_args=True)
+    with pytest.raises(ValueError, match=r"`value` must be classes.*got 6 at position 1"):
+        make(UTILITIES).log_prob(np.array([0, 6, 1]))
+    with pytest.raises(NotImplementedError, match=r"log_prob needs all classes.*holds a chunk"):
+        make(UTILITIES, CHUNK).log_prob(np.array([0, 1, 2]))
+
+
+def test_best_alpha_needs_all_classes():
+    with pytest.raises(NotImplementedError, match="best alpha is that of all classes"):
+        Bouchard(UTILITIES, SUBSET, alpha=0.0).best_alpha()
+
+
+BAD_ARGUMENTS = {
+    "a subset without alpha": (
+        lambda: Bouchard(UTILITIES, SUBSET),
+        ValueError,
+        r"`alpha` must be given with a subset of classes.*numpyro.param\(",
+    ),
+    "marks that are indices": (
+        lambda: OneVsEach(UTILITIES, together=np.array([0, 3])),
+        TypeError,
+        r"`together` must be booleans.*got dtype int\d+.*jnp.isin",
+    ),
+    "marks of another length": (
+        lambda: OneVsEach(UTILITIES, together=np.ones(5, bool)),
+        ValueError,
+        r"`together` must have a shape that broadcasts to .*\(3, 6\).*got shape \(5,\)",
+    ),
+    "marks of more observations": (
+        lambda: OneVsEach(UTILITIES, together=np.ones((2, 3, 6), bool)),
+        ValueError,
+        r"got shape \(2, 3, 6\)",
+    ),
+    "alpha of another shape": (
+        lambda: Bouchard(UTILITIES, alpha=jnp.zeros(2)),
+        ValueError,
+        r"`alpha` must have one entry for each observation.*alpha.shape=\(2,\)",
+    ),
+    "normalizer of another shape": (
+        lambda: NoiseContrastive(UTILITIES, num_noise=1, log_normalizer=jnp.zeros(2)),
+        ValueError,
+        "`log_normalizer` must have one entry for each observation",
+    ),
+    "no noise": (
+        lambda: NoiseContrastive(UTILITIES, num_noise=0),
+        ValueError,
+        "`num_noise` must be at least 1; got 0",
+    ),
+    "noise that is not a count": (
+        lambda: NoiseContrastive(UTILITIES, num_noise=2.5),
+        TypeError,
+        "`num_noise` must be a Python int; got 2.5",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "error", "message"), BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS)
+def test_bad_arguments_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_shapes_are_inferred():
+    assert OneVsEach.infer_shapes((3, 6)) == ((3,), ())
+    assert OneVsEach.infer_shapes(utilities=(2, 3, 6), together=(6,)) == ((2, 3), ())
+    assert Bouchard.infer_shapes(utilities=(2, 1, 6), alpha=(3,)) == ((2, 3), ())
+    shapes = dict(utilities=(1, 6), log_normalizer=(2, 3))
+    assert NoiseContrastive.infer_shapes(**shapes) == ((2, 3), ())
+
+
+# Means over the draws of a class plate.
+
+UNBIASED = [
+    lambda psi, classes, local: OneVsEach(psi, classes),
+    lambda psi, classes, local: OneVsEach(psi, classes, together=True),
+    lambda psi, classes, local: OneVsEach(psi, classes, together=psi > 0.5),
+    lambda psi, classes, local: Bouchard(psi, classes, alpha=local),
+    lambda psi, classes, local: NoiseContrastive(psi, classes, num_noise=4, log_normalizer=local),
+]
+FULL = [  # the same on all classes, where the labels that are together are 1 and 4
+    lambda psi, local: OneVsEach(psi),
+    lambda psi, local: OneVsEach(psi, together=np.isin(np.arange(psi.shape[-1]), [1, 4])),
+    lambda psi, local: OneVsEach(
+        psi, together=(psi > 0.5) & np.isin(np.arange(psi.shape[-1]), [1, 4])
+    ),
+    lambda psi, local: Bouchard(psi, alpha=local),
+    lambda psi, local: NoiseContrastive(psi, num_noise=4, log_normalizer=local),
+]
+LABELS = np.array([4, 1, 4], np.int32)
+TABLE = np.random.default_rng(1).normal(size=9) * 2
+
+
+def values_and_gradients(log_probs):
+    """Sum over observations of each distribution's value, and its gradient, in one vector."""
+
+    def of_one(log_prob):
+        local = jnp.asarray(LOCAL, jnp.result_type(float))
+        value, gradient = jax.value_and_grad(log_prob)((jnp.array(TABLE), local))
+        return jnp.concatenate([value[None], *gradient])
+
+    return jnp.stack([of_one(log_prob) for log_prob in log_probs])
+
+
+def on_all_classes(distributions=FULL):
+    def log_prob(full, arguments):
+        table, local = arguments
+        return full(jnp.broadcast_to(table, (3, 9)), local).log_prob(LABELS).sum()
+
+    return values_and_gradients([partial(log_prob, full) for full in distributions])
+
+
+def on_subset(classes, distributions=UNBIASED):
+    def log_prob(make, arguments):
+        table, local = arguments
+        psi = jnp.broadcast_to(table[classes.indices], (3, *classes.indices.shape))
+        return make(psi, classes, local).log_prob(jnp.array(LABELS)).sum()
+
+    return values_and_gradients([partial(log_prob, make) for make in distributions])
+
+
+@pytest.mark.parametrize("num_sampled", [1, 3])
+def test_mean_over_every_subset_is_the_value_on_all_classes_and_its_gradient(num_sampled, x64):
+    """Exactly. Classes kept together are, on subsets, those that surely are there: the labels."""
+    distinct = jnp.array([1, 4], jnp.int32)
+
+    @jax.jit
+    def estimate(indices, weights):
+        return on_subset(lc.ClassSubset(indices, weights, distinct, 9, "sample"))
+
+    mean = reference.mean_over_subsets(estimate, LABELS, 9, num_sampled)
+    np.testing.assert_allclose(mean, on_all_classes(), rtol=1e-11, atol=1e-11)
+
+
+def test_mean_over_draws_of_the_class_plate_is_the_value_on_all_classes_and_its_gradient():
+    @jax.jit
+    @jax.vmap
+    def estimates(rng_key):
+        with handlers.seed(rng_seed=rng_key):
+            classes = lc.class_plate("classes", 9, LABELS, num_sampled=3).classes
+        return on_subset(classes, UNBIASED[1::2])
+
+    draws = np.asarray(estimates(jax.random.split(jax.random.key(0), 4000)), np.float64)
+    error = draws.std(axis=0, ddof=1) / np.sqrt(len(draws))
+    gap = np.abs(draws.mean(axis=0) - np.asarray(on_all_classes(FULL[1::2])))
+    assert (gap <= STANDARD_ERRORS * error + 1e-4).all()
+
+
+@makers
+def test_each_observation_may_have_its_own_classes(make):
+    """Its label comes first, and 49 other classes are represented by five, of weight 49/5."""
+    labels = jnp.array([4, 1, 4])
+    with handlers.seed(rng_seed=0):
+        plate = lc.class_plate("classes", 50, labels, num_sampled=5, per_observation=True)
+    found = make(UTILITIES, plate.classes).log_prob(labels)
+    weights = np.array([1.0] + 5 * [49 / 5])
+    expected = {
+        OneVsEach: lambda psi: reference.one_vs_each(psi, 0, weights),
+        Bouchard: lambda psi: reference.bouchard_bound(psi, 0, 0.7, weights),
+        NoiseContrastive: lambda psi: reference.noise_contrastive(psi, 0, 3 / 50, 0, weights),
+    }[getattr(make, "func", make)]
+    np.testing.assert_allclose(found, [expected(psi) for psi in UTILITIES], rtol=1e-5)
+
+
+# Bounds, on random utilities of 2 to 200 classes: those beyond are not available.
+
+MOST = 200
+NESTED = [0, 1, 2, 5, 20, 100, MOST]  # how many of the best classes are together
+
+
+@st.composite
+def utilities_of_some(draw):
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    scale = 10.0 ** draw(st.floats(-2, 4))
+    psi = np.clip(random.normal(size=MOST) * scale, -1e4, 1e4)
+    psi[draw(st.integers(2, MOST)) :] = -np.inf
+    return psi
+
+
+@jax.jit
+def all_bounds(psi, alpha):
+    """Exact log probabilities of all classes, and every bound on them."""
+    values = jnp.arange(MOST)
+    rank = jnp.argsort(jnp.argsort(-psi))
+    return dict(
+        exact=jax.nn.log_softmax(psi),
+        one_vs_each=OneVsEach(psi).log_prob(values),
+        nested=jnp.stack([OneVsEach(psi, together=rank < n).log_prob(values) for n in NESTED]),
+        bouchard=Bouchard(psi, alpha=alpha).log_prob(values),
+        best_bouchard=Bouchard(psi).log_prob(values),
+    )
+
+
+@settings(max_examples=40)
+@given(psi=utilities_of_some(), alpha=st.floats(-1e4, 1e4))
+def test_bounds_are_below_the_exact_value_and_in_their_order(psi, alpha):
+    with jax.enable_x64(True):
+        found = {name: np.asarray(bound) for name, bound in all_bounds(psi, alpha).items()}
+    available = np.isfinite(psi)
+    assert all((bound[..., ~available] == -np.inf).all() for bound in found.values())
+    found = {name: bound[..., available] for name, bound in found.items()}
+    exact, nested = found["exact"], found["nested"]
+    slack = 1e-10 * (1 + np.abs(exact))
+    for bound in found.values():
+        assert np.isfinite(bound).all()
+        assert (bound <= exact + slack).all()
+    assert (nested[:-1] <= nested[1:] + 1e-10 * np.abs(nested[:-1])).all()
+    np.testing.assert_allclose(nested[0], found["one_vs_each"], rtol=1e-10)
+    np.testing.assert_allclose(nested[-1], exact, rtol=1e-9, atol=1e-10)
+    assert (found["bouchard"] <= found["best_bouchard"] + slack).all()
+    # At alpha = psi_y Bouchard's bound is one-vs-each less log 2, so the best is no worse.
+    assert (found["best_bouchard"] >= found["one_vs_each"] - math.log(2) - slack).all()
+
+
+@settings(max_examples=40)
+@given(psi=utilities_of_some())
+def test_bounds_in_float32_are_below_the_exact_value_up_to_rounding(psi):
+    found = all_bounds(jnp.array(psi, jnp.float32), jnp.float32(1.0))
+    available = np.isfinite(psi)
+    exact = np.asarray(found["exact"], np.float64)[available]
+    for bound in found.values():
+        bound = np.asarray(bound)[..., available]
+        assert np.isfinite(bound).all()
+        assert (bound <= exact + 2e-6 * (1 + np.abs(exact))).all()
+
+
+def test_one_vs_each_is_exact_with_two_classes():
+    psi = jnp.array(rng.normal(size=(100, 2)) * 10.0 ** rng.uniform(-2, 4, (100, 1)), jnp.float32)
+    exact = np.asarray(jax.nn.log_softmax(psi))
+    found = OneVsEach(psi).log_prob(jnp.arange(2)[:, None]).T
+    np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6)
+
+
+def test_each_observation_may_have_its_own_classes_together():
+    psi = UTILITIES.astype(np.float64)
+    found = OneVsEach(UTILITIES, together=MARKS_OF_EACH).log_prob(np.array([0, 5, 2]))
+    kept = [np.flatnonzero(marks) for marks in MARKS_OF_EACH]
+    expected = [
+        reference.one_vs_each(p, y, None, k) for p, y, k in zip(psi, [0, 5, 2], kept, strict=True)
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_labels_alone_may_be_kept_together():
+    """Where a draw, here that of class 2, has weight 1 by chance."""
+    weights = WEIGHTS.copy()
+    weights[3] = 1.0
+    classes = replace(SUBSET, weights=jnp.array(weights))
+    labels = classes.holds(classes.indices)
+    found = OneVsEach(UTILITIES, classes, together=labels).log_prob(np.array([30, 7, 30]))
+    expected = [
+        reference.one_vs_each(psi, row, weights, [0, 1])
+        for psi, row in zip(UTILITIES, [1, 0, 1], strict=True)
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_bouchard_at_the_chosen_utility_is_one_vs_each_less_log_2():
+    y = np.array([3, 0, 5])
+    found = Bouchard(UTILITIES, alpha=np.take_along_axis(UTILITIES, y[:, None], 1)[:, 0])
+    expected = OneVsEach(UTILITIES).log_prob(y) - math.log(2)
+    np.testing.assert_allclose(found.log_prob(y), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_categories", [3, 10, 300])
+def test_best_alpha_solves_its_equation(num_categories, x64):
+    """Also where one utility is far above all others."""
+    random = np.random.default_rng(num_categories)
+    scales = np.array([0.01, 1.0, 3.0, 10.0, 100.0, 1e4])[:, None]
+    psi = random.normal(size=(40, 6, num_categories)) * scales
+    psi[:20, :, 0] += random.normal(size=(20, 6)) * 50
+    psi = np.clip(psi, -1e4, 1e4)
+    alpha = np.asarray(Bouchard(psi).best_alpha())
+    for n in (0, 39):
+        expected = [reference.best_alpha(p) for p in psi[n, :5]]
+        np.testing.assert_allclose(alpha[n, :5], expected, rtol=1e-10, atol=1e-10)
+    total = expit(psi - alpha[..., None]).sum(axis=-1)
+    np.testing.assert_allclose(total, 1, rtol=1e-9)
+
+
+def test_best_alpha_of_two_classes_is_their_mean():
+    """Exactly, at any distance."""
+    psi = jnp.array([[1e4, -1e4], [3.0, 4.0], [0.0, 0.0], [-200.0, 700.0]])
+    np.testing.assert_allclose(Bouchard(psi).best_alpha(), psi.mean(axis=-1), rtol=1e-6)
+
+
+def test_best_alpha_of_one_available_class_makes_the_bound_exact():
+    d = Bouchard(jnp.array([-jnp.inf, 3.0, -jnp.inf]))
+    assert jnp.isfinite(d.best_alpha())
+    np.testing.assert_allclose(d.log_prob(1), 0, atol=1e-7)
+
+
+# Estimates of class probabilities from counts alone.
+
+COUNTS = np.array([1, 2, 3, 5, 8, 40, 100, 1000])
+
+
+def best_utilities(total, num_categories):
+    """Maximise ``total`` of free utilities, in float64."""
+    loss = jax.jit(jax.value_and_grad(lambda psi: -total(psi)))
+    found = minimize(
+        lambda psi: [np.asarray(part, np.float64) for part in loss(psi)],
+        np.zeros(num_categories),
+        jac=True,
+        method="L-BFGS-B",
+        options=dict(maxiter=5000, maxfun=10_000, ftol=1e-15, gtol=1e-9),
+    )
+    return found.x - found.x[0]
+
+
+def test_one_vs_each_has_the_maximum_of_the_likelihood(x64):
+    """Without covariates its best utilities are log N_k + c, as those of the likelihood."""
+    counts = jnp.array(COUNTS / COUNTS.sum())
+
+    def total(psi):
+        return counts @ OneVsEach(psi).log_prob(jnp.arange(8))
+
+    expected = np.log(COUNTS / COUNTS[0])
+    np.testing.assert_allclose(best_utilities(total, 8), expected, atol=1e-4)
+
+
+def test_bouchard_overestimates_large_probabilities(x64):
+    """Of two classes, at the best alpha, by a factor of 2 in the log odds."""
+    counts = jnp.array([0.2, 0.8])
+
+    def total(psi):
+        return counts @ Bouchard(psi).log_prob(jnp.arange(2))
+
+    np.testing.assert_allclose(best_utilities(total, 2)[1], 2 * math.log(4), atol=1e-5)
+
+
+def test_alpha_kept_for_each_row_of_the_data():
+    """As the docstring of Bouchard says: each observation of a minibatch gets its own entry."""
+    y, kept = jnp.array([4, 1, 4]), jnp.linspace(-1, 3, 20)
+
+    def model(rows):
+        with lc.class_plate("classes", 50, y, num_sampled=3) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        with lc.data_plate("data", 20, rows):
+            alpha = numpyro.param("alpha", jnp.full(20, jnp.log(49)), event_dim=0)
+            choice = Bouchard(jnp.ones((3, 1)) * w, classes, alpha=alpha)
+            numpyro.sample("y", choice, obs=y)
+
+    run = handlers.substitute(handlers.seed(model, 0), data={"alpha": kept})
+    sites = handlers.trace(run).get_trace(jnp.array([17, 2, 5]))
+    np.testing.assert_array_equal(sites["y"]["fn"].alpha, kept[jnp.array([17, 2, 5])])
+    log_prob = sites["y"]["fn"].log_prob(y)
+    w, weights = sites["w"]["value"], sites["y"]["fn"].classes.weights
+    rows = [1, 0, 1]  # of the sorted labels 1 and 4
+    expected = [
+        reference.bouchard_bound(w, row, float(kept[n]), weights)
+        for row, n in zip(rows, [17, 2, 5], strict=True)
+    ]
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-5)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from numpyro import handlers
+
+import numpyro_largecat as lc
+from numpyro_largecat.choices.error_families import FAMILIES
+from numpyro_largecat.choices.kept_per_row import local_state
+from numpyro_largecat.choices.update_rules import GaussianNaturalGradient
+from tests import reference
+
+FALSE_ALARM = 1e-5  # how often a correct program fails one of the about 40 compared means
+STANDARD_ERRORS = 5.5
+NOISES = sorted(FAMILIES)
+
+
+@partial(jax.jit, static_argnames=("noise", "num_nodes"))
+def bound(utilities, value, noise, q, num_nodes):
+    d = lc.GaussianErrorBound(
+        utilities, noise=noise, loc=q[0], scale=jnp.exp(-0.5 * q[1]), num_nodes=num_nodes
+    )
+    return d.log_prob(value), d.expected_derivatives(value)
+
+
+def best_gaussian(utilities, value, noise, num_nodes=20, num_steps=10):
+    """Location and log precision of the Gaussian that the rule finds with all classes."""
+
+    def step(_, q):
+        visits, rule = jnp.array(0), GaussianNaturalGradient()  # new rows take Newton steps
+        return rule.update(q, visits, lambda q: bound(utilities, value, noise, q, num_nodes)[1])[0]
+
+    return lax.fori_loop(0, num_steps, step, jnp.zeros(2))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_it_is_a_bound_for_any_gaussian(x64, noise):
+    rng = np.random.default_rng(0)
+    utilities = rng.normal(size=(50, 7)) * rng.choice([0.3, 1.0, 3.0], (50, 1))
+    q = jnp.array(np.stack([rng.uniform(-3, 5, 50), rng.uniform(-1, 4, 50)], axis=-1))
+    bounds = jax.jit(jax.vmap(lambda psi, q: bound(psi, 3, noise, q, 60)[0]))(utilities, q)
+    exact = [reference.choice_log_prob(psi, 3, noise) for psi in utilities]
+    assert (np.asarray(bounds) <= np.array(exact) + 1e-6).all()
+
+
+@pytest.mark.parametrize(("num_nodes", "spreads"), [(3, [0.5, 1.0, 2.0]), (20, [0.5, 2.0, 8.0])])
+@pytest.mark.parametrize("noise", NOISES)
+def test_the_best_gaussian_is_close_to_the_exact_log_probability(x64, noise, num_nodes, spreads):
+    """The gap is what the posterior of the error is not Gaussian: 0.06 nats for Gumbel errors."""
+    rng = np.random.default_rng(1)
+    utilities = rng.normal(size=(20, 6)) * rng.choice(spreads, (20, 1))
+
+    def best(psi):
+        q = best_gaussian(psi, 2, noise, num_nodes)
+        return bound(psi, 2, noise, q, num_nodes)[0]
+
+    exact = [reference.choice_log_prob(psi, 2, noise) for psi in utilities]
+    gaps = np.array(exact) - np.asarray(jax.jit(jax.vmap(best))(utilities))
+    assert (gaps > (-1e-6 if num_nodes == 20 else -0.03)).all()
+    assert gaps.max() < (0.05 if noise == "normal" else 0.11)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_derivatives_are_those_of_the_expectation(x64, noise):
+    """In the location, and twice that in the variance."""
+    psi = jnp.array([0.3, -1.0, 2.0, 0.1])
+
+    def expected(loc, variance):
+        q = jnp.stack([loc, -jnp.log(variance)])
+        return bound(psi, 1, noise, q, 40)[0] - 0.5 * jnp.log(variance)
+
+    slope, curvature = bound(psi, 1, noise, jnp.array([0.7, jnp.log(2.0)]), 40)[1]
+    by_loc, by_variance = jax.jit(jax.grad(expected, argnums=(0, 1)))(0.7, 0.5)
+    np.testing.assert_allclose(slope, by_loc, rtol=1e-6)
+    np.testing.assert_allclose(curvature, 2 * by_variance, rtol=1e-5)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_value_and_gradient_have_the_full_ones_as_means(noise):
+    psi = jnp.array([[0.5, -1.0, 2.0, 0.0, 1.0, -0.5, 0.2, 1.5], [1.0] * 8])
+    labels = jnp.array([2, 5])
+
+    def of_draw(rng_key, num_sampled):
+        with handlers.seed(rng_seed=rng_key):
+            classes = lc.class_plate("classes", 8, labels, num_sampled).classes
+
+        def total(psi):
+            d = lc.GaussianErrorBound(
+                psi[:, classes.indices], classes, noise, loc=jnp.array([1.0, 2.0]), scale=0.5
+            )
+            return d.log_prob(labels).sum()
+
+        value, gradient = jax.value_and_grad(total)(psi)
+        return jnp.append(gradient.ravel(), value)
+
+    draws = np.asarray(
+        jax.jit(jax.vmap(lambda key: of_draw(key, 2)))(jax.random.split(jax.random.key(0), 4000))
+    )
+    full = np.asarray(of_draw(jax.random.key(0), 6))
+    error = draws.std(axis=0, ddof=1) / np.sqrt(len(draws))
+    assert (np.abs(draws.mean(axis=0) - full) <= STANDARD_ERRORS * error + 1e-4).all()
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("label_at", [-1e4, -30.0, 0.0, 30.0, 1e4])
+def test_the_first_visit_of_a_row_leaves_everything_finite(noise, label_at):
+    """From the start of ``sample_choice``, with the label far below or far above 10**5 classes."""
+    labels = jnp.array([1])
+    with handlers.seed(rng_seed=0):
+        classes = lc.class_plate("classes", 10**5, labels, 50).classes
+    psi = jnp.zeros(51).at[0].set(label_at)[None]
+    local = local_state(psi, classes, FAMILIES[noise], labels)
+    q, _ = local.update_rule.update(
+        local.start[None], jnp.zeros(1, jnp.int32), lambda q: local.statistic(q, jnp.zeros_like(q))
+    )
+    value, gradient = jax.value_and_grad(
+        lambda psi: (
+            local_state(psi, classes, FAMILIES[noise], labels).bound(q).log_prob(labels).sum()
+        )
+    )(psi)
+    assert jnp.isfinite(q).all()
+    assert jnp.isfinite(value)
+    assert jnp.isfinite(gradient).all()
+
+
+def test_the_shift_is_the_derivative_of_the_best_location(x64):
+    """In the utility of the observed class, with all classes as a subset; to first order in q."""
+    labels = jnp.arange(6)
+    with handlers.seed(rng_seed=0):
+        classes = lc.class_plate("classes", 7, labels, 1).classes
+    psi = jnp.array([0.5, -1.0, 0.7, 0.0, 1.0, -0.5, 0.2])
+
+    @jax.jit
+    def best(raised):
+        return best_gaussian(psi.at[2].add(raised), 2, "normal", num_nodes=3)
+
+    q = best(0.0)
+    derivative = (best(1e-3) - best(-1e-3))[0] / 2e-3
+    shift = local_state(psi[None], classes, FAMILIES["normal"], jnp.array([2])).shift(q, 1.0)
+    np.testing.assert_allclose(shift[0], derivative, atol=0.05)
+    assert shift[1] == 0

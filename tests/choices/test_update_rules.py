@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+from scipy.stats import norm
+
+import numpyro_largecat as lc
+from numpyro_largecat.choices.update_rules import NaturalGradient, UpdateRule
+from numpyro_largecat.ops.softmax_bound import softmax_bound
+
+FALSE_ALARM = 1e-5  # how often a correct program fails a random check
+
+
+def step_size(visits, exponent):
+    return (1 + visits) ** -exponent
+
+
+def says(log_eta_hat):
+    """A statistic that is the same at any u."""
+    return lambda u: lc.EtaEstimate(jnp.asarray(log_eta_hat), jnp.zeros_like(log_eta_hat))
+
+
+@given(
+    u=st.floats(-10, 10, width=32),
+    statistic=st.floats(-10, 10, width=32),
+    visits=st.integers(0, 1000),
+    exponent=st.floats(0.51, 1.0),
+)
+def test_a_step_averages_eta(u, statistic, visits, exponent):
+    """eta <- (1 - alpha) eta + alpha eta_hat, with alpha = (1 + visits)**-exponent."""
+    moved, counted = NaturalGradient(exponent).update(
+        jnp.float32(u), jnp.array(visits), says(jnp.float32(statistic))
+    )
+    alpha = step_size(visits, exponent)
+    expected = math.log((1 - alpha) * math.exp(u) + alpha * math.exp(statistic))
+    np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-5)
+    assert int(counted) == visits + 1
+
+
+def test_a_step_follows_the_gradient_of_the_observations_own_bound():
+    """u <- u + log1p(alpha g), g = d bound / du."""
+    u, statistic = jnp.array([0.0, 1.0, 3.0]), jnp.array([2.0, 1.0, 0.5])
+    visits = jnp.array([1, 4, 9])
+    gradient = jax.vmap(jax.grad(softmax_bound, argnums=1))(statistic, u)
+    alpha = step_size(np.array([1, 4, 9]), 0.7)
+    moved, _ = NaturalGradient(0.7).update(u, visits, says(statistic))
+    np.testing.assert_allclose(moved, u + jnp.log1p(alpha * gradient), rtol=1e-5)
+
+
+@pytest.mark.parametrize("start", [0.0, 1e4, -1e4])
+def test_the_first_visit_takes_the_estimate_as_it_is(start):
+    moved, visits = NaturalGradient().update(
+        jnp.array([start]), jnp.zeros(1, jnp.int32), says(jnp.array([3.25]))
+    )
+    assert moved.tolist() == [3.25]
+    assert visits.tolist() == [1]
+
+
+def test_visits_are_counted_for_each_row_alone():
+    rule = NaturalGradient(1.0)
+    u, visits = jnp.zeros((2, 2)), jnp.array([[0, 1], [2, 3]])
+    moved, visits = rule.update(u, visits, says(jnp.full((2, 2), math.log(9.0))))
+    # eta = 1 + alpha (9 - 1) with alpha = 1, 1/2, 1/3, 1/4
+    np.testing.assert_allclose(jnp.exp(moved), [[9, 5], [1 + 8 / 3, 3]], rtol=1e-5)
+    assert visits.tolist() == [[1, 2], [3, 4]]
+
+
+def run_steps(rule, log_eta_hats, start):
+    """Take one step for each of ``log_eta_hats``, shape (steps, rows)."""
+
+    def step(carry, statistic):
+        return rule.update(*carry, says(statistic)), None
+
+    return lax.scan(step, (start, rule.init(start)), log_eta_hats)[0]
+
+
+@pytest.mark.smoke
+def test_with_exponent_one_eta_is_the_mean_of_all_estimates(x64):
+    eta_hats = np.random.default_rng(0).gamma(2.0, 3.0, (50, 4))
+    u, visits = run_steps(NaturalGradient(1.0), jnp.log(eta_hats), jnp.full(4, 7.0))
+    np.testing.assert_allclose(u, np.log(eta_hats.mean(axis=0)), rtol=1e-10)
+    assert visits.tolist() == [50] * 4
+
+
+@pytest.mark.parametrize("exponent", [0.6, 0.9, 1.0])
+def test_u_converges_to_the_logarithm_of_the_mean_estimate(x64, exponent):
+    """Not to the mean of log eta_hat, 0.58 lower, which a step in u instead of eta would reach.
+
+    The spread of the last eta follows from its weights of the 2000 independent estimates.
+    """
+    steps, rows, scale = 2000, 300, 40.0
+    eta_hats = np.random.default_rng(1).exponential(scale, (steps, rows))
+    u, _ = run_steps(NaturalGradient(exponent), jnp.log(eta_hats), jnp.full(rows, 0.0))
+    alphas = step_size(np.arange(steps), exponent)
+    kept = np.append(np.cumprod((1 - alphas)[::-1])[::-1][1:], 1.0)
+    spread = scale * math.sqrt(((alphas * kept) ** 2).sum() / rows)
+    tolerance = norm.isf(FALSE_ALARM / 2) * spread
+    assert tolerance < 0.05 * scale
+    assert abs(float(jnp.exp(u).mean()) - scale) < tolerance
+
+
+@pytest.mark.parametrize("u", [1e4, -1e4])
+@pytest.mark.parametrize("statistic", [1e4, 0.0, -1e4])
+@pytest.mark.parametrize("visits", [0, 1, 10**6])
+def test_far_off_values_stay_finite(u, statistic, visits):
+    moved, _ = NaturalGradient().update(jnp.array(u), jnp.array(visits), says(jnp.array(statistic)))
+    alpha = step_size(visits, 0.9)
+    kept = -np.inf if alpha == 1 else math.log1p(-alpha)
+    expected = np.logaddexp(kept + u, math.log(alpha) + statistic)
+    np.testing.assert_allclose(moved, expected, rtol=1e-5)
+
+
+def test_after_a_step_the_gradient_of_the_bound_is_at_most_one_over_alpha():
+    """exp(-u) eta_hat <= 1 / alpha, so a u that is far too small does no harm."""
+    visits = jnp.arange(1, 6)
+    moved, _ = NaturalGradient().update(jnp.full(5, -50.0), visits, says(jnp.full(5, 30.0)))
+    weight = np.exp(30.0 - np.asarray(moved))
+    np.testing.assert_allclose(weight, 1 / step_size(np.arange(1, 6), 0.9), rtol=1e-5)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 0.0, -1.0, 1.01, math.nan])
+def test_exponents_that_break_the_robbins_monro_conditions_are_refused(exponent):
+    with pytest.raises(ValueError, match=rf"`exponent` must be in \(0.5, 1\].*got {exponent}"):
+        NaturalGradient(exponent)
+
+
+@pytest.mark.parametrize("exponent", [0.501, 1, 1.0])
+def test_exponents_that_satisfy_them_are_taken(exponent):
+    assert NaturalGradient(exponent).exponent == exponent
+
+
+@pytest.mark.parametrize("start", [-2.0, 0.0, 6.0])
+def test_newton_steps_find_on_the_first_visit_what_the_statistic_leaves_where_it_is(start):
+    """log(2 + e^u / 2) is u at log 4; without Newton steps one visit goes half of the way."""
+    rule = NaturalGradient(newton_steps=8)
+    u, visits = jnp.array([start, start]), jnp.array([0, 3])
+    moved, _ = rule.update(u, visits, lambda u: lc.EtaEstimate(jnp.log(2 + jnp.exp(u) / 2), u))
+    np.testing.assert_allclose(moved[0], np.log(4), rtol=1e-5)
+    assert abs(float(moved[1]) - np.log(4)) > 0.1  # a later visit takes one step
+
+
+def test_the_rule_is_an_update_rule_and_says_its_exponent():
+    rule = lc.NaturalGradient(0.75)
+    assert isinstance(rule, UpdateRule)
+    assert repr(rule) == "NaturalGradient(exponent=0.75, newton_steps=0)"
+    assert not isinstance(object(), UpdateRule)
+
+
+def test_state_and_value_keep_their_types():
+    rule = NaturalGradient()
+    for dtype in (jnp.float32, jnp.float16):
+        value = jnp.zeros((3, 2), dtype)
+        state = rule.init(value)
+        assert state.shape == (3, 2)
+        assert state.dtype == jnp.int32
+        moved, visits = rule.update(value, state, says(jnp.ones((3, 2), dtype)))
+        assert moved.dtype == dtype
+        assert visits.dtype == jnp.int32

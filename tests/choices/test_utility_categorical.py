@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from jax.test_util import check_grads
+from numpyro.distributions import constraints
+from scipy.stats import chisquare
+
+import numpyro_largecat as lc
+from numpyro_largecat.ops.logistic_bound import logistic_bound
+from tests import reference
+from tests.choices.subsets import CHUNK, INDICES, SUBSET, WEIGHTS
+from tests.memory import temp_bytes
+
+FALSE_ALARM = 1e-5  # how often a correct program fails a random check
+rng = np.random.default_rng(0)
+
+UTILITIES = rng.normal(size=(3, 6)).astype(np.float32) * 2
+U = np.array([3.0, 4.5, 2.5], np.float32)
+SUBSET_VALUES = np.array([30, 7, 30])
+
+
+class Case(NamedTuple):
+    """A distribution with batch shape (3,) as a function of utilities (3, 6) and u (3,)."""
+
+    make: Callable
+    values: np.ndarray  # (3,)
+    reference: Callable  # (utilities (6,), u, value) -> log probability
+
+
+def subset_log_prob(utilities, u, value):
+    return 1 - u - math.exp(-u) * reference.weighted_eta(utilities, INDICES, WEIGHTS, value)
+
+
+def stateless_log_prob(utilities, u, value):
+    del u
+    return -math.log(reference.weighted_eta(utilities, INDICES, WEIGHTS, value))
+
+
+CASES = {
+    "exact": Case(
+        lambda utilities, u: lc.UtilityCategorical(utilities),
+        np.array([0, 5, 2]),
+        lambda utilities, u, value: reference.softmax_log_prob(utilities, value),
+    ),
+    "subset": Case(
+        lambda utilities, u: lc.UtilityCategorical(utilities, SUBSET, u=u),
+        SUBSET_VALUES,
+        subset_log_prob,
+    ),
+    "stateless": Case(
+        lambda utilities, u: lc.UtilityCategorical(utilities, SUBSET),
+        SUBSET_VALUES,
+        stateless_log_prob,
+    ),
+}
+cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def expected_log_prob(case, values=None):
+    values = case.values if values is None else np.broadcast_to(values, (3,))
+    return np.array([case.reference(*row) for row in zip(UTILITIES, U, values, strict=True)])
+
+
+@pytest.mark.smoke
+@cases
+def test_log_prob_is_the_equation(case):
+    d = case.make(UTILITIES, U)
+    assert d.batch_shape == (3,)
+    assert d.event_shape == ()
+    log_prob = d.log_prob(case.values)
+    assert log_prob.shape == (3,)
+    np.testing.assert_allclose(log_prob, expected_log_prob(case), rtol=1e-5)
+
+
+@cases
+def test_values_broadcast_with_the_batch(case):
+    d = case.make(UTILITIES, U)
+    value = int(case.values[0])
+    np.testing.assert_allclose(d.log_prob(value), expected_log_prob(case, value), rtol=1e-5)
+    many = np.broadcast_to(case.values, (4, 3))
+    many_log_probs = np.broadcast_to(expected_log_prob(case), (4, 3))
+    np.testing.assert_allclose(d.log_prob(many), many_log_probs, rtol=1e-5)
+
+
+@cases
+def test_jit_and_pytree_round_trip(case):
+    """A distribution may be made inside jit, passed into it, and taken apart."""
+    expected = expected_log_prob(case)
+    made_inside = jax.jit(lambda x, u, v: case.make(x, u).log_prob(v))(UTILITIES, U, case.values)
+    np.testing.assert_allclose(made_inside, expected, rtol=1e-5)
+    d = case.make(UTILITIES, U)
+    passed_in = jax.jit(lambda d, v: d.log_prob(v))(d, case.values)
+    np.testing.assert_allclose(passed_in, expected, rtol=1e-5)
+    leaves, structure = jax.tree.flatten(d)
+    again = jax.tree.unflatten(structure, leaves)
+    assert again.batch_shape == (3,)
+    assert again.noise == d.noise
+    assert again.num_categories == d.num_categories
+    np.testing.assert_array_equal(again.log_prob(case.values), d.log_prob(case.values))
+
+
+@cases
+def test_vmap_over_arguments_and_over_distributions(case):
+    expected = expected_log_prob(case)
+    over_arguments = jax.vmap(lambda x, u, v: case.make(x, u).log_prob(v))
+    np.testing.assert_allclose(over_arguments(UTILITIES, U, case.values), expected, rtol=1e-5)
+    many = jax.vmap(case.make)(UTILITIES, U)
+    log_probs = jax.vmap(lambda d, v: d.log_prob(v))(many, jnp.array(case.values))
+    np.testing.assert_allclose(log_probs, expected, rtol=1e-5)
+
+
+@cases
+def test_expand_and_to_event(case):
+    d, expected = case.make(UTILITIES, U), expected_log_prob(case)
+    for expanded in (d.expand((2, 3)), d.expand_by((2,))):
+        assert expanded.batch_shape == (2, 3)
+        log_prob = expanded.log_prob(np.broadcast_to(case.values, (2, 3)))
+        np.testing.assert_allclose(log_prob, np.broadcast_to(expected, (2, 3)), rtol=1e-5)
+    one = case.make(UTILITIES[:1], U[:1]).expand((3,))
+    np.testing.assert_allclose(one.log_prob(case.values)[0], expected[0], rtol=1e-5)
+    event = d.to_event(1)
+    assert (event.batch_shape, event.event_shape) == ((), (3,))
+    np.testing.assert_allclose(event.log_prob(case.values), expected.sum(), rtol=1e-5)
+
+
+@cases
+@pytest.mark.parametrize("transform", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
+def test_masked_observations_count_nothing(case, transform):
+    """NumPyro hands the distribution a feasible value in place of what is masked."""
+    mask, expected = np.array([True, False, True]), expected_log_prob(case)
+
+    def log_prob(utilities, values):
+        return case.make(utilities, U).mask(mask).log_prob(values)
+
+    masked = transform(log_prob)(jnp.array(UTILITIES), jnp.array(case.values))
+    np.testing.assert_allclose(masked, [expected[0], 0, expected[2]], rtol=1e-5)
+    gradient = transform(jax.grad(lambda x, v: log_prob(x, v).sum()))
+    in_utilities = gradient(jnp.array(UTILITIES), jnp.array(case.values))
+    np.testing.assert_array_equal(in_utilities[1], 0)
+    assert (in_utilities[0] != 0).any()
+
+
+@cases
+def test_gradients_agree_with_finite_differences(case, x64):
+    def log_prob(utilities, u):
+        return case.make(utilities, u).log_prob(jnp.array(case.values))
+
+    arguments = jnp.array(UTILITIES, jnp.float64), jnp.array(U, jnp.float64)
+    check_grads(jax.jit(log_prob), arguments, order=1, modes=["rev"], rtol=1e-6)
+    assert log_prob(*arguments).dtype == jnp.float64
+    np.testing.assert_allclose(log_prob(*arguments), expected_log_prob(case), rtol=1e-12)
+
+
+def test_shapes_are_inferred():
+    infer_shapes = lc.UtilityCategorical.infer_shapes
+    assert infer_shapes((3, 6)) == ((3,), ())
+    assert infer_shapes(utilities=(2, 1, 6), u=(3,)) == ((2, 3), ())
+
+
+@pytest.mark.parametrize("u_shape", [(), (3,), (2, 3), (2, 1)])
+def test_u_broadcasts_with_the_utilities(u_shape):
+    d = lc.UtilityCategorical(UTILITIES, SUBSET, u=jnp.full(u_shape, 3.0))
+    shape = np.broadcast_shapes(u_shape, (3,))
+    assert d.batch_shape == shape
+    rows = [subset_log_prob(x, 3.0, v) for x, v in zip(UTILITIES, SUBSET_VALUES, strict=True)]
+    expected = np.broadcast_to(rows, shape)
+    np.testing.assert_allclose(d.log_prob(SUBSET_VALUES), expected, rtol=1e-5)
+
+
+def test_exact_log_prob_is_that_of_numpyro():
+    utilities = rng.normal(size=(5, 40)).astype(np.float32)
+    values = rng.integers(40, size=5)
+    full = lc.class_plate("classes", 40).classes
+    expected = dist.CategoricalLogits(utilities).log_prob(values)
+    for classes in (None, full):
+        log_prob = lc.UtilityCategorical(utilities, classes).log_prob(values)
+        np.testing.assert_allclose(log_prob, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_whole_numbers_are_taken_as_utilities():
+    d = lc.UtilityCategorical(np.array([0, 1, 2]))
+    assert jnp.issubdtype(d.utilities.dtype, jnp.floating)
+    np.testing.assert_allclose(d.log_prob(1), reference.softmax_log_prob([0, 1, 2], 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "num_categories"), [(np.uint8, 256), (np.int8, 300)])
+def test_values_of_a_type_that_cannot_hold_the_number_of_classes(dtype, num_categories):
+    d = lc.UtilityCategorical(jnp.zeros(num_categories))
+    value = np.array([100], dtype)
+    np.testing.assert_allclose(d.log_prob(value), -math.log(num_categories), rtol=1e-5)
+
+
+# The bound.
+
+
+def test_bound_with_all_classes_is_below_the_exact_value_and_meets_it():
+    """On all classes with weight 1 it is the bound itself, and equal at u = log eta*."""
+    utilities = rng.normal(size=(4, 6)).astype(np.float32) * 3
+    classes = lc.ClassSubset(jnp.arange(6), jnp.ones(6), jnp.arange(6), 6, "sample")
+    values = np.array([0, 5, 2, 2])
+    exact = reference.softmax_log_probs(utilities, values)
+    u = np.linspace(-3, 15, 30)[:, None]
+    bound = np.asarray(lc.UtilityCategorical(utilities, classes, u=u).log_prob(values))
+    assert bound.shape == (30, 4)
+    assert (bound <= exact + 1e-5).all()
+    assert (bound < exact - 0.1).any()
+    best = lc.UtilityCategorical(utilities, classes).optimal_u(values)
+    np.testing.assert_allclose(best, -exact, rtol=1e-5, atol=1e-6)
+    at_best = lc.UtilityCategorical(utilities, classes, u=best).log_prob(values)
+    np.testing.assert_allclose(at_best, exact, rtol=1e-5, atol=1e-5)
+
+
+def over_all_subsets(fn, labels, num_categories, num_sampled):
+    """Mean of ``fn(classes, rows)`` over every subset that the plate may draw."""
+
+    def estimate(indices, weights):
+        distinct = jnp.array(sorted(set(labels)), jnp.int32)
+        rows, weights = jnp.array(indices, jnp.int32), jnp.array(weights)
+        classes = lc.ClassSubset(rows, weights, distinct, num_categories, "sample")
+        return np.asarray(fn(classes, rows), np.float64)
+
+    return reference.mean_over_subsets(estimate, labels, num_categories, num_sampled)
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "logistic"])
+@pytest.mark.parametrize(("labels", "num_sampled"), [([1, 4], 2), ([3], 1), ([0, 2], 4)])
+def test_bound_and_its_gradients_are_unbiased(noise, labels, num_sampled, x64):
+    """Their means over every subset of 6 classes are the bound of all classes and its gradients."""
+    table, u = jnp.array(np.random.default_rng(1).normal(size=6)), jnp.array(1.3)
+
+    @jax.jit
+    @jax.value_and_grad
+    def bound(arguments, classes, rows):
+        table, u = arguments
+        return lc.UtilityCategorical(table[rows], classes, noise, u=u).log_prob(labels[0])
+
+    def stacked(classes, rows):
+        value, (in_table, in_u) = bound((table, u), classes, rows)
+        return np.append(in_table, [value, in_u])
+
+    mean = over_all_subsets(stacked, labels, 6, num_sampled)
+
+    def full_bound(table, u):
+        if noise == "logistic":
+            is_other = jnp.ones(6).at[labels[0]].set(0)
+            return logistic_bound(table[labels[0]] - table, is_other, u)
+        return 1 - u - jnp.exp(-u) * jnp.exp(table - table[labels[0]]).sum()
+
+    value, (in_table, in_u) = jax.value_and_grad(full_bound, argnums=(0, 1))(table, u)
+    expected = np.append(in_table, [value, in_u])
+    np.testing.assert_allclose(mean, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_stateless_form_is_biased_upwards(x64):
+    """Its mean over all subsets lies above the exact value, more so with fewer classes."""
+    table = jnp.array(np.random.default_rng(1).normal(size=6) * 2)
+
+    @jax.jit
+    def log_prob(classes, rows):
+        return lc.UtilityCategorical(table[rows], classes).log_prob(1)
+
+    means = [over_all_subsets(log_prob, [1], 6, s) for s in (1, 2, 3, 5)]
+    exact = reference.softmax_log_prob(table, 1)
+    assert means[0] > means[1] + 0.01 > means[2] + 0.02 > exact + 0.03
+    np.testing.assert_allclose(means[3], exact, rtol=1e-12)  # all classes: no bias
+
+
+def test_optimal_u_of_all_classes_and_of_a_subset():
+    values = CASES["exact"].values
+    best = lc.UtilityCategorical(UTILITIES).optimal_u(values)
+    np.testing.assert_allclose(best, -expected_log_prob(CASES["exact"]), rtol=1e-5)
+    best = lc.UtilityCategorical(UTILITIES, SUBSET, u=U).optimal_u(SUBSET_VALUES)
+    np.testing.assert_allclose(best, -expected_log_prob(CASES["stateless"]), rtol=1e-5)
+
+
+# Extremes.
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_huge_utilities_give_finite_values_and_gradients(name):
+    """Utilities in [-1e4, 1e4], at the u that suits them."""
+    utilities = jnp.array(
+        [[1e4, -1e4, 0.0, 1e4, 1e4, -1e4], [-1e4, 1e4, 1e4, -1e4, 0.0, 0.0], [-1e4] + [1e4] * 5]
+    )
+    values = jnp.array(CASES[name].values)
+    best = CASES["stateless"].make(utilities, None).optimal_u(SUBSET_VALUES)
+
+    def total(utilities):
+        log_prob = CASES[name].make(utilities, best).log_prob(values)
+        return log_prob.sum(), log_prob
+
+    (_, log_prob), gradient = jax.value_and_grad(total, has_aux=True)(utilities)
+    assert jnp.isfinite(log_prob).all()
+    assert jnp.isfinite(gradient).all()
+    if name == "exact":
+        expected = [-math.log(3), -1e4 - math.log(2), -math.log(5)]
+    else:
+        expected = [-2e4 - math.log(33), -2e4, -math.log(49)]
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-6, atol=1e-3)  # float32 near 1e4
+
+
+@cases
+def test_bad_values_under_jit_are_nan(case):
+    """Where values are unknown they cannot be refused, and their gradients are zero."""
+    num_categories = case.make(UTILITIES, U).num_categories
+    log_prob = jax.jit(lambda x, v: case.make(x, U).log_prob(v))
+    for bad in (-1, num_categories, num_categories + 5):
+        values = np.array([case.values[0], bad, case.values[2]])
+        expected = expected_log_prob(case)
+        expected[1] = np.nan
+        np.testing.assert_allclose(log_prob(UTILITIES, values), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["subset", "stateless"])
+@pytest.mark.parametrize("value", [2, 8, 49])
+def test_a_class_that_is_no_label_is_nan_under_jit(name, value):
+    """Also one that happens to be drawn: its weight would be wrong."""
+    log_prob = jax.jit(CASES[name].make(UTILITIES, U).log_prob)
+    assert np.isnan(log_prob(np.full(3, value))).all()
+
+
+BAD_VALUES = {
+    "too large": ("exact", [0, 6, 1], ValueError, r"`value` must be classes.*got 6 at position 1"),
+    "negative": ("exact", [0, 1, -2], ValueError, "`value` must be classes.*got -2 at position 2"),
+    "too large for a subset": ("subset", [7, 50, 7], ValueError, r"in \[0, 50\); got 50"),
+    "floats": ("exact", [0.0, 1.0, 2.0], TypeError, "`value` must be integers; got dtype float"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "error", "message"), BAD_VALUES.values(), ids=BAD_VALUES
+)
+def test_bad_values_are_refused(name, values, error, message):
+    with pytest.raises(error, match=message):
+        CASES[name].make(UTILITIES, U).log_prob(np.array(values))
+
+
+NO_LABELS = lc.ClassSubset(jnp.arange(6), jnp.ones(6), jnp.zeros(0, jnp.int32), 50, "sample")
+BAD_ARGUMENTS = {
+    "no classes": (dict(utilities=jnp.zeros(())), ValueError, r"at least 2.*got shape \(\)"),
+    "one class": (dict(utilities=jnp.zeros((3, 1))), ValueError, r"got shape \(3, 1\)"),
+    "another number of classes": (
+        dict(utilities=jnp.zeros((3, 5)), classes=SUBSET),
+        ValueError,
+        r"one column for each row of the class plate, 6, on its last axis; got shape \(3, 5\)",
+    ),
+    "classes are an array": (
+        dict(utilities=jnp.zeros(6), classes=jnp.arange(6)),
+        TypeError,
+        "`classes` must be what `with lc.class_plate",
+    ),
+    "a subset without labels": (
+        dict(utilities=jnp.zeros(6), classes=NO_LABELS),
+        ValueError,
+        "`classes` holds no labels.*labels=y",
+    ),
+    "u with all classes": (
+        dict(utilities=jnp.zeros(6), u=1.0),
+        ValueError,
+        "`u` belongs to the bound on a subset of classes",
+    ),
+    "u with a chunk": (
+        dict(utilities=jnp.zeros(6), classes=CHUNK, u=1.0),
+        ValueError,
+        "`u` belongs to the bound on a subset of classes",
+    ),
+    "u of another shape": (
+        dict(utilities=jnp.zeros((3, 6)), classes=SUBSET, u=jnp.zeros(2)),
+        ValueError,
+        r"`u` must have one entry for each observation.*u.shape=\(2,\) and utilities.shape=\(3, 6",
+    ),
+    "unknown noise": (
+        dict(utilities=jnp.zeros(6), noise="cauchy"),
+        ValueError,
+        "`noise` must be one of .*gumbel.*; got 'cauchy'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("kwargs", "error", "message"), BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS)
+def test_bad_arguments_are_refused(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        lc.UtilityCategorical(**kwargs)
+
+
+def test_validation_refuses_utilities_that_are_not_numbers():
+    with pytest.raises(ValueError, match="utilities"):
+        lc.UtilityCategorical(jnp.array([0.0, jnp.nan]), validate_args=True)
+
+
+# All classes: draws, enumeration, entropy.
+
+
+def test_draws_have_the_exact_frequencies_and_shapes():
+    utilities = UTILITIES[:2, :4]
+    draws = lc.UtilityCategorical(utilities).sample(jax.random.key(0), (200, 100))
+    assert draws.shape == (200, 100, 2)
+    assert jnp.issubdtype(draws.dtype, jnp.integer)
+    for row in range(2):
+        counts = np.bincount(np.asarray(draws[..., row]).ravel(), minlength=4)
+        probs = np.exp([reference.softmax_log_prob(utilities[row], k) for k in range(4)])
+        assert chisquare(counts, 20_000 * probs / probs.sum()).pvalue > FALSE_ALARM
+    assert lc.UtilityCategorical(utilities[0]).sample(jax.random.key(0)).shape == ()
+    expanded = lc.UtilityCategorical(utilities).expand((5, 2)).sample(jax.random.key(0), (3,))
+    assert expanded.shape == (3, 5, 2)
+    assert len(np.unique(expanded)) > 1
+
+
+def test_scratch_memory_of_draws_is_bounded():
+    """10**9 noise variables, 4 GB at once, need less than a tenth of that."""
+
+    def draw(key, utilities):
+        return lc.UtilityCategorical(utilities).sample(key, (100,))
+
+    utilities = jax.ShapeDtypeStruct((100, 10**5), jnp.float32)
+    assert temp_bytes(draw, jax.random.key(0), utilities) < 400e6
+
+
+def test_enumerate_support_lists_all_classes():
+    d = lc.UtilityCategorical(UTILITIES)
+    assert d.has_enumerate_support
+    assert d.enumerate_support().shape == (6, 3)
+    assert d.enumerate_support(expand=False).shape == (6, 1)
+    np.testing.assert_array_equal(d.enumerate_support()[:, 1], np.arange(6))
+    np.testing.assert_allclose(jnp.exp(d.log_prob(d.enumerate_support())).sum(axis=0), 1, rtol=1e-5)
+
+
+def test_entropy_is_that_of_the_probabilities():
+    log_probs = np.array([[reference.softmax_log_prob(x, k) for k in range(6)] for x in UTILITIES])
+    expected = -(np.exp(log_probs) * log_probs).sum(axis=1)
+    np.testing.assert_allclose(lc.UtilityCategorical(UTILITIES).entropy(), expected, rtol=1e-5)
+    far = lc.UtilityCategorical(jnp.array([1e4, -1e4, 1e4])).entropy()
+    np.testing.assert_allclose(far, math.log(2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_support_is_the_classes(name):
+    support = CASES[name].make(UTILITIES, U).support
+    assert (support.lower_bound, support.upper_bound) == (0, 5 if name == "exact" else 49)
+    assert lc.UtilityCategorical.support.is_discrete
+    assert isinstance(support, type(constraints.integer_interval(0, 5)))
+
+
+@pytest.mark.parametrize("classes", [SUBSET, CHUNK], ids=["subset", "chunk"])
+def test_what_needs_all_classes_is_refused_without_them(classes):
+    d = lc.UtilityCategorical(UTILITIES, classes)
+    with pytest.raises(NotImplementedError, match="cannot draw a class from a subset"):
+        d.sample(jax.random.key(0))
+    with pytest.raises(NotImplementedError, match="cannot be enumerated"):
+        d.enumerate_support()
+    with pytest.raises(NotImplementedError, match="entropy needs all classes"):
+        d.entropy()
+
+
+def test_a_chunk_has_no_log_prob():
+    with pytest.raises(NotImplementedError, match=r"log_prob needs all classes.*holds a chunk"):
+        lc.UtilityCategorical(UTILITIES, CHUNK).log_prob(np.array([0, 1, 2]))
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "normal", "logistic"])
+def test_copies_keep_their_errors(noise):
+    d = lc.UtilityCategorical(jnp.array([0.0, 1.0, -2.0]), noise=noise)
+    for copied in (copy.deepcopy(d), pickle.loads(pickle.dumps(d))):
+        assert copied.noise is d.noise
+        np.testing.assert_array_equal(copied.log_prob(jnp.arange(3)), d.log_prob(jnp.arange(3)))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_numpy_labels_in_a_compiled_program_work_in_and_out_of_64_bits(first):
+    """JAX keeps what it traced of a compiled function inside another one, by NumPy's own type."""
+    labels = np.array([2, 0, 1])  # int64
+
+    def log_prob_and_u():
+        choice = lc.UtilityCategorical(jnp.zeros((3, 4)))
+        return choice.log_prob(labels), choice.optimal_u(labels)
+
+    for enabled in (first, not first):
+        with jax.enable_x64(enabled):
+            log_prob, u = jax.jit(log_prob_and_u)()
+        np.testing.assert_allclose(log_prob, -np.log(4), rtol=1e-5)
+        np.testing.assert_allclose(u, np.log(4), rtol=1e-5)

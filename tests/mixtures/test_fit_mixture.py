@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole fits: against a slow reference, by what the algorithms promise, and on bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+from scipy.special import gammaln, softmax
+
+import numpyro_largecat as lc
+from numpyro_largecat.mixtures.fit_mixture import memoized_steps, mixture_model, stochastic_steps
+from numpyro_largecat.mixtures.global_step import Statistics, global_step, map_in_groups
+from numpyro_largecat.mixtures.row_stream import RowStream
+from tests import reference_mixtures as reference
+from tests.memory import temp_bytes
+from tests.mixtures.cases import CASES, COVARIANCE, LOC, MIXING, ROWS, one_hot, summed
+
+KEY = jax.random.key(0)
+POINTS = CASES["gaussian"].x
+
+
+def fit(*arguments: Any, **options: Any) -> lc.MixtureFit:
+    rng_key = options.pop("rng_key", KEY)
+    return lc.fit_mixture(rng_key, *arguments, progress_bar=False, **options)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("objective", ["variational", "map"])
+@pytest.mark.parametrize(("mixing", "num_active"), [("dirichlet", 2), ("sticks", 4)])
+@pytest.mark.usefixtures("x64")
+def test_coordinate_ascent_is_that_of_loops(
+    name: str, objective: Any, mixing: str, num_active: int
+) -> None:
+    """Four passes from the same start: responsibilities, log weights and objective.
+
+    The second algorithm takes one batch of all rows at step size 1.
+    """
+    family, slow, x = CASES[name]
+    prior, learn = MIXING[mixing]
+    r = one_hot(len(x), 4)
+    wanted = reference.coordinate_ascent(slow, learn, x, r, num_active, objective, 4)
+    rng = np.random.default_rng(0)
+    stream = RowStream(x, None, rng)
+    model = mixture_model(family, prior, objective, num_active, stream, rng)
+    start = summed(family, x, r)
+    states = list(memoized_steps(model, start, stream, 4))
+    others = list(stochastic_steps(model, start, stream, 5, 1.0, 0.0, rng))
+    for state, other in zip(wanted, states, strict=True):
+        np.testing.assert_allclose(other.bound, state.objective, rtol=1e-9)
+        sums = summed(family, x, state.responsibilities)
+        np.testing.assert_allclose(other.statistics.counts, sums.counts, atol=1e-7)
+        np.testing.assert_allclose(other.statistics.features, sums.features, atol=1e-6)
+    for state, other in zip(states, others, strict=False):
+        np.testing.assert_allclose(other.statistics.features, state.statistics.features, atol=1e-9)
+    # An estimate of the bound from a batch is of the posterior before its step, at the best r.
+    best = (reference.sparse_responsibilities(s.log_weights, num_active) for s in wanted)
+    for state, after, other in zip(wanted, best, others[1:], strict=True):
+        log_gain = np.log(np.where(after > 0, after, 1))
+        before = state.responsibilities
+        log_before = np.log(np.where(before > 0, before, 1))
+        local = (after * (state.log_weights - log_gain)).sum()
+        local -= (before * (state.log_weights - log_before)).sum()
+        np.testing.assert_allclose(other.bound, state.objective + local, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("num_active", [1, 2, 5])
+@pytest.mark.parametrize("objective", ["variational", "map"])
+def test_memoized_steps_never_lower_the_bound(name: str, num_active: int, objective: Any) -> None:
+    """Not in any step of 20 passes over four batches after the first pass, in float32.
+
+    Rounding is relative to the terms of the bound; of Poisson counts the log factorials are larger
+    than their sum.
+    """
+    family, _, x = CASES[name]
+    mixing = lc.StickBreaking(0.5) if num_active == 2 else lc.DirichletMixing(1.0)
+    rng = np.random.default_rng(1)
+    stream = RowStream(x.astype(np.float32), 16, rng)
+    model = mixture_model(family, mixing, objective, num_active, stream, rng)
+    start = summed(family, x, np.concatenate([np.eye(5), np.zeros((len(x) - 5, 5))]))
+    bounds = np.array([step.bound for step in memoized_steps(model, start, stream, 20)][3:])
+    assert model.look.dtype == np.float32
+    assert bounds[-1] > bounds[0]
+    size = np.abs(bounds).min() + (abs(log_factorials(x)) if name == "poisson" else 0)
+    assert (np.diff(bounds) > -1e-6 * size).all()
+
+
+def log_factorials(x: np.ndarray) -> float:
+    """Sum over rows of log x!."""
+    return float(gammaln(x + 1).sum())
+
+
+def test_hard_em_is_brute_force() -> None:
+    """L = 1 with known equal weights and nearly no prior: Lloyd's steps with full covariances."""
+    x = np.concatenate([POINTS, POINTS * [1.0, -1] + 0.5])
+    family = lc.GaussianFamily(LOC, COVARIANCE, 1e-6, 1e-6)
+    labels = np.arange(len(x)) % 3
+    rng = np.random.default_rng(0)
+    stream = RowStream(x, None, rng)
+    model = mixture_model(family, lc.DirichletMixing(1e9), "map", 1, stream, rng)
+    steps = memoized_steps(model, summed(family, x, np.eye(3)[labels]), stream, 6)
+    for step in steps:
+        densities = []
+        for k in range(3):
+            own = x[labels == k]
+            normal = stats.multivariate_normal(own.mean(0), np.cov(own.T, ddof=0))
+            densities.append(normal.logpdf(x))
+        labels = np.argmax(densities, axis=0)
+        np.testing.assert_allclose(step.statistics.counts, np.bincount(labels, minlength=3))
+
+
+def test_the_start_stands_for_rows_that_are_not_yet_seen() -> None:
+    """After 20 of 50 rows by three fifths of its weight, and at the end of the pass not at all."""
+    family, _, x = CASES["poisson"]
+    x = x[:50]
+    rng = np.random.default_rng(0)
+    stream = RowStream([x[:20], x[20:]], None, rng)
+    model = mixture_model(family, lc.DirichletMixing(), "variational", 3, stream, rng)
+    start = summed(family, x, one_hot(50, 3))
+    steps = list(memoized_steps(model, start, stream, 1))
+    total = 0.0
+    posterior = global_step(family, model.mixing, start, "variational")
+    for rows, unseen, step in zip((x[:20], x[20:]), (0.6, 0.0), steps, strict=True):
+        total = total + np.asarray(model.summary(rows, posterior).statistics, float)
+        wanted = total + unseen * start.features
+        np.testing.assert_allclose(step.statistics.features, wanted, rtol=1e-6)
+        posterior = global_step(family, model.mixing, step.statistics, "variational")
+    assert np.isnan(steps[0].bound) and np.isfinite(steps[1].bound)
+
+
+def test_natural_gradient_steps_follow_their_schedule() -> None:
+    """S <- (1 - rho) S + rho (N / B) S_batch with rho = (delay + t) ** -forgetting, t >= 1."""
+    family, _, x = CASES["poisson"]
+    x = x[:50]
+    rng = np.random.default_rng(0)
+    stream = RowStream([x[:20], x[20:]], None, rng)
+    model = mixture_model(family, lc.DirichletMixing(), "variational", 3, stream, rng)
+    old = summed(family, x, one_hot(50, 3))
+    steps = list(stochastic_steps(model, old, stream, 2, 3.0, 0.7, rng))
+    for t, step in enumerate(steps, start=1):
+        rows = (x[:20], x[20:])[(t - 1) % 2]
+        posterior = global_step(family, model.mixing, old, "variational")
+        batch = model.summary(rows, posterior)
+        rho, scale = (3.0 + t) ** -0.7, 50 / len(rows)
+        wanted = (1 - rho) * old.features + rho * scale * np.asarray(batch.statistics)
+        np.testing.assert_allclose(step.statistics.features, wanted, rtol=1e-5)
+        old = step.statistics
+
+
+def test_stochastic_and_memoized_fits_agree() -> None:
+    """On well separated clusters both find them, with their sizes."""
+    x = (
+        np.random.default_rng(0).normal(size=(1200, 1))
+        + np.array([0, 20, 40, 40]).repeat(300)[:, None]
+    )
+    family = lc.GaussianFamily(x.mean(0), np.eye(1))
+    for algorithm in ("memoized", "stochastic"):
+        found = fit(x, family, 3, algorithm=algorithm, batch_size=200, num_passes=8, num_active=2)
+        order = np.argsort(found.components().mean[:, 0])
+        np.testing.assert_allclose(found.components().mean[order, 0], [0, 20, 40], atol=0.3)
+        np.testing.assert_allclose(found.mixing().probs[order], [0.25, 0.25, 0.5], atol=0.02)
+        assert found.bounds.shape == (8,)
+        assert found.num_used == 3
+
+
+@pytest.mark.parametrize("source", ["list", "function", "memmap", "frame"])
+def test_sources_that_are_not_arrays(source: str, tmp_path: Path) -> None:
+    """Batches of a list, a function or a mapped file, and a frame, give what the array gives."""
+    x = POINTS.astype(np.float32)
+    family = CASES["gaussian"].family
+    wanted = fit(x, family, 3, start="random", num_passes=3)
+    data: Any = [x]
+    if source == "function":
+        data = lambda: iter([x])  # noqa: E731
+    if source == "memmap":
+        np.save(tmp_path / "x.npy", x)
+        data = np.load(tmp_path / "x.npy", mmap_mode="r")
+    if source == "frame":
+        data = Frame(x)
+        np.testing.assert_array_equal(wanted.assign(data), wanted.assign(x.tolist()))
+    found = fit(data, family, 3, start="random", num_passes=3)
+    np.testing.assert_allclose(found.bounds, wanted.bounds, rtol=1e-6)
+
+
+class Frame:
+    """As pandas: iterated and indexed by names of columns."""
+
+    iloc = None
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x, self.shape = x, x.shape
+
+    def __iter__(self) -> Any:
+        return iter(("first", "second"))
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.x
+
+
+@pytest.mark.parametrize("mixing", MIXING)
+def test_a_fit_is_an_ordinary_mixture(mixing: str) -> None:
+    """Held-out log likelihood, responsibilities and labels are those of NumPyro's mixture."""
+    family, x = CASES["gaussian"].family, POINTS.astype(np.float32)
+    found = fit(x, family, 4, mixing=MIXING[mixing][0], objective="map", num_passes=5)
+    mixture = dist.MixtureSameFamily(found.mixing(), found.components())
+    log_prob, logs = jax.jit(lambda x: (mixture.log_prob(x), mixture.component_log_probs(x)))(x)
+    np.testing.assert_allclose(found.log_likelihood(x), log_prob, rtol=1e-4)
+    dense = found.responsibilities(x, num_active=4)
+    np.testing.assert_allclose(dense.probs, softmax(logs, axis=1), atol=1e-4)
+    np.testing.assert_array_equal(found.assign(x), logs.argmax(1))
+    sparse = found.responsibilities(x, num_active=2)
+    assert sparse.probs.shape == sparse.indices.shape == (60, 2)
+    np.testing.assert_allclose(sparse.probs.sum(1), 1, rtol=1e-5)
+    np.testing.assert_allclose(found.mixing().probs.sum(), 1, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(found.log_likelihood)(x), found.log_likelihood(x), rtol=1e-5)
+
+
+def test_multinomials_of_one_total_are_a_mixture() -> None:
+    """``TopLMixture`` takes them, and rows of another total have no density in it."""
+    x = np.random.default_rng(0).multinomial(5, [0.1, 0.2, 0.7], 30).astype(np.float32)
+    family = lc.MultinomialFamily(np.full(3, 0.5), total_count=5)
+    found = fit(x, family, 3, start="random", num_passes=2)
+    mixture = lc.TopLMixture(found.mixing(), found.components(), num_active=3)
+    np.testing.assert_allclose(mixture.log_prob(x), found.log_likelihood(x), rtol=1e-5)
+    other = x.copy()
+    other[4, 1] += 1
+    for use in (lambda x: fit(x, family, 3), found.log_likelihood):
+        with pytest.raises(ValueError, match="sum to `total_count`, 5; those of row 4 sum to 6"):
+            use(other)
+    with pytest.warns(UserWarning, match="Out-of-support"):
+        scores = found.components().log_prob(other[:, None])
+    assert np.flatnonzero(np.isinf(scores).all(axis=1)).tolist() == [4]
+
+
+def test_posterior_in_usual_parameters() -> None:
+    """Counts add to degrees of freedom, and the prior is there when no row is."""
+    family, x = CASES["gaussian"].family, POINTS
+    found = fit(x, family, 3, start="random", num_passes=2)
+    posterior = found.posterior()
+    np.testing.assert_allclose(posterior.dof, 1.5 + 3 + found.counts, rtol=1e-5)
+    np.testing.assert_allclose(posterior.loc_strength, 0.2 + found.counts, rtol=1e-5)
+    np.testing.assert_allclose(found.counts.sum(), len(x), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_type_of_the_data_is_kept() -> None:
+    """Where 64 bits are enabled, rows in float32 are still treated in float32."""
+    for dtype in (np.float32, np.float64):
+        x = POINTS.astype(dtype)
+        found = fit(x, CASES["gaussian"].family, 3, start="random", num_passes=1)
+        assert found.log_likelihood(POINTS).dtype == found.components().loc.dtype == dtype
+        assert found.mixing().logits.dtype == found.responsibilities(POINTS).probs.dtype == dtype
+
+
+def test_more_components_than_rows() -> None:
+    """The rest keep the prior and are not counted as used."""
+    family = lc.GaussianFamily(LOC, COVARIANCE)
+    found = fit(POINTS[:3], family, 7, num_passes=3)
+    assert found.counts.shape == (7,)
+    assert 1 <= found.num_used <= 3
+    np.testing.assert_allclose(found.counts.sum(), 3, rtol=1e-5)
+    assert np.isfinite(found.log_likelihood(POINTS)).all()
+
+
+def test_a_fit_goes_on_from_another() -> None:
+    """Three passes and two more are five, with one batch."""
+    family = CASES["gaussian"].family
+    whole = fit(POINTS, family, 3, start="random", num_passes=5)
+    first = fit(POINTS, family, 3, start="random", num_passes=3)
+    second = fit(POINTS, family, 3, num_passes=2, start=first)
+    np.testing.assert_allclose(second.bounds[-1], whole.bounds[-1], rtol=1e-6)
+    with pytest.raises(ValueError, match="as many components; got 3, for 4"):
+        fit(POINTS, family, 4, start=first)
+    for other in (lc.GaussianFamily(LOC + 1, COVARIANCE), CASES["zero mean"].family):
+        with pytest.raises(ValueError, match="has the same features"):
+            fit(POINTS, other, 3, start=first)
+    stronger = lc.GaussianFamily(LOC, COVARIANCE, 50.0)
+    assert fit(POINTS, stronger, 3, num_passes=1, start=first).family is stronger
+
+
+def test_spread_seeds_are_in_different_clusters() -> None:
+    """Of ten far clusters each gets a seed, where random seeds miss some."""
+    x = 1000.0 * np.arange(10).repeat(30)[:, None] + np.random.default_rng(0).normal(size=(300, 1))
+    family = lc.GaussianFamily(x.mean(0), np.eye(1), loc_strength=1e-3)
+    spread = fit(x, family, 10, num_passes=1)
+    assert (np.sort(spread.counts).round() == 30).all()
+    random = fit(x, family, 10, num_passes=1, start="random")
+    assert not (np.sort(random.counts).round() == 30).all()
+
+
+def test_rows_that_are_all_equal_can_be_fitted() -> None:
+    """No divergence is left after the first seed."""
+    found = fit(np.ones((20, 2)), lc.DiagonalGaussianFamily(np.zeros(2), np.ones(2)), 3)
+    np.testing.assert_allclose(found.counts.sum(), 20, rtol=1e-5)
+
+
+def test_a_lost_covariance_names_the_component() -> None:
+    """In float32, a cluster a million standard deviations from ``loc``."""
+    x = np.random.default_rng(0).normal(size=(400, 2)) + np.array([0, 1e7]).repeat(200)[:, None]
+    family = lc.GaussianFamily(np.zeros(2), np.eye(2), 1e-3, 1e-3)
+    with pytest.raises(FloatingPointError, match=r"component \d, with .* positive definite"):
+        fit(x.astype(np.float32), family, 2)
+
+
+def test_statistics_of_no_proper_posterior_name_the_component() -> None:
+    statistics = Statistics(np.array([1.0, 2.0]), np.array([[1.0, 1, 0, 1], [2.0, -9, 0, -9]]))
+    family = lc.ZeroMeanGaussianFamily(np.eye(2))
+    with pytest.raises(FloatingPointError, match="component 1, with 2 of 3 observations"):
+        global_step(family, lc.DirichletMixing(), statistics, "map")
+
+
+def with_nan() -> np.ndarray:
+    x = POINTS.copy()
+    x[17, 1] = np.nan
+    return x
+
+
+def test_posteriors_of_many_components_are_computed_in_groups() -> None:
+    """Whatever their number, each row is its own; groups of full covariances hold few matrices."""
+    found = map_in_groups(lambda row: {"sum": row.sum()}, jnp.arange(210.0).reshape(70, 3))
+    np.testing.assert_allclose(found["sum"], np.arange(210.0).reshape(70, 3).sum(1))
+    scratch = [temp_bytes(_potential_values, jnp.zeros((k, 1 + 300))) for k in (200, 400)]
+    assert scratch[1] - scratch[0] < 200 * 4 * 24**2  # a matrix for each further component
+
+
+def _potential_values(natural: Any) -> Any:
+    family = lc.ZeroMeanGaussianFamily(np.eye(24))
+    return map_in_groups(lambda row: family.log_normalizer(family.prior() + row), natural)
+
+
+GAUSSIAN = CASES["gaussian"].family
+BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    ((POINTS, GAUSSIAN, 0), {}, ValueError, "`num_components` must be at least 1; got 0"),
+    ((POINTS, GAUSSIAN, 3), {"num_active": 0}, ValueError, "`num_active` must be at least 1"),
+    ((POINTS, GAUSSIAN, 3), {"num_active": 4}, ValueError, "at most the 3 components; got 4"),
+    ((with_nan(), GAUSSIAN, 3), {}, ValueError, "got nan at row 17, column 1"),
+    (([POINTS, with_nan()], GAUSSIAN, 3), {}, ValueError, "batch 1 of `data` must be finite"),
+    ((POINTS[:0], GAUSSIAN, 3), {}, ValueError, "at least one row"),
+    (([POINTS, POINTS[:0]], GAUSSIAN, 3), {}, ValueError, "batch 1 of `data` must hold"),
+    (([], GAUSSIAN, 3), {}, ValueError, "gave no batch"),
+    ((iter([POINTS]), GAUSSIAN, 3), {}, TypeError, "iterated again"),
+    ((POINTS[:, :1], GAUSSIAN, 3), {}, ValueError, "must have the 2 columns"),
+    (([POINTS, POINTS[:, :1]], GAUSSIAN, 3), {}, ValueError, "rows of shape"),
+    ((list(POINTS), GAUSSIAN, 3), {}, ValueError, r"batch 0 .* if they are rows, .*np\.stack"),
+    ((list(ROWS["rates"]), CASES["poisson"].family, 3), {}, ValueError, r"stack them"),
+    ((np.ma.masked_greater(POINTS, 4), GAUSSIAN, 3), {}, ValueError, "no masked entries; got"),
+    (([np.ma.masked_greater(POINTS, 4)], GAUSSIAN, 3), {}, ValueError, "no masked entries; got"),
+    (([POINTS], GAUSSIAN, 3), {"batch_size": 5}, ValueError, "gives batches of its own size"),
+    ((POINTS, GAUSSIAN, 3), {"batch_size": 0}, ValueError, "`batch_size` must be at least 1"),
+    ((POINTS, GAUSSIAN, 3), {"num_passes": 0}, ValueError, "`num_passes` must be at least 1"),
+    ((POINTS, GAUSSIAN, 3), {"objective": "ml"}, ValueError, "`objective` must be one of"),
+    ((POINTS, GAUSSIAN, 3), {"algorithm": "em"}, ValueError, "`algorithm` must be one of"),
+    ((POINTS, GAUSSIAN, 3), {"start": "k-means"}, ValueError, "`start` must be one of"),
+    (
+        (POINTS, GAUSSIAN, 3),
+        {"start": POINTS},
+        ValueError,
+        r"fit; got an array of .* \(\d+, 2\)\.$",
+    ),
+    ((POINTS, GAUSSIAN, 3), {"delay": -1}, ValueError, "`delay` of at least 0 .* got -1 and 0.55"),
+    ((POINTS, GAUSSIAN, 3), {"forgetting": 1.1}, ValueError, r"`forgetting` in \[0, 1\]"),
+    ((POINTS, dist.Normal(), 3), {}, TypeError, "instance of a ConjugateFamily"),
+    ((POINTS, POINTS, 3), {}, TypeError, r"got an array of float64 of shape \(\d+, 2\)\.$"),
+    ((POINTS, GAUSSIAN, 3), {"mixing": 1.0}, TypeError, "instance of a MixingPrior"),
+    (
+        (POINTS, GAUSSIAN, 3),
+        {"rng_key": 0},
+        TypeError,
+        "`rng_key` must be one JAX random key; got 0",
+    ),
+    ((POINTS.astype(str), GAUSSIAN, 3), {}, TypeError, "real numbers"),
+    ((-ROWS["counts"], CASES["multinomial"].family, 3), {}, ValueError, "counts must be"),
+    ((ROWS["counts"][:, :3], CASES["multinomial"].family, 3), {}, ValueError, "the 5 outcomes"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "kind", "message"), BAD)
+def test_bad_input_is_refused(
+    arguments: Any, options: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        fit(*arguments, **options)
+
+
+def test_batches_that_change_are_refused() -> None:
+    """A source that shuffles into other sizes, or ends early, would make cached sums wrong."""
+    lengths = iter([(20, 40), (40, 20)])
+    with pytest.raises(ValueError, match="batch 0 of pass 0 has 40 rows, and had 20 rows"):
+        fit(lambda: np.split(POINTS, [next(lengths)[0]]), GAUSSIAN, 2)
+    counts = iter([2, 1])
+    with pytest.raises(ValueError, match="pass 0 ended after 1 batches, and there were 2"):
+        fit(lambda: [POINTS] * next(counts), GAUSSIAN, 2)
+
+
+def test_batches_that_are_shuffled_anew_are_refused_where_their_sums_are_kept() -> None:
+    """Sums of other rows would be replaced; stochastic steps may take any."""
+    rng = np.random.default_rng(0)
+
+    def batches() -> Any:
+        return iter(np.array_split(POINTS[rng.permutation(len(POINTS))], 3))
+
+    family = CASES["gaussian"].family
+    with pytest.raises(ValueError, match="batch 0 of pass 0 has other rows than before the fit"):
+        fit(batches, family, 2, start="random", num_passes=2)
+    fit(batches, family, 2, start="random", num_passes=1, algorithm="stochastic")
+
+
+def test_data_under_jit_are_refused() -> None:
+    with pytest.raises(TypeError, match="outside `jit`"):
+        jax.jit(lambda x: fit(x, GAUSSIAN, 2).bounds)(jnp.asarray(POINTS))
+
+
+def test_rows_with_nan_are_refused_after_the_fit() -> None:
+    found = fit(POINTS, GAUSSIAN, 3, start="random", num_passes=1)
+    with pytest.raises(ValueError, match=r"`x` must be finite; got nan at position \(17, 1\)"):
+        found.assign(with_nan())
+    with pytest.raises(ValueError, match="at most the 3 components"):
+        found.responsibilities(POINTS, num_active=4)
+    with pytest.raises(ValueError, match="`num_active` must be at least 1"):
+        found.responsibilities(POINTS, num_active=0)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
+
+import numpyro_largecat as lc
+from tests import reference
+from tests.models import NUM_CATEGORIES, NUM_ROWS, hierarchical, make_data
+
+X, Y = make_data()
+ROWS = jnp.arange(NUM_ROWS)
+
+
+def diagnose(svi, result, **options):
+    options = {"num_draws": 0} | options
+    found = lc.diagnose(jax.random.key(2), svi, result, X, Y, ROWS, **options)
+    return {finding.name: finding for finding in found.findings}, str(found)
+
+
+@pytest.fixture(scope="module")
+def svi():
+    model = hierarchical(num_sampled=4)
+    return lc.SubsampledSVI(model, AutoDelta(model), optax.adam(0.02), TraceMeanField_ELBO())
+
+
+@pytest.fixture(scope="module")
+def short(svi):
+    """A short fit, and what is found of it, also with labels that are given."""
+    result = svi.run(jax.random.key(0), 60, X, Y, ROWS, progress_bar=False)
+    labels = np.array([3, 3, 3, 3, 7, 7, 9, 9])
+    return result, *diagnose(svi, result, num_repeats=6, num_draws=100, labels=labels)
+
+
+def test_a_short_fit_is_told_to_run_longer(short):
+    _, found, printed = short
+    assert found["R-hat of the ELBO"].value > 1.2
+    assert found["R-hat of the ELBO"].advice == "run longer"
+    assert found["R-hat of w_auto_loc"].value > 1.2
+    assert found["R-hat of w_auto_loc"].advice.startswith("drifts: run longer")
+    assert "run longer" in printed.splitlines()[0]
+
+
+def test_a_guide_of_points_has_no_importance_ratios(short):
+    assert not any("Pareto" in name for name in short[1])
+
+
+def test_local_variables_that_lag_show_in_the_gap(svi):
+    """u one nat off its best value costs e - 2 = 0.72, or 1 / e = 0.37."""
+    result = svi.run(jax.random.key(0), 1500, X, Y, ROWS, progress_bar=False)
+    found, _ = diagnose(svi, result, num_repeats=200)
+    gap = found["exact log likelihood less bound"]
+    assert abs(gap.value) < 0.02 + 3 * gap.error
+    assert gap.advice == ""
+    psi = X @ result.params["w_auto_loc"].T + result.params["b_auto_loc"]
+    best = -reference.softmax_log_probs(psi, Y)
+    for off, cost in ((-1.0, np.e - 2), (1.0, np.exp(-1))):
+        params = result.params | {"y_u": jnp.asarray(best + off, jnp.float32)}
+        found, _ = diagnose(svi, result._replace(params=params), num_repeats=200)
+        gap = found["exact log likelihood less bound"]
+        assert abs(gap.value - cost) < 0.01 + 3 * gap.error
+        assert gap.advice.startswith("visit rows more often")
+
+
+def test_signal_to_noise_is_that_of_the_gradients(svi, short):
+    """By autodiff of the ELBO of the same draws, in one table."""
+    result, found, _ = short
+    plain = lc.SubsampledSVI(svi.model, svi.guide, optax.sgd(1.0), svi.loss)
+    state = plain.init(jax.random.key(0), X, Y, ROWS, init_params=result.params)
+    state = state._replace(local_state=result.state.local_state)
+    before = plain.optim.get_params(state.optim_state)
+
+    def gradient(key):
+        new, _ = plain.update(state._replace(rng_key=key), X, Y, ROWS)
+        return jax.tree.map(jnp.subtract, before, plain.optim.get_params(new.optim_state))
+
+    grads = jax.vmap(gradient)(jax.random.split(jax.random.key(2), 6))
+    for name, values in grads.items():
+        flat = np.asarray(values, np.float64).reshape(6, -1)
+        pairs = [flat[i] @ flat[j] for i in range(6) for j in range(6) if i != j]
+        signal = np.mean(pairs)
+        noise = np.square(flat).sum(1).mean() - signal
+        value = found[f"gradient signal to noise, {name}"].value
+        if noise < 1e-5 * signal:  # rounding
+            assert value == np.inf
+        else:
+            np.testing.assert_allclose(value, signal / noise, rtol=2e-2)
+
+
+def test_classes_are_counted(short):
+    found = short[1]
+    assert found[f"classes seen, of {NUM_CATEGORIES}"].value == 3
+    entropy = 0.5 * np.log(2) + 0.5 * np.log(4)
+    assert found["classes seen, effectively"].value == pytest.approx(np.exp(entropy))
+
+
+def test_a_model_without_the_choice_is_refused(svi, short):
+    result = short[0]
+    with pytest.raises(ValueError, match=r"got 'z' and 'classes', of the sites \['y'\]"):
+        diagnose(svi, result, site="z")
+    with pytest.raises(ValueError, match=r"the plates \['classes', 'data'\]"):
+        diagnose(svi, result, plate="nope")
+
+
+def test_any_likelihood_and_layout_can_be_looked_at():
+    """One-vs-each, no local variable, classes of each observation, and rows that are masked."""
+
+    def model(x, y, rows):
+        plate = lc.class_plate("classes", NUM_CATEGORIES, y, 3, per_observation=True)
+        with plate as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with lc.data_plate("data", NUM_ROWS, rows):
+            psi = jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))
+            with numpyro.handlers.mask(mask=rows % 2 == 0):
+                numpyro.sample("y", lc.OneVsEach(psi, classes), obs=y)
+
+    svi = lc.SubsampledSVI(model, AutoDelta(model), optax.adam(0.05), Trace_ELBO())
+    result = svi.run(jax.random.key(0), 300, X, Y, ROWS, progress_bar=False)
+    found, _ = diagnose(svi, result, num_repeats=20)
+    assert found["exact log likelihood less bound"].value > 0.5  # what the bound costs
+
+
+def test_a_second_plate_that_is_read_leaves_the_small_sites_a_figure():
+    """Most of its rows are not there, so they are left out of the ratio of the small sites."""
+
+    def model(x, y=None, users=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.1))
+        with lc.class_plate("users", 50, users, 1) as read:
+            v = numpyro.sample("v", dist.Normal(0, 1))
+        with lc.class_plate("classes", NUM_CATEGORIES, y, 4) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+        utilities = scale * x @ w.T + v[read.place(users)][:, None] * w[:, 0]
+        with numpyro.plate("data", NUM_ROWS):
+            numpyro.sample("y", lc.UtilityCategorical(utilities, classes), obs=y)
+
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO())
+    args = X, Y, np.arange(NUM_ROWS) % 7
+    result = svi.run(jax.random.key(0), 5, *args, progress_bar=False)
+    found = lc.diagnose(jax.random.key(1), svi, result, *args, num_draws=100)
+    values = [f.value for f in found.findings if "Pareto" in f.name]
+    assert values and np.isfinite(values).all()

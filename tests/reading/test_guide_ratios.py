@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.autoguide import AutoNormal
+from scipy import stats
+from scipy.special import log_softmax
+
+import numpyro_largecat as lc
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, InnerNoise
+from numpyro_largecat.reading.guide_ratios import (
+    RowWeights,
+    _ratios,
+    class_ratios,
+    pareto_k,
+    small_site_ratios,
+)
+from numpyro_largecat.reading.pareto_check import Fitted, check_batches
+
+K, N, S = 5, 6, 100
+X = np.linspace(-1, 1, N)
+Y = np.array([0, 2, 2, 4, 1, 2])
+LOC = np.array([0.3, -0.2, 0.5, 1.0, -1.0])
+NARROW = 1e-6  # draws that are points, for the rest of the latent values
+
+
+def model(x, y=None, rows=None):
+    slope = numpyro.sample("slope", dist.Normal(0, 2))
+    with lc.class_plate("classes", K, y, num_sampled=2) as classes:
+        w = numpyro.sample("w", dist.Normal(0, jnp.exp(slope)))
+    with lc.data_plate("data", 40 * N, rows):
+        numpyro.sample("y", lc.UtilityCategorical(slope * x[:, None] * w, classes), obs=y)
+
+
+@pytest.fixture(scope="module")
+def guide():
+    guide = AutoNormal(model)
+    numpyro.handlers.seed(guide, 0)(jnp.asarray(X[:2]), jnp.asarray(Y[:2]), jnp.arange(2))
+    return guide
+
+
+def make_utilities(guide, slope_scale, w_scale):
+    params = {"slope_auto_loc": 0.4, "slope_auto_scale": slope_scale}
+    params |= {"w_auto_loc": LOC, "w_auto_scale": w_scale}
+    params = {name: jnp.asarray(value, jnp.float32) for name, value in params.items()}
+    args = (jnp.asarray(X), jnp.asarray(Y), jnp.arange(N))
+    return ChunkedUtilities(model, guide, params, args, {}, "y", "classes", 2)
+
+
+def log_joint(slope, w, weights):
+    """Log density of everything, for one slope and the weights of all classes."""
+    prior = stats.norm.logpdf(slope, 0, 2) + stats.norm.logpdf(w, 0, np.exp(slope)).sum()
+    return prior + weights @ log_softmax(slope * X[:, None] * w, axis=1)[np.arange(N), Y]
+
+
+def differences(values):
+    return np.asarray(values) - np.mean(values)
+
+
+WEIGHTS = np.array([1.0, 1, 1, 3, 3, 3])
+ROWS = RowWeights(jnp.asarray(WEIGHTS), jnp.asarray(WEIGHTS > 1))
+
+
+def test_ratios_of_a_small_site_are_those_of_dense_arithmetic(guide):
+    """With chunks of 2 of 5 classes, and a slope that moves both the prior and the utilities."""
+    utilities = make_utilities(guide, 0.5, np.full(K, NARROW))
+    found = small_site_ratios(utilities, ROWS, jax.random.key(1), S, 1)
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(1), 0), S)
+    noise = InnerNoise(keys[0], frozenset({"classes", "data"}))
+    slopes = jax.lax.map(lambda k: utilities.traces(0, 2, k, noise)[0]["slope"]["value"], keys)
+    expected = [log_joint(s, LOC, WEIGHTS) - stats.norm.logpdf(s, 0.4, 0.5) for s in slopes]
+    np.testing.assert_allclose(differences(found.log_ratios[0]), differences(expected), atol=1e-4)
+
+
+def test_ratios_of_classes_are_those_of_dense_arithmetic(guide):
+    """Two classes: one that draws, and one that is a point."""
+    utilities = make_utilities(guide, NARROW, np.where(np.arange(K) == 2, 0.7, NARROW))
+    classes = jnp.array([2, 4])
+    found = class_ratios(utilities, ROWS, classes, jax.random.key(1), S, 1)
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(1), 0), S)
+
+    def draw(key):
+        noise = InnerNoise(key, frozenset({"classes"}))
+        return utilities.traces(2, 1, keys[0], noise)[0]["w"]["value"][0]
+
+    drawn = np.asarray(jax.lax.map(draw, keys))
+    assert np.std(drawn) > 0.5
+    points = [np.where(np.arange(K) == 2, w, LOC) for w in drawn]
+    joint = [log_joint(0.4, w, WEIGHTS) for w in points]
+    expected = joint - stats.norm.logpdf(drawn, LOC[2], 0.7)
+    np.testing.assert_allclose(differences(found.log_ratios[0]), differences(expected), atol=1e-4)
+
+
+def test_k_of_a_normal_that_is_too_narrow(guide):
+    """Where the likelihood says nothing, k = 1 - scale**2, and all ratios are equal at scale 1.
+
+    FALSE_ALARM = 1e-5: the estimate from 1000 draws has a standard error of about 0.1.
+    """
+    utilities = make_utilities(guide, NARROW, np.full(K, np.exp(0.4)))
+    utilities._params["w_auto_loc"] = jnp.zeros(K)
+    utilities._params["w_auto_scale"] *= jnp.array([1, 1, 0.3, 0.3, 1])
+    nothing = RowWeights(jnp.zeros(N), jnp.zeros(N, bool))
+    found = class_ratios(utilities, nothing, jnp.arange(K), jax.random.key(1), 1000, 1)
+    k = pareto_k(found.log_ratios)
+    assert (np.abs(k[[2, 3]] - 0.91) < 0.45).all()
+    assert (k[[0, 1, 4]] < 0.5).all()
+
+
+def test_the_noise_of_a_sample_of_rows_is_its_standard_deviation():
+    """Of weighted sums over 20 of 100 rows, against sums over many such samples."""
+    rng = np.random.default_rng(0)
+    by_row = rng.normal(size=(1, 50, 100))
+    weights = np.full(20, 5.0)
+    rows = RowWeights(jnp.asarray(weights), jnp.ones(20, bool))
+    sums, noises = [], []
+    for _ in range(300):
+        some = rng.choice(100, 20, replace=False)
+        ratios = _ratios(jnp.zeros((1, 50)), by_row[..., some], rows)
+        sums.append(differences(ratios.log_ratios[0]))
+        noises.append(ratios.noise[0])
+    assert np.sqrt(np.mean(np.square(noises))) == pytest.approx(
+        np.std(sums, axis=0).mean(), rel=0.1
+    )
+
+
+def test_rows_of_the_classes_and_a_sample_of_others_stand_for_all(guide):
+    """Too few of the others to tell about the slope, where all rows do."""
+    params = make_utilities(guide, 0.5, np.full(K, 0.5))._params
+    fitted = Fitted(model, guide, params, {}, "y", "classes", 2)
+    x, y = np.tile(X, 40), np.tile(Y, 40)
+    batches = lc.ArrayBatches(x, y, batch_size=10)
+    few = check_batches(jax.random.key(0), fitted, (), batches, 100, 45)
+    assert np.isnan(few.small_sites)
+    assert len(few.classes) == 4  # class 2 has more than 45 rows
+    every = check_batches(jax.random.key(0), fitted, (), batches, 100, 1000)
+    assert np.isfinite(every.small_sites)
+    assert len(every.classes) == K and np.isfinite(every.classes).all()

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``run``: minibatches, streams, bad data, bad steps, resuming."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_largecat as lc
+from tests.models import NUM_CATEGORIES, NUM_ROWS, hierarchical, make_data
+
+
+def make_svi(model=None, optim=None):
+    model = hierarchical(num_sampled=4) if model is None else model
+    optim = optax.adagrad(0.1) if optim is None else optim
+    return lc.SubsampledSVI(model, AutoNormal(model), optim, TraceMeanField_ELBO())
+
+
+@pytest.mark.smoke
+def test_run_draws_minibatches_and_improves():
+    x, y = make_data()
+    svi, batches = make_svi(), lc.ArrayBatches(x, y, batch_size=8)
+    result = svi.run(jax.random.key(0), 250, batches=batches, progress_bar=False)
+    assert result.losses.shape == (250,)
+    assert result.losses[-50:].mean() < result.losses[:50].mean() - 20
+    visits = result.state.local_state["y_u"].rule_state
+    assert visits.sum() == 250 * 8
+    assert result.params["y_u"].shape == (NUM_ROWS,)
+
+
+def test_local_rows_are_those_of_the_batch():
+    """Only the rows whose ids the batch gives are moved, whatever their order."""
+    x, y = make_data()
+    svi, rows = make_svi(), jnp.array([31, 5, 17])
+    state = svi.init(jax.random.key(0), x[rows], y[rows], rows)
+    before = state.local_state["y_u"].value
+    state, _ = jax.jit(svi.update)(state, x[rows], y[rows], rows)
+    moved = np.flatnonzero(state.local_state["y_u"].value != before)
+    assert sorted(rows.tolist()) == moved.tolist()
+    np.testing.assert_array_equal(
+        np.flatnonzero(state.local_state["y_u"].rule_state), np.sort(rows)
+    )
+
+
+def test_repeated_rows_take_the_mean_of_their_updates():
+    """A row that is twice in the batch is moved once, by the mean, and visited once."""
+    x, y = make_data()
+    svi = make_svi(hierarchical(num_sampled=NUM_CATEGORIES - 1))
+    rows = jnp.array([6, 3, 6])
+    update = jax.jit(svi.update)
+    state = svi.init(jax.random.key(0), x[rows], y[rows], rows)
+    once, _ = update(state, x[rows], y[rows], jnp.array([6, 3, 5]))
+    state, _ = update(state, x[rows], y[rows], rows)
+    local, other = state.local_state["y_u"], once.local_state["y_u"]
+    assert local.rule_state.sum() == 2
+    np.testing.assert_allclose(local.value[6], other.value[6], rtol=1e-5)
+    np.testing.assert_allclose(local.value[3], other.value[3], rtol=1e-5)
+
+
+def test_run_equals_a_loop_of_updates():
+    x, y = make_data()
+    rows = jnp.arange(8)
+    args = (x[rows], y[rows], rows)
+    svi = make_svi()
+    result = svi.run(jax.random.key(0), 7, *args, progress_bar=False)
+    state, step = svi.init(jax.random.key(0), *args), jax.jit(svi.update, donate_argnums=0)
+    evaluate = jax.jit(svi.evaluate)
+    for i in range(7):
+        np.testing.assert_allclose(evaluate(state, *args), result.losses[i], rtol=1e-5)
+        state, loss = step(state, *args)
+        np.testing.assert_allclose(loss, result.losses[i], rtol=1e-6)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
+        svi.get_params(state),
+        result.params,
+    )
+
+
+def test_resuming_goes_on_where_it_stopped_and_keeps_the_earlier_result():
+    x, y = make_data()
+    batches = lc.ArrayBatches(x, y, batch_size=8)
+    svi = make_svi()
+    whole = svi.run(jax.random.key(0), 20, batches=batches, progress_bar=False)
+    half = svi.run(jax.random.key(0), 10, batches=batches, progress_bar=False)
+    rest = svi.run(
+        jax.random.key(9), 10, batches=batches, init_state=half.state, progress_bar=False
+    )
+    np.testing.assert_allclose(rest.losses, whole.losses[10:], rtol=1e-5)
+    assert np.isfinite(half.params["w_auto_loc"]).all()  # not donated away
+
+
+def test_streams_give_the_same_fit_as_arrays_and_may_end():
+    x, y = map(np.asarray, make_data())
+
+    def stream(num_batches):
+        for i in range(num_batches):
+            rows = np.arange(8) + 8 * (i % 5)
+            yield x[rows], y[rows], rows
+
+    svi = make_svi()
+    result = svi.run(jax.random.key(0), 12, batches=stream(99), progress_bar=False)
+    state = svi.init(jax.random.key(0), *next(stream(1)))
+    update = jax.jit(svi.update)
+    for i, batch in enumerate(stream(12)):
+        state, loss = update(state, *batch)
+        np.testing.assert_allclose(loss, result.losses[i], rtol=1e-4)
+    with pytest.warns(RuntimeWarning, match="ended at step 4 of 12.*no further batch"):
+        short = svi.run(jax.random.key(0), 12, batches=stream(4), progress_bar=False)
+    assert short.losses.shape == (4,)
+    with pytest.raises(ValueError, match="no batch"):
+        svi.run(jax.random.key(0), 12, batches=[], progress_bar=False)
+
+
+def test_a_bad_batch_in_a_stream_ends_the_fit_and_keeps_it():
+    x, y = map(np.asarray, make_data())
+    rows = np.arange(8)
+    bad = x[rows].copy()
+    bad[5, 1] = np.nan
+    batches = [(x[rows], y[rows], rows), (bad, y[rows], rows)]
+    with pytest.warns(
+        RuntimeWarning, match=r"ended at step 1.*`x` must be.*nan at position \(5, 1\)"
+    ):
+        result = make_svi().run(jax.random.key(0), 5, batches=batches, progress_bar=False)
+    assert result.losses.shape == (1,)
+    assert np.isfinite(result.params["w_auto_loc"]).all()
+
+
+def test_divergence_keeps_the_last_good_state_and_names_the_step():
+    """The loss of this guide overflows at its fourth step, by construction."""
+
+    def model(x):
+        numpyro.sample("obs", dist.Normal(numpyro.param("m", 0.0), 1.0), obs=x)
+
+    svi = lc.SubsampledSVI(model, lambda x: None, optax.sgd(-1e12), Trace_ELBO())
+    with pytest.warns(RuntimeWarning, match="ended at step (1|2|3) of 50"):
+        result = svi.run(jax.random.key(0), 50, jnp.float32(1.0), progress_bar=False)
+    assert np.isnan(result.losses[-1]) and np.isfinite(result.losses[:-1]).all()
+    assert np.isfinite(result.params["m"]) and result.params["m"] != 0
+    assert len(result.losses) < 6
+
+
+def test_stable_update_skips_bad_steps_and_counts_them():
+    """Data that is infinite in some steps only: those steps change nothing."""
+    x, y = map(np.asarray, make_data())
+    rows = np.arange(8)
+
+    def model(x, y, rows, scale):
+        with lc.class_plate("classes", NUM_CATEGORIES, y, 4) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with lc.data_plate("data", NUM_ROWS, rows) as rows:
+            lc.sample_choice(
+                "y", x @ w.T * jnp.power(scale, 100), classes=classes, rows=rows, obs=y
+            )
+
+    svi = make_svi(model)
+    good = (x[rows], y[rows], rows, np.ones((), np.float32))
+    bad = (*good[:3], np.full((), 9, np.float32))
+    with pytest.warns(RuntimeWarning, match="skipped 2 of 5 steps"):
+        result = svi.run(
+            jax.random.key(0),
+            5,
+            batches=[good, bad, good, bad, good],
+            stable_update=True,
+            progress_bar=False,
+        )
+    assert np.isnan(result.losses).tolist() == [False, True, False, True, False]
+    assert (result.state.local_state["y_u"].rule_state[rows] == 3).all()
+    state = svi.init(jax.random.key(0), *good)
+    stable_update = jax.jit(svi.stable_update)
+    new, loss = stable_update(state, *bad)
+    assert np.isnan(loss)
+    jax.tree.map(np.testing.assert_array_equal, svi.get_params(new), svi.get_params(state))
+    new, loss = stable_update(state, *good)
+    assert np.isfinite(loss) and not np.allclose(
+        svi.get_params(new)["w_auto_loc"], svi.get_params(state)["w_auto_loc"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "message"),
+    [
+        (33, NUM_CATEGORIES, r"`labels` of plate 'classes'.*\[0, 12\); got 12 at position 33"),
+        (0, -1, r"got -1 at position 0, and 1 of 40"),
+    ],
+)
+def test_a_bad_label_anywhere_is_refused_before_the_first_step(position, value, message):
+    x, y = make_data()
+    batches = lc.ArrayBatches(x, y.at[position].set(value), batch_size=3)
+    with pytest.raises(ValueError, match=message):
+        make_svi().run(jax.random.key(0), 5, batches=batches, progress_bar=False)
+
+
+def test_bad_labels_of_an_exact_model_are_refused_too():
+    x, y = make_data()
+    batches = lc.ArrayBatches(x, y.at[21].set(99), batch_size=3)
+    svi = make_svi(hierarchical(num_sampled=None))
+    with pytest.raises(ValueError, match="got 99 at position 21"):
+        svi.run(jax.random.key(0), 5, batches=batches, progress_bar=False)
+
+
+def test_labels_the_class_plate_does_not_know_are_refused():
+    x, y = make_data()
+
+    def model(x, y, other):
+        with lc.class_plate("classes", NUM_CATEGORIES, other, 2) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with lc.data_plate("data", NUM_ROWS):
+            numpyro.sample("y", lc.UtilityCategorical(x @ w.T, classes), obs=y)
+
+    other = jnp.where(y == y[7], (y + 1) % NUM_CATEGORIES, y)
+    first = int(np.flatnonzero(np.asarray(y == y[7]))[0])
+    with pytest.raises(ValueError, match=rf"got class {int(y[7])}|at position {first}"):
+        make_svi(model).init(jax.random.key(0), x, y, other)
+
+
+def test_data_that_is_not_finite_is_reported_with_its_position():
+    x, y = make_data()
+    x = x.at[39, 2].set(jnp.inf)
+    with pytest.raises(ValueError, match=r"array 0 of `batches`.*inf at position \(39, 2\)"):
+        batches = lc.ArrayBatches(x, y, batch_size=3)
+        make_svi().run(jax.random.key(0), 5, batches=batches, progress_bar=False)
+    with pytest.raises(ValueError, match=r"`x` must be finite; got inf at position \(39, 2\)"):
+        make_svi().init(jax.random.key(0), x, y)
+
+
+def test_arguments_of_run_are_checked():
+    with pytest.raises(ValueError, match="`num_steps` must be at least 1; got 0"):
+        make_svi().run(jax.random.key(0), 0)
+    with pytest.raises(NotImplementedError, match="multi_sample_guide"):
+        lc.SubsampledSVI(None, None, optax.sgd(0.1), Trace_ELBO(multi_sample_guide=True))
+    with pytest.raises(ValueError, match=r"same number of rows.*\(3,\), \(4,\)"):
+        lc.ArrayBatches(jnp.zeros(3), jnp.zeros(4), batch_size=1)
+    with pytest.raises(ValueError, match="`batch_size` must be at most the number of rows, 3"):
+        lc.ArrayBatches(jnp.zeros(3), batch_size=4)
+
+
+class Frame:
+    """What a data frame is to NumPy: an object that it makes into an array."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
+def test_batches_are_made_of_what_numpy_makes_into_numbers():
+    x, y = make_data()
+    batches = lc.ArrayBatches(Frame(x), Frame(y), y.tolist(), batch_size=8)
+    for found, expected in zip(batches.arrays, (x, y, y), strict=True):
+        np.testing.assert_array_equal(found, expected, strict=True)
+    for values, dtype in ((["a", "b"], "<U1"), (Frame([1, "b"]), "<U21"), ([None], "object")):
+        with pytest.raises(TypeError, match=f"array 1 must hold numbers; got dtype {dtype}"):
+            lc.ArrayBatches(x, values, batch_size=1)
+
+
+def test_the_progress_bar_shows_a_smoothed_elbo(capsys):
+    x, y = make_data()
+    result = make_svi().run(jax.random.key(0), 3, x, y)
+    shown = capsys.readouterr().err
+    assert "3/3" in shown and "smoothed ELBO" in shown
+    expected = -float(result.losses[0])
+    for loss in result.losses[1:]:
+        expected = 0.98 * expected - 0.02 * float(loss)
+    assert f"{expected:.6g}"[:6] in shown
+
+
+def test_compiled_loops_are_kept_when_the_data_changes():
+    """A second fit on other data of the same shape compiles nothing anew."""
+    svi = make_svi()
+    x, y = make_data()
+    for shift in range(3):
+        batches = lc.ArrayBatches(x + shift, y, batch_size=8)
+        svi.run(jax.random.key(shift), 2, batches=batches, progress_bar=False)
+    assert svi._fit._chunk._evaluate_donated._cache_size() == 1
+
+
+def test_run_under_vmap_and_jit():
+    """Under a transformation the steps are the same, and nothing is looked at."""
+    x, y = make_data()
+    svi = make_svi()
+    state = svi.init(jax.random.key(0), x, y)
+
+    def fit(key):
+        return svi.run(
+            key, 4, x, y, init_state=state._replace(rng_key=key), progress_bar=False
+        ).losses
+
+    keys = jax.random.split(jax.random.key(1), 3)
+    losses = jax.jit(jax.vmap(fit))(keys)
+    for key, expected in zip(keys, losses, strict=True):
+        np.testing.assert_allclose(fit(key), expected, rtol=1e-4)

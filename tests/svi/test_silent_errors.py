@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What could go wrong without a word is refused, or makes the loss NaN."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.distributions import constraints
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
+
+import numpyro_largecat as lc
+from tests.models import hierarchical, make_data
+
+
+def no_guide(*args):
+    del args
+
+
+def svi_of(model, guide=no_guide, optim=None):
+    return lc.SubsampledSVI(model, guide, optim or optax.sgd(1e-3), Trace_ELBO())
+
+
+@pytest.mark.parametrize("bad", [-1, 40, 1000])
+def test_a_row_id_out_of_range_in_a_later_batch_ends_the_fit_and_writes_nothing(bad):
+    x, y = make_data()
+    model, good = hierarchical(num_sampled=4), jnp.arange(4)
+    batches = [(x[:4], y[:4], good), (x[:4], y[:4], good.at[2].set(bad))]
+    with pytest.warns(RuntimeWarning, match="ended at step 1 of 3"):
+        result = svi_of(model, AutoNormal(model)).run(
+            jax.random.key(0), 3, batches=batches, progress_bar=False
+        )
+    visits = result.state.local_state["y_u"].rule_state
+    assert np.flatnonzero(visits).tolist() == [0, 1, 2, 3] and visits.max() == 1
+
+
+def test_rows_that_the_model_draws_anew_in_each_run_make_the_loss_nan():
+    """The rows of the plates and those of the data would not be the same."""
+
+    def model():
+        rows = jax.random.choice(numpyro.prng_key(), 40, (5,), replace=False)
+        with lc.data_plate("data", 40, rows):
+            numpyro.factor("f", numpyro.param("z", jnp.zeros(40), event_dim=0))
+
+    svi = svi_of(model)
+    assert np.isnan(svi.evaluate(svi.init(jax.random.key(0))))
+
+
+def test_a_class_plate_opened_twice_with_other_labels_makes_the_loss_nan():
+    def model(first, second):
+        for site, labels in (("a", first), ("b", second)):
+            with lc.class_plate("classes", 50, labels, num_sampled=3):
+                numpyro.sample(site, dist.Normal(0, 1))
+
+    svi = svi_of(model, AutoDelta(model))
+    one, other = jnp.array([1, 2]), jnp.array([7, 2])
+    state = svi.init(jax.random.key(0), one, one)
+    assert np.isfinite(svi.evaluate(state, one, one))
+    assert np.isnan(svi.evaluate(state, one, other))
+
+
+def test_a_parameter_with_another_number_of_rows_than_its_plate_is_refused():
+    def model():
+        with numpyro.plate("data", 100, subsample_size=10):
+            numpyro.param("a", jnp.zeros(10), event_dim=0)
+
+    with pytest.raises(ValueError, match="param 'a' inside plate 'data' must have 100 rows"):
+        svi_of(model).init(jax.random.key(0))
+
+
+def test_a_parameter_in_two_plates_is_refused():
+    def model():
+        for name in ("one", "two"):
+            with numpyro.plate(name, 9, subsample_size=3):
+                numpyro.param("w", jnp.zeros(9), event_dim=0)
+
+    with pytest.raises(ValueError, match=r"param 'w' is used inside plates \['one'\] and"):
+        svi_of(model).init(jax.random.key(0))
+
+
+def test_a_constraint_whose_bounds_are_rows_is_refused():
+    def model():
+        with numpyro.plate("data", 9, subsample_size=3):
+            low = jnp.arange(9.0)
+            bound = constraints.greater_than(low)
+            numpyro.param("w", low + 1, constraint=bound, event_dim=0)
+
+    with pytest.raises(ValueError, match="whose bounds are arrays"):
+        svi_of(model).init(jax.random.key(0))
+
+
+def test_optimisers_without_gradient_steps_and_states_without_init_are_refused():
+    with pytest.raises(NotImplementedError, match="Minimize evaluates the loss on its own"):
+        svi_of(no_guide, optim=numpyro.optim.Minimize())
+    x, y = make_data()
+    model = hierarchical()
+    state = svi_of(model, guide := AutoNormal(model)).init(jax.random.key(0), x, y)
+    with pytest.raises(RuntimeError, match="call it once before"):
+        svi_of(model, guide).update(state, x, y)
+
+
+def test_labels_too_large_for_the_integers_in_use_are_refused():
+    with pytest.raises(ValueError, match=r"array 1 holds integers in \[3, 4294967299\], and int32"):
+        lc.ArrayBatches(np.zeros(2), np.array([3, 2**32 + 3]), batch_size=1)
+
+
+@pytest.mark.parametrize("location", [-3.0, 0.0, 3.0])
+def test_u_follows_the_draw_so_that_the_bound_stays_near_the_exact_elbo(location):
+    """K = 2, all classes there: the gap comes from the posterior's spread alone.
+
+    With utilities N(location, 1) and 0, the best constant u loses 0.45, 0.17 and 0.004 nats, the
+    best constant log partition function 0.003, 0.17 and 0.45.
+    """
+    y = jnp.zeros(1, int)
+
+    def model(num_sampled):
+        with lc.class_plate("classes", 2, y, num_sampled) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", 1) as rows:
+            psi = jnp.where(classes.indices == 0, b, 0.0)[None]
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+    losses = {}
+    for num_sampled in (None, 1):
+        fitted = partial(model, num_sampled)
+        svi = lc.SubsampledSVI(fitted, AutoNormal(fitted), optax.sgd(0.0), TraceMeanField_ELBO())
+        state = svi.init(
+            jax.random.key(0),
+            init_params={"b_auto_loc": jnp.full(2, location), "b_auto_scale": jnp.ones(2)},
+        )
+        step = jax.jit(svi.update)
+        for _ in range(200):  # u converges
+            state, _ = step(state)
+        keys = jax.random.split(jax.random.key(1), 4000)
+        states = jax.vmap(lambda key, state: state._replace(rng_key=key), (0, None))(keys, state)
+        losses[num_sampled] = jax.jit(jax.vmap(svi.evaluate))(states).mean()
+    gap = losses[1] - losses[None]
+    assert 0 <= gap < 0.06

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes that would give a wrong fit without an error, and what is said of them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+
+import jax.numpy as jnp
+import jax.random as random
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta
+
+import numpyro_largecat as lc
+from numpyro_largecat.svi.model_checks import check_batches
+from tests import reference
+
+N, K = 12, 50
+X = random.normal(random.key(0), (N,))
+Y = random.randint(random.key(1), (N,), 0, 10)
+
+
+def init(model, *args):
+    svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
+    return svi, svi.init(random.key(0), *args)
+
+
+def test_labels_in_a_column_are_refused():
+    def model(y):
+        with lc.class_plate("classes", K, y, 5) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        with lc.data_plate("data", N, jnp.arange(N)) as rows:
+            lc.sample_choice("y", X[:, None] * w, classes=classes, rows=rows, obs=y)
+
+    with pytest.raises(ValueError, match=r"obs.shape=\(12, 1\).*squeeze"):
+        init(model, Y[:, None])
+
+
+def test_a_subset_of_classes_that_is_not_named_is_refused():
+    def model(y):
+        with lc.class_plate("classes", K, y, 5):
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        with lc.data_plate("data", N, jnp.arange(N)) as rows:
+            lc.sample_choice("y", X[:, None] * w, rows=rows, obs=y)
+
+    with pytest.raises(ValueError, match=r"17 classes, as many as plate 'classes'.*`classes=`"):
+        init(model, Y)
+
+
+def sampled_softmax(fn_of, obs_of, y, *, plate_labels=True, **layout):
+    with lc.class_plate("classes", K, y if plate_labels else None, 5, **layout) as classes:
+        w = numpyro.sample("w", dist.Normal(0, 1))
+    columns = classes.by_observation(w) if layout else w
+    with numpyro.plate("data", N):
+        numpyro.sample("y", fn_of(X[:, None] * columns), obs=obs_of(classes, y))
+
+
+def logits_of(utilities):
+    return dist.Categorical(logits=utilities)
+
+
+def probs_of(utilities):
+    return dist.Categorical(probs=jnp.exp(utilities)).mask(Y > 2)
+
+
+@pytest.mark.parametrize(
+    ("fn_of", "layout"),
+    [
+        (logits_of, {}),
+        (probs_of, {}),
+        (logits_of, {"plate_labels": False}),
+        (logits_of, {"per_observation": True}),
+    ],
+)
+def test_labels_for_columns_of_a_subset_are_refused(fn_of, layout):
+    model = partial(sampled_softmax, fn_of, lambda classes, y: y, **layout)
+    with pytest.raises(ValueError, match=r"'y' is a Categorical of \d+.*'classes'.*sample_choice"):
+        init(model, Y)
+
+
+def test_places_among_the_columns_of_a_subset_are_not_refused():
+    """A sampled softmax written by hand, and an unrelated categorical of as many outcomes."""
+    init(partial(sampled_softmax, logits_of, lambda classes, y: classes.place(y)), 10 + 3 * Y)
+    init(partial(sampled_softmax, logits_of, lambda classes, y: y % 4), 10 + Y)
+    unrelated = partial(sampled_softmax, logits_of, lambda classes, y: y % 4, plate_labels=False)
+    init(unrelated, Y)
+
+
+def two_choices(x, y=None, z=None, rows=None):
+    with lc.class_plate("many", K, y, 5) as many:
+        v = numpyro.sample("v", dist.Normal(0, 1))
+    with lc.class_plate("few", 7, z, 2) as few:
+        w = numpyro.sample("w", dist.Normal(0, 1))
+    with lc.data_plate("data", N, rows) as rows:
+        lc.sample_choice("y", x[:, None] * v, classes=many, rows=rows, obs=y)
+        lc.sample_choice("z", x[:, None] * w, classes=few, rows=rows, noise="normal", obs=z)
+
+
+def test_one_of_two_choices_is_predicted_without_labels_of_either():
+    """The probit's log probabilities are those of brute force over all its classes."""
+    svi, state = init(two_choices, X, Y, Y % 7, jnp.arange(N))
+    params = svi.get_params(state)
+    new = jnp.array([0.5, -1.0])
+    first = lc.top_classes(two_choices, svi.guide, params, new, site="y", plate="many")
+    np.testing.assert_array_equal(
+        first.classes[0, 0], jnp.argmax(params["v_auto_loc"]), strict=False
+    )
+    second = lc.top_classes(
+        two_choices, svi.guide, params, new, site="z", plate="few", num_top=7, chunk_size=3
+    )
+    for n in range(2):
+        for k, log_prob in zip(second.classes[n], second.log_probs[n], strict=True):
+            utilities = new[n] * params["w_auto_loc"]
+            exact = reference.choice_log_prob(utilities, int(k), "normal")
+            np.testing.assert_allclose(log_prob, exact, rtol=1e-4)
+
+
+def test_parameters_that_are_missing_are_named():
+    svi, _ = init(two_choices, X, Y, Y % 7, jnp.arange(N))
+    with pytest.raises(ValueError, match=r"lacks the parameters \['v_auto_loc', 'w_auto_loc'\]"):
+        lc.top_classes(two_choices, svi.guide, {}, X, site="y", plate="many")
+    with pytest.raises(TypeError, match=r"`params` must be a dict.*result.params"):
+        lc.top_classes(two_choices, svi.guide, (), X, site="y", plate="many")
+
+
+def test_a_data_plate_larger_than_the_batches_is_refused():
+    def model(x, y, rows):
+        with lc.class_plate("classes", K, y, 5) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        with lc.data_plate("data", 10 * N, rows) as rows:
+            lc.sample_choice("y", x[:, None] * w, classes=classes, rows=rows, obs=y)
+
+    svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
+    batches = lc.ArrayBatches(X, Y, batch_size=4)
+    with pytest.raises(ValueError, match=r"`rows` of plate 'data'.*must be 12.*got 120.*120 / 4"):
+        svi.run(random.key(0), 3, batches=batches, progress_bar=False)
+
+
+def forgotten_rows(plates, kept, x, y, rows):
+    """Softmax regression on minibatches, inside ``plates``, with or without u kept."""
+    with lc.class_plate("classes", K, y, 5) as classes:
+        w = numpyro.sample("w", dist.Normal(0, 1))
+    with ExitStack() as around:
+        rows = [around.enter_context(plate(len(x), rows)) for plate in plates]
+        if kept:
+            lc.sample_choice("y", x[:, None] * w, classes=classes, rows=rows[-1], obs=y)
+        else:
+            numpyro.sample("y", lc.UtilityCategorical(x[:, None] * w, classes), obs=y)
+
+
+def whole(size, rows):
+    del size
+    return lc.data_plate("data", N, rows)
+
+
+def of_batch(size, rows):
+    del rows
+    return lc.data_plate("data", size)
+
+
+def plain(size, rows):
+    del rows
+    return numpyro.plate("data", size)
+
+
+def subsampled(size, rows):
+    del rows
+    return numpyro.plate("data", N, subsample_size=size)
+
+
+def scaled_by(factor):
+    return lambda size, rows: numpyro.handlers.scale(scale=factor)
+
+
+def masked(size, rows):
+    del size
+    return numpyro.handlers.mask(mask=rows > 2)
+
+
+@pytest.mark.parametrize(
+    ("plates", "kept"),
+    [
+        ([of_batch], True),
+        ([scaled_by(3.0), of_batch], True),  # u would still be kept by place in the batch
+        ([of_batch], False),
+        ([plain, masked], False),
+        ([], False),
+    ],
+)
+def test_minibatches_without_their_rows_are_refused(plates, kept):
+    batches = lc.ArrayBatches(X, Y, batch_size=4)
+    with pytest.raises(ValueError, match=r"site 'y' observes 4 of the 12 rows.*12, rows\) as rows"):
+        check_batches(partial(forgotten_rows, plates, kept), batches, (), {})
+
+
+@pytest.mark.parametrize(
+    ("plates", "kept", "batch_size"),
+    [
+        ([whole], True, 4),
+        ([scaled_by(1 / 3), whole], True, 4),  # tempered, so that the scale is 1 in all
+        ([scaled_by(3.0), plain], False, 4),
+        ([subsampled, masked], False, 4),
+        ([of_batch], True, N),
+    ],
+)
+def test_minibatches_scaled_in_other_ways_are_not_refused(plates, kept, batch_size):
+    batches = lc.ArrayBatches(X, Y, batch_size=batch_size)
+    check_batches(partial(forgotten_rows, plates, kept), batches, (), {})
+
+
+def test_minibatches_are_refused_only_where_their_scale_matters():
+    """It does not for parameters and the minibatch's own latent sites, nor for other data."""
+
+    def likelihood(x, y, rows):
+        with lc.class_plate("classes", K, y, 5) as classes:
+            w = numpyro.param("w", jnp.zeros(K), event_dim=0)
+        with numpyro.plate("data", len(x)):
+            shift = numpyro.sample("shift", dist.Normal(0, 1))
+            utilities = (x + shift)[:, None] * w
+            numpyro.sample("y", lc.UtilityCategorical(utilities, classes), obs=y)
+
+    def other_data(x, y, rows):
+        forgotten_rows([whole], True, x, y, rows)
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        numpyro.sample("z", dist.Normal(a, 1).expand([4]).to_event(1), obs=jnp.ones(4))
+
+    def prior_as_a_factor(x, y, rows):
+        with lc.class_plate("classes", K) as classes:
+            w = lc.gaussian_weights("w", classes)
+        means, variances = x[:, None] * w.loc, x[:, None] ** 2 * w.variance
+        lc.sample_choice("y", means, variances=variances, obs=y)
+
+    def prior_scaled_down(x, y, rows):
+        with numpyro.handlers.scale(scale=len(x) / N):
+            with lc.class_plate("classes", K, y, 5) as classes:
+                w = numpyro.sample("w", dist.Normal(0, 1))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", lc.UtilityCategorical(x[:, None] * w, classes), obs=y)
+
+    batches = lc.ArrayBatches(X, Y, batch_size=4)
+    with pytest.raises(ValueError, match="site 'y' observes 4 of the 12 rows"):
+        check_batches(prior_as_a_factor, batches, (), {})
+    for model in (likelihood, other_data, prior_scaled_down):
+        check_batches(model, batches, (), {})

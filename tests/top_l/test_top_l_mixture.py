@@ -1,0 +1,473 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An L-sparse mixture is the dense one over the L best components of each observation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from jax.test_util import check_grads
+from numpyro.distributions import transforms
+from scipy.stats import chisquare, multivariate_normal
+
+import numpyro_largecat as lc
+from numpyro_largecat.top_l import component_weights
+from tests import reference_top_l as reference
+
+FALSE_ALARM = 1e-5
+N, K, D = 12, 5, 3
+rng = np.random.default_rng(4)
+
+
+def normal(*shape):
+    return jnp.array(rng.normal(size=shape), jnp.float32)
+
+
+def positive(*shape):
+    return jnp.exp(0.5 * normal(*shape))
+
+
+def factor(*shape):
+    return jnp.tril(0.5 * normal(*shape, D, D), -1) + jnp.eye(D) * positive(*shape, D, 1)
+
+
+def covariance(*shape):
+    root = factor(*shape)
+    return root @ root.swapaxes(-1, -2)
+
+
+COUNTS = jnp.array(rng.poisson(2, N))
+BITS = jnp.array(rng.integers(2, size=(N, D)))
+CODES = jnp.array(rng.integers(4, size=N))
+WORDS = jnp.array(rng.multinomial(6, np.ones(4) / 4, size=N))
+POSITIVE, POINTS, SHARE = positive(N), normal(N, D), jax.nn.sigmoid(normal(N))
+
+
+class Case(NamedTuple):
+    """Components, and observations (N, ...)."""
+
+    components: dist.Distribution
+    values: Any
+    mixing: dist.Distribution = dist.Categorical(logits=jnp.array([0.3, -1.0, 0.5, 0.0, 0.8]))
+
+
+FAMILIES = {
+    "normal": Case(dist.Normal(normal(K), positive(K)), normal(N)),
+    "one scale": Case(dist.Normal(normal(K), 1.5), normal(N)),
+    "all alike": Case(dist.Normal(0.5, 1.5).expand([K]), normal(N)),
+    "diagonal": Case(dist.Normal(normal(K, D), positive(K, 1)).to_event(1), POINTS),
+    "expanded": Case(dist.Normal(normal(K, 1), 2.0).expand([K, D]).to_event(1), POINTS),
+    "event parameters": Case(dist.Normal(normal(D), 2.0).expand([K, D]).to_event(1), POINTS),
+    "covariance": Case(dist.MultivariateNormal(normal(K, D), covariance(K)), POINTS),
+    "zero mean": Case(dist.MultivariateNormal(jnp.zeros((K, D)), covariance(K)), POINTS),
+    "one covariance": Case(dist.MultivariateNormal(normal(K, D), scale_tril=factor()), POINTS),
+    "regressions": Case(dist.Normal(normal(N, K), positive(K)), normal(N)),
+    "regressions with covariances": Case(
+        dist.MultivariateNormal(normal(N, K, D), scale_tril=factor(K)), POINTS
+    ),
+    "own covariances": Case(
+        dist.MultivariateNormal(normal(N, K, D), scale_tril=factor(N, K)), POINTS
+    ),
+    "low rank": Case(
+        dist.LowRankMultivariateNormal(normal(K, D), normal(K, D, 2), positive(K, D)), POINTS
+    ),
+    "heavy tails": Case(dist.MultivariateStudentT(4.0, normal(K, D), factor(K)), POINTS),
+    "poisson": Case(dist.Poisson(positive(K)), COUNTS),
+    "bernoulli": Case(dist.Bernoulli(logits=normal(K, D)).to_event(1), BITS),
+    "beta": Case(dist.Beta(positive(K), positive(K)), SHARE),
+    "negative binomial": Case(dist.NegativeBinomial2(positive(K), positive(K)), COUNTS),
+    "zero inflated": Case(dist.ZeroInflatedPoisson(jax.nn.sigmoid(normal(K)), positive(K)), COUNTS),
+    "categorical": Case(dist.Categorical(logits=normal(K, 4)), CODES),
+    "multinomial": Case(dist.Multinomial(6, logits=normal(K, 4)), WORDS),
+    "log normal": Case(dist.LogNormal(normal(K), positive(K)), POSITIVE),
+    "transforms": Case(
+        dist.TransformedDistribution(
+            dist.Normal(normal(K, D), 1.0),
+            [transforms.AffineTransform(normal(K, D), positive(K, 1)), transforms.ExpTransform()],
+        ).to_event(1),
+        jnp.exp(POINTS),
+    ),
+    "affine map of a vector": Case(
+        dist.TransformedDistribution(
+            dist.Normal(0.0, 1.0).expand([D]).to_event(1),
+            transforms.LowerCholeskyAffine(normal(K, D), factor()),
+        ),
+        POINTS,
+    ),
+    "masked": Case(dist.Normal(normal(K, D), 1.0).mask(np.arange(D) != 1).to_event(1), POINTS),
+    "groups": Case(dist.Normal(normal(4, K), positive(K)), normal(3, 4)),
+    "own weights": Case(
+        dist.Normal(normal(K), 1.0), normal(N), dist.Categorical(logits=normal(N, K))
+    ),
+    "probabilities": Case(
+        dist.Normal(normal(K), 1.0), normal(N), dist.Categorical(probs=jnp.ones(K) / K)
+    ),
+}
+families = pytest.mark.parametrize("case", FAMILIES.values(), ids=FAMILIES)
+
+
+def dense_weights(mixing, components, values):
+    """Log weights (..., K) through NumPyro's log_prob of all components."""
+    values = jnp.expand_dims(values, jnp.ndim(values) - components.event_dim)
+    return jax.nn.log_softmax(mixing.logits) + components.log_prob(values)
+
+
+def dense_bound(mixing, components, values, num_active):
+    best = jax.lax.top_k(dense_weights(mixing, components, values), num_active)[0]
+    return jax.nn.logsumexp(best, axis=-1)
+
+
+def sparse_bound(mixing, components, values, num_active):
+    return lc.TopLMixture(mixing, components, num_active).log_prob(values)
+
+
+@jax.jit(static_argnums=(1, 2))
+def slopes(case, bound, num_active):
+    """Bound, and slopes in all floats of the mixing weights, the components and the values."""
+    leaves, tree = jax.tree.flatten(case)
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    floats = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
+
+    def total(values):
+        rest = iter(values)
+        new = [next(rest) if f else leaf for f, leaf in zip(floats, leaves, strict=True)]
+        components, data, mixing = jax.tree.unflatten(tree, new)
+        value = bound(mixing, components, data, num_active)
+        return value.sum(), value
+
+    chosen = [leaf for f, leaf in zip(floats, leaves, strict=True) if f]
+    (_, value), slope = jax.value_and_grad(total, has_aux=True)(chosen)
+    return value, slope
+
+
+def check_against_dense(case, num_active, bound=sparse_bound):
+    value, slope = slopes(case, bound, num_active)
+    expected, expected_slope = slopes(case, dense_bound, num_active)
+    np.testing.assert_allclose(value, expected, rtol=2e-5, atol=1e-5)
+    for found, wanted in zip(slope, expected_slope, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5)
+
+
+@families
+def test_bound_and_gradients_are_those_of_the_best_components(case):
+    """Through NumPyro's log_prob of all components, differentiated whole."""
+    check_against_dense(case, 2)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", ["covariance", "poisson", "regressions", "own weights", "beta"])
+def test_all_components_are_the_dense_mixture(name):
+    """L = K is NumPyro's MixtureSameFamily, in value and gradients."""
+
+    def dense(mixing, components, values, num_active):
+        del num_active
+        return dist.MixtureSameFamily(mixing, components).log_prob(values)
+
+    value, slope = slopes(FAMILIES[name], sparse_bound, K)
+    expected, expected_slope = slopes(FAMILIES[name], dense, K)
+    np.testing.assert_allclose(value, expected, rtol=2e-5)
+    for found, wanted in zip(slope, expected_slope, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["covariance", "one covariance", "regressions with covariances", "groups", "transforms"]
+)
+def test_large_parameters_are_gathered_by_blocks(name, monkeypatch):
+    """Of observations that share a component; here vectors, or matrices, are large."""
+    components, values, mixing = FAMILIES[name]
+    large = D * D if name == "regressions with covariances" else 1
+    monkeypatch.setattr(component_weights, "MATRIX_ENTRIES", large)
+    if name not in ("regressions with covariances", "groups"):
+        values = jnp.concatenate([values + 0.1 * i for i in range(4)])  # 19 pairs for a component
+    blocks = []
+    by_blocks = component_weights.ComponentWeights._by_blocks
+    monkeypatch.setattr(
+        component_weights.ComponentWeights,
+        "_by_blocks",
+        lambda *args: blocks.append(args[-1]) or by_blocks(*args),
+    )
+
+    def bound(*args):
+        return sparse_bound(*args)
+
+    check_against_dense(Case(components, values, mixing), 2, bound)
+    assert bool(blocks) == (name != "groups")
+
+
+@pytest.mark.parametrize("name", ["covariance", "regressions", "groups", "own weights"])
+@pytest.mark.parametrize("num_active", [2, K])
+def test_chunks_of_observations_change_nothing(name, num_active, monkeypatch):
+    """Chunks of five observations, of which the last is not full."""
+    event = max(1, int(np.prod(FAMILIES[name].components.event_shape)))
+    monkeypatch.setattr(component_weights, "MAX_ENTRIES", 5 * num_active * event)
+
+    def bound(*args):
+        return sparse_bound(*args)
+
+    check_against_dense(FAMILIES[name], num_active, bound)
+
+
+def test_bound_by_brute_force(x64):
+    """Over every set of L components, through SciPy's densities."""
+    means, roots, points = (np.asarray(x, np.float64) for x in (normal(K, D), factor(K), POINTS))
+    log_prior = np.log(np.array([0.1, 0.3, 0.2, 0.15, 0.25]))
+    log_densities = np.array(
+        [
+            multivariate_normal(mean, root @ root.T).logpdf(points)
+            for mean, root in zip(means, roots, strict=True)
+        ]
+    ).T
+    components = dist.MultivariateNormal(means, scale_tril=roots)
+    mixing, bounds = dist.Categorical(logits=log_prior), []
+    for num_active in range(1, K + 1):
+        mixture = lc.TopLMixture(mixing, components, num_active)
+        expected = reference.mixture_bound(log_prior, log_densities, num_active)
+        bounds.append(np.asarray(mixture.log_prob(points)))
+        np.testing.assert_allclose(bounds[-1], expected, rtol=1e-10)
+    assert (np.diff(bounds, axis=0) >= 0).all()
+
+
+def test_responsibilities_are_the_best_sparse_posterior(x64):
+    case = FAMILIES["regressions"]
+    weights = np.asarray(dense_weights(case.mixing, case.components, case.values), np.float64)
+    found = lc.TopLMixture(case.mixing, case.components, 3).responsibilities(case.values)
+    assert found.batch_shape == (N,)
+    for n in range(N):
+        expected = reference.best_sparse(weights[n], 3)[0]
+        found_dense = np.zeros(K)
+        found_dense[found.indices[n]] = found.probs[n]
+        np.testing.assert_allclose(found_dense, expected, atol=1e-6)
+
+
+def test_responsibilities_are_the_derivative_in_the_log_weights():
+    """So that a step on the mixing weights is a step of EM."""
+    components, values, _ = FAMILIES["diagonal"]
+    logits = jnp.array([0.3, -1.0, 0.5, 0.0, 0.8])
+
+    def total(logits):
+        return lc.TopLMixture(dist.Categorical(logits=logits), components, 2).log_prob(values).sum()
+
+    posterior = lc.TopLMixture(dist.Categorical(logits=logits), components, 2).responsibilities(
+        values
+    )
+    counts = np.zeros(K)
+    np.add.at(counts, np.asarray(posterior.indices), np.asarray(posterior.probs))
+    expected = counts - N * np.asarray(jax.nn.softmax(logits))
+    np.testing.assert_allclose(jax.grad(total)(logits), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_double_precision(x64):
+    components = dist.MultivariateNormal(
+        np.asarray(normal(K, D), np.float64), scale_tril=np.asarray(factor(K), np.float64)
+    )
+    mixing = dist.Categorical(logits=np.zeros(K))
+
+    def total(loc, points):
+        components.loc = loc
+        return lc.TopLMixture(mixing, components, 2).log_prob(points).sum()
+
+    arguments = jnp.asarray(components.loc), jnp.asarray(POINTS, jnp.float64)
+    check_grads(total, arguments, order=1, modes=["rev", "fwd"], rtol=1e-6)
+    assert total(*arguments).dtype == jnp.float64
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    [
+        dist.Categorical(probs=jnp.array([0.25, 0.0, 0.0, 0.0, 0.75])),
+        dist.CategoricalLogits(
+            jnp.array([0.0, -jnp.inf, -jnp.inf, -jnp.inf, jnp.log(3.0)]), validate_args=False
+        ),
+    ],
+    ids=["probs", "logits"],
+)
+def test_weights_of_zero(mixing):
+    """With fewer components of positive weight than are kept."""
+    loc, values = normal(K), normal(N)
+    value, slope = jax.value_and_grad(
+        lambda loc: lc.TopLMixture(mixing, dist.Normal(loc, 1.0), 3).log_prob(values).sum()
+    )(loc)
+    two = dist.Categorical(probs=jnp.array([0.25, 0.75]))
+    expected = dist.MixtureSameFamily(two, dist.Normal(loc[jnp.array([0, 4])], 1.0))
+    np.testing.assert_allclose(value, expected.log_prob(values).sum(), rtol=1e-5)
+    assert np.isfinite(slope).all()
+
+
+# What else a MixtureSameFamily does.
+
+
+@pytest.mark.parametrize(
+    "name", ["diagonal", "covariance", "poisson", "beta", "own weights", "groups", "multinomial"]
+)
+def test_draws_have_the_mean_of_the_mixture(name):
+    """5.5 standard errors; at most 20 means each, so a correct sampler fails below FALSE_ALARM."""
+    case = FAMILIES[name]
+    mixture = lc.TopLMixture(case.mixing, case.components, 2)
+    draws = np.asarray(jax.jit(lambda m, key: m.sample(key, (3000,)))(mixture, jax.random.key(5)))
+    assert draws.shape == (3000, *mixture.batch_shape, *mixture.event_shape)
+    error = draws.std(0) / np.sqrt(3000)
+    assert (np.abs(draws.mean(0) - mixture.mean) < 5.5 * error).all()
+    dense = dist.MixtureSameFamily(dist.Categorical(probs=jnp.ones(3) / 3), dist.Normal(normal(3)))
+    sparse = lc.TopLMixture(dense.mixing_distribution, dense.component_distribution, 2)
+    np.testing.assert_allclose(sparse.variance, dense.variance)
+
+
+def test_draws_come_from_their_components(monkeypatch):
+    """Also in chunks. A correct sampler fails with probability FALSE_ALARM."""
+    monkeypatch.setattr(component_weights, "MAX_ENTRIES", 700)
+    probs = np.array([0.1, 0.5, 0.15, 0.25])
+    components = dist.Normal(100.0 * jnp.arange(4), 1.0)
+    mixture = lc.TopLMixture(dist.Categorical(probs=probs), components, 1)
+    draws, (chosen,) = mixture.sample_with_intermediates(jax.random.key(0), (3000,))
+    np.testing.assert_array_equal(np.round(draws / 100), chosen)
+    assert chisquare(np.bincount(chosen), 3000 * probs).pvalue > FALSE_ALARM / 2
+    residuals = draws - 100 * chosen
+    assert len(np.unique(residuals)) > 2900  # chunks do not repeat their draws
+    assert abs(residuals.var() - 1) < 4.5 * np.sqrt(2 / 3000)  # 7e-6 for a standard normal
+
+
+def test_it_is_a_mixture_of_numpyro():
+    case = FAMILIES["covariance"]
+    sparse = lc.TopLMixture(case.mixing, case.components, 2)
+    dense = dist.MixtureSameFamily(case.mixing, case.components)
+    assert isinstance(sparse, dist.MixtureSameFamily)
+    assert (sparse.batch_shape, sparse.event_shape) == ((), (D,))
+    assert sparse.mixture_size == K
+    assert sparse.mixing_distribution is case.mixing
+    assert sparse.component_distribution is case.components
+    assert sparse.support.event_dim == 1
+    assert not sparse.is_discrete
+    np.testing.assert_allclose(sparse.mean, dense.mean)
+    np.testing.assert_allclose(
+        sparse.component_log_probs(POINTS), dense.component_log_probs(POINTS), rtol=1e-6
+    )
+
+
+def test_jit_vmap_expand_mask_and_pytree_round_trip():
+    case = FAMILIES["diagonal"]
+    mixture = lc.TopLMixture(case.mixing, case.components, 2)
+    expected = dense_bound(case.mixing, case.components, POINTS, 2)
+    again = jax.tree.unflatten(jax.tree.structure(mixture), jax.tree.leaves(mixture))
+    assert again.num_active == 2
+    one_by_one = jax.vmap(lambda m, x: m.log_prob(x), in_axes=(None, 0))(again, POINTS)
+    np.testing.assert_allclose(one_by_one, expected, rtol=1e-5)
+    _, in_scan = jax.lax.scan(lambda c, x: (c, again.log_prob(x)), 0, POINTS.reshape(4, 3, D))
+    np.testing.assert_allclose(in_scan.reshape(-1), expected, rtol=1e-5)
+    many = mixture.expand((2, N)).log_prob(POINTS)
+    np.testing.assert_allclose(many, [expected, expected], rtol=1e-5)
+    mask = np.arange(N) % 2 == 0
+    holes = jnp.where(mask[:, None], POINTS, jnp.nan)  # what is masked is not looked at
+    found = mixture.mask(mask).log_prob(holes)
+    np.testing.assert_allclose(found, jnp.where(mask, expected, 0), rtol=1e-5)
+
+
+def test_values_outside_the_support_have_density_zero():
+    case = FAMILIES["poisson"]
+    mixture = lc.TopLMixture(case.mixing, case.components, 2, validate_args=True)
+    with pytest.warns(UserWarning, match="Out-of-support"):
+        assert mixture.log_prob(-1) == -np.inf
+
+
+@pytest.mark.parametrize("num_active", [2, K])
+def test_no_observation_at_all(num_active):
+    """As in MixtureSameFamily: results of length zero, with large parameters too."""
+    large = dist.MultivariateNormal(jnp.zeros((K, 20)), scale_tril=jnp.eye(20))
+    for components, event in ((dist.Normal(jnp.zeros(K), 1.0), ()), (large, (20,))):
+        # NumPyro's own check of vectors fails where there are none.
+        mixture = lc.TopLMixture(
+            FAMILIES["normal"].mixing, components, num_active, validate_args=False
+        )
+        assert mixture.log_prob(jnp.zeros((0, *event))).shape == (0,)
+        assert mixture.responsibilities(jnp.zeros((0, *event))).probs.shape == (0, num_active)
+        assert mixture.sample(jax.random.key(0), (0,)).shape == (0, *event)
+
+
+MIXING = dist.Categorical(logits=jnp.zeros(3))
+THREE = dist.Normal(jnp.zeros(3), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((MIXING, THREE, 0), ValueError, "`num_active` must be at least 1; got 0"),
+        ((MIXING, THREE, 4), ValueError, "at most the number of outcomes, 3; got 4"),
+        ((MIXING, THREE, 2.0), TypeError, "`num_active` must be a Python int"),
+        ((MIXING, dist.Normal(jnp.zeros(4)), 2), ValueError, r"3 as `mixing`; got .*\(4,\)"),
+        ((MIXING, dist.Normal(0.0), 2), ValueError, r"got batch shape \(\)"),
+        ((MIXING, [THREE] * 3, 2), TypeError, "one distribution .*; got list"),
+        ((THREE, THREE, 2), TypeError, "must be a .*Categorical .*; got Normal"),
+        (
+            (MIXING, dist.Uniform(jnp.zeros(3), jnp.arange(1.0, 4)), 2),
+            ValueError,
+            "must have the same support",
+        ),
+        (
+            (dist.Categorical(logits=jnp.array([0, jnp.nan, 0]), validate_args=False), THREE, 2),
+            ValueError,
+            "logits of `mixing` must be .* got nan at position 1",
+        ),
+        (
+            (MIXING, dist.MixtureSameFamily(MIXING, dist.Normal(jnp.zeros((3, 3)))), 2),
+            NotImplementedError,
+            "fit with `lc.TopL_ELBO`",
+        ),
+    ],
+)
+def test_bad_input_is_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        lc.TopLMixture(*arguments)
+
+
+def test_bad_values_are_refused():
+    mixture = lc.TopLMixture(FAMILIES["diagonal"].mixing, FAMILIES["diagonal"].components, 2)
+    with pytest.raises(ValueError, match=r"`value` must be finite; got nan at position \(7, 1\)"):
+        mixture.log_prob(POINTS.at[7, 1].set(jnp.nan))
+    with pytest.raises(
+        ValueError, match=r"event shape of the components, \(3,\).*got shape \(2,\)"
+    ):
+        mixture.responsibilities(jnp.zeros(2))
+
+
+def test_a_component_without_a_density_is_named():
+    loc = jnp.array([0.0, jnp.nan, 1.0])
+    mixture = lc.TopLMixture(MIXING, dist.Normal(loc, 1.0, validate_args=False), 2)
+    with pytest.raises(ValueError, match=r"component 1 is NaN .* at position \(0, 0\)"):
+        mixture.log_prob(jnp.zeros((2, 3)))
+    assert np.isnan(jax.jit(mixture.log_prob)(jnp.zeros(2))).all()
+
+
+class OfMyOwn(dist.Distribution):
+    """A distribution that declares what its subclasses say."""
+
+    support = dist.constraints.real
+
+    def __init__(self, loc, *, validate_args=None):
+        self.loc = loc
+        super().__init__(jnp.shape(loc), (), validate_args=validate_args)
+
+    def log_prob(self, value):
+        return -((value - self.loc) ** 2)
+
+
+class Unflattened(OfMyOwn):
+    pytree_data_fields = ("loc",)
+
+
+class Declared(OfMyOwn):
+    arg_constraints = {"loc": dist.constraints.real}
+
+
+@pytest.mark.parametrize(("kind", "what"), [(OfMyOwn, "keeps"), (Unflattened, "which axes")])
+def test_a_distribution_that_does_not_declare_its_arrays_is_told_how(kind, what):
+    with pytest.raises(NotImplementedError, match=f"{kind.__name__}.*{what}.*'loc': constraints"):
+        lc.TopLMixture(MIXING, kind(jnp.arange(3.0)), 2)
+
+
+def test_a_distribution_that_declares_its_arrays_is_taken_apart():
+    log_prob = lc.TopLMixture(MIXING, Declared(jnp.arange(3.0)), 1).log_prob(jnp.array([2.0]))
+    np.testing.assert_allclose(log_prob, jax.nn.log_softmax(MIXING.logits)[2:], rtol=1e-5)
