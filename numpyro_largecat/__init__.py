@@ -24,9 +24,16 @@ from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit
 from numpyro_largecat.double_sum.fit_double_sum import fit_double_sum
 from numpyro_largecat.mixtures.fit_mixture import fit_mixture
 from numpyro_largecat.mixtures.mixture_fit import MixtureFit
-from numpyro_largecat.plates.class_plate import class_chunk, class_plate, data_plate
-from numpyro_largecat.plates.class_subset import ClassSubset, RowSubset
-from numpyro_largecat.plates.proposals import ClassProposal, FrequencyProposal, HeadProposal
+from numpyro_largecat.plates import (
+    ClassProposal,
+    ClassSubset,
+    FrequencyProposal,
+    HeadProposal,
+    RowSubset,
+    class_chunk,
+    class_plate,
+    data_plate,
+)
 from numpyro_largecat.reading.diagnosis import Diagnosis, Finding, diagnose
 from numpyro_largecat.reading.metrics import score_predictions
 from numpyro_largecat.reading.plots import (
