@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPyro models with huge categoricals, at a cost per step that does not depend on their size."""
+"""NumPyro models with huge categoricals, at a cost per step that does not depend on their size.
 
+1. A plate says which rows exist this step. ``class_plate`` draws a small, weighted subset of the
+   classes for each minibatch. Weights, priors and guides inside it have rows for these alone.
+2. A likelihood is a distribution whose ``log_prob`` is a bound that sums over classes. So a
+   weighted subset gives an unbiased estimate of it. ``sample_choice`` keeps the bound tight for
+   each observation; ``bounds``, ``baselines`` and ``update_rules`` are there for experts.
+3. SVI updates only the rows that were touched. ``SubsampledSVI`` stands in for NumPyro's ``SVI``.
+
+Beside them: sums over the L best values (``top_l``), and learners in closed form for mixtures,
+topics and double sums.
+"""
+
+from numpyro_largecat import choices, data, plates
+from numpyro_largecat.choices import baselines, bounds, update_rules
 from numpyro_largecat.choices.augmented_categorical import AugmentedCategorical, error_distribution
-from numpyro_largecat.choices.baselines.noise_contrastive import NoiseContrastive
-from numpyro_largecat.choices.bounds.bouchard import Bouchard
-from numpyro_largecat.choices.bounds.gaussian_error_bound import GaussianErrorBound
-from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtilityBound
-from numpyro_largecat.choices.bounds.one_vs_each import OneVsEach
-from numpyro_largecat.choices.error_families import ErrorFamily
-from numpyro_largecat.choices.error_guides import AutoError, ErrorGuideList
+from numpyro_largecat.choices.error_guides import ErrorGuideList
 from numpyro_largecat.choices.error_posteriors import AmortizedErrors, LocalErrors
-from numpyro_largecat.choices.gaussian_weights import GaussianWeights, gaussian_weights
+from numpyro_largecat.choices.gaussian_weights import gaussian_weights
 from numpyro_largecat.choices.sample_choice import sample_choice
-from numpyro_largecat.choices.update_rules import (
-    EtaEstimate,
-    GaussianNaturalGradient,
-    NaturalGradient,
-)
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
 from numpyro_largecat.data.sparse_rows import SparseRows
 from numpyro_largecat.double_sum.fit_double_sum import DoubleSumFit, fit_double_sum
@@ -33,9 +35,8 @@ from numpyro_largecat.mixtures import (
     ZeroMeanGaussianFamily,
     fit_mixture,
 )
-from numpyro_largecat.plates.class_plate import class_chunk, class_plate, data_plate
-from numpyro_largecat.plates.class_subset import ClassSubset, RowSubset
-from numpyro_largecat.plates.proposals import ClassProposal, FrequencyProposal, HeadProposal
+from numpyro_largecat.plates.class_plate import class_plate, data_plate
+from numpyro_largecat.plates.proposals import FrequencyProposal, HeadProposal
 from numpyro_largecat.reading.diagnosis import Diagnosis, Finding, diagnose
 from numpyro_largecat.reading.metrics import score_predictions
 from numpyro_largecat.reading.plots import (
@@ -65,76 +66,74 @@ from numpyro_largecat.topics.topic_document import DocumentPosterior, TopicDocum
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AmortizedErrors",
-    "ArrayBatches",
-    "AugmentedCategorical",
-    "AutoError",
-    "Bouchard",
-    "ClassProposal",
-    "ClassSubset",
-    "ConjugateFamily",
-    "Diagnosis",
-    "DiagonalGaussianFamily",
-    "DirichletMixing",
-    "DocumentPosterior",
-    "DoubleSumFit",
-    "ErrorFamily",
-    "ErrorGuideList",
-    "EtaEstimate",
-    "Finding",
+__all__ = [  # noqa: RUF022  grouped by idea
+    # 1. which rows exist this step
+    "class_plate",
+    "data_plate",
     "FrequencyProposal",
-    "GaussianErrorBound",
-    "GaussianFamily",
-    "GaussianNaturalGradient",
-    "GaussianUtilityBound",
-    "GaussianWeights",
     "HeadProposal",
-    "ImplicitSGD",
-    "LocalErrors",
-    "MixingPrior",
-    "MixtureFit",
-    "MultinomialFamily",
-    "NaturalGradient",
-    "NoiseContrastive",
-    "OneVsEach",
-    "RowSubset",
-    "SparseRows",
-    "StickBreaking",
-    "SubsampledSVI",
-    "TopClasses",
-    "TopLCategorical",
-    "TopLMixture",
-    "TopL_ELBO",
-    "TopWord",
-    "TopicDocument",
-    "TopicFit",
-    "UMax",
+    "plates",
+    # 2. likelihoods that sum over classes
+    "sample_choice",
     "UtilityCategorical",
-    "Vanilla",
-    "ZeroMeanGaussianFamily",
+    "AugmentedCategorical",
+    "error_distribution",
+    "gaussian_weights",
+    "SparseRows",
+    "ErrorGuideList",
+    "LocalErrors",
+    "AmortizedErrors",
+    "choices",
+    "bounds",
+    "baselines",
+    "update_rules",
+    # 3. only touched rows move
+    "SubsampledSVI",
+    "ArrayBatches",
     "adaptive_steps",
     "average_iterates",
     "averaged_params",
-    "class_chunk",
-    "class_plate",
-    "data_plate",
-    "diagnose",
-    "draw_choices",
-    "error_distribution",
-    "fit_double_sum",
-    "fit_mixture",
-    "fit_topics",
-    "gaussian_weights",
-    "hide_enumerated",
+    # what a fit says
+    "top_classes",
+    "TopClasses",
     "log_likelihood",
+    "draw_choices",
+    "score_predictions",
+    "to_arviz",
+    "diagnose",
+    "Diagnosis",
+    "Finding",
     "plot_accuracy_by_frequency",
     "plot_confusion",
     "plot_elbo",
     "plot_intervals",
     "plot_reliability",
-    "sample_choice",
-    "score_predictions",
-    "to_arviz",
-    "top_classes",
+    # sums over the L best values
+    "TopLCategorical",
+    "TopLMixture",
+    "TopL_ELBO",
+    "hide_enumerated",
+    # learners in closed form
+    "fit_mixture",
+    "MixtureFit",
+    "ConjugateFamily",
+    "DiagonalGaussianFamily",
+    "GaussianFamily",
+    "MultinomialFamily",
+    "ZeroMeanGaussianFamily",
+    "MixingPrior",
+    "DirichletMixing",
+    "StickBreaking",
+    "fit_topics",
+    "TopicFit",
+    "TopWord",
+    "TopicDocument",
+    "DocumentPosterior",
+    "fit_double_sum",
+    "DoubleSumFit",
+    "ImplicitSGD",
+    "UMax",
+    "Vanilla",
+    # documents, and file formats that users have
+    "data",
 ]

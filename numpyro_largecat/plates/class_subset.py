@@ -45,7 +45,7 @@ class ClassSubset:
             None for all classes, and for consecutive ones.
         num_categories: Number of classes K.
         kind: "full" for all K classes in order, "sample" for a weighted subset, "chunk" for
-            classes that stand for no others: consecutive ones chosen by ``lc.class_chunk``, or the
+            classes that stand for no others: consecutive ones chosen by ``class_chunk``, or the
             labels alone, see ``lc.class_plate``.
         per_observation: Whether each observation has classes of its own: rows n (1 + S) to
             (n + 1) (1 + S) of the plate are those of observation n, its label first.

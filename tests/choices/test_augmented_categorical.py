@@ -196,7 +196,7 @@ def test_a_users_own_family_of_errors(x64):
         above = jnp.log1p(-0.5 * jnp.exp(-jnp.maximum(error, 0)))
         return jnp.where(error > 0, above, jnp.minimum(error, 0) - math.log(2))
 
-    family = lc.ErrorFamily("laplace", lambda: dist.Laplace(0, 1), laplace_log_cdf)
+    family = lc.choices.ErrorFamily("laplace", lambda: dist.Laplace(0, 1), laplace_log_cdf)
     utilities = jnp.array([0.5, 1.0, -1.0])
     np.testing.assert_allclose(probabilities(utilities, family).sum(), 1, rtol=1e-5)
 
@@ -224,7 +224,7 @@ def test_value_and_gradients_are_unbiased(labels, num_sampled, noise, x64):
     def of_subset(indices, weights):
         distinct = jnp.array(sorted(set(labels)), jnp.int32)
         rows, weights = jnp.array(indices, jnp.int32), jnp.array(weights)
-        return stacked(lc.ClassSubset(rows, weights, distinct, 6, "sample"), rows)
+        return stacked(lc.plates.ClassSubset(rows, weights, distinct, 6, "sample"), rows)
 
     mean = reference.mean_over_subsets(of_subset, labels, 6, num_sampled)
     np.testing.assert_allclose(mean, stacked(None, None), rtol=1e-12, atol=1e-12)

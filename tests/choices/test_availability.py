@@ -109,7 +109,7 @@ def test_bound_on_a_subset_is_unbiased_for_that_of_the_available_classes():
 
     @jax.jit
     def bound(indices, weights):
-        classes = lc.ClassSubset(
+        classes = lc.plates.ClassSubset(
             indices, weights, jnp.sort(jnp.array(labels)), NUM_CATEGORIES, "sample"
         )
         return lc.UtilityCategorical(UTILITIES[0, indices], classes, u=u).log_prob(Y[0])
@@ -217,9 +217,9 @@ CHOICES = {
         psi, classes, "logistic", u=jnp.ones(2)
     ),
     "logistic": lambda psi, classes: lc.UtilityCategorical(psi, classes, "logistic"),
-    "one-vs-each": lc.OneVsEach,
-    "Bouchard": lambda psi, classes: lc.Bouchard(psi, classes, alpha=jnp.ones(2)),
-    "probit": lambda psi, classes: lc.GaussianErrorBound(psi, classes, loc=1.0, scale=0.5),
+    "one-vs-each": lc.bounds.OneVsEach,
+    "Bouchard": lambda psi, classes: lc.bounds.Bouchard(psi, classes, alpha=jnp.ones(2)),
+    "probit": lambda psi, classes: lc.bounds.GaussianErrorBound(psi, classes, loc=1.0, scale=0.5),
     "augmented": lambda psi, classes: lc.AugmentedCategorical(
         psi, classes, "normal", error=jnp.ones(2)
     ),

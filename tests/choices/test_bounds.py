@@ -47,7 +47,7 @@ class Case(NamedTuple):
     make: Callable
     reference: Callable  # (utilities (6,), local, row of the class) -> value
     rows: tuple = (0, 5, 2)  # of the classes whose log_prob is compared
-    classes: lc.ClassSubset | None = None
+    classes: lc.plates.ClassSubset | None = None
 
     @property
     def values(self):
@@ -351,7 +351,7 @@ def test_mean_over_every_subset_is_the_value_on_all_classes_and_its_gradient(num
 
     @jax.jit
     def estimate(indices, weights):
-        return on_subset(lc.ClassSubset(indices, weights, distinct, 9, "sample"))
+        return on_subset(lc.plates.ClassSubset(indices, weights, distinct, 9, "sample"))
 
     mean = reference.mean_over_subsets(estimate, LABELS, 9, num_sampled)
     np.testing.assert_allclose(mean, on_all_classes(), rtol=1e-11, atol=1e-11)

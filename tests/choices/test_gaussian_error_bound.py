@@ -23,7 +23,7 @@ NOISES = sorted(FAMILIES)
 
 @partial(jax.jit, static_argnames=("noise", "num_nodes"))
 def bound(utilities, value, noise, q, num_nodes):
-    d = lc.GaussianErrorBound(
+    d = lc.bounds.GaussianErrorBound(
         utilities, noise=noise, loc=q[0], scale=jnp.exp(-0.5 * q[1]), num_nodes=num_nodes
     )
     return d.log_prob(value), d.expected_derivatives(value)
@@ -91,7 +91,7 @@ def test_value_and_gradient_have_the_full_ones_as_means(noise):
             classes = lc.class_plate("classes", 8, labels, num_sampled).classes
 
         def total(psi):
-            d = lc.GaussianErrorBound(
+            d = lc.bounds.GaussianErrorBound(
                 psi[:, classes.indices], classes, noise, loc=jnp.array([1.0, 2.0]), scale=0.5
             )
             return d.log_prob(labels).sum()

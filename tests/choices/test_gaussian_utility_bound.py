@@ -49,7 +49,7 @@ def expected_bounds(rows, weights=None, u=tuple(U)):
 
 
 def make(means, variances, u, slope, classes=None):
-    return lc.GaussianUtilityBound(means, variances, classes, u=u, slope=slope)
+    return lc.bounds.GaussianUtilityBound(means, variances, classes, u=u, slope=slope)
 
 
 # Rows of the observed classes; the bounds of these; the distribution of arrays of shape (3, 6).
@@ -89,7 +89,7 @@ def test_without_u_it_takes_the_best_one(rows, weights, make):
 
 
 def test_slope_zero_is_the_default_and_the_own_term_is_then_one():
-    d = lc.GaussianUtilityBound(jnp.array([1.0, -jnp.inf]), jnp.array([9.0, 1.0]), u=0.3)
+    d = lc.bounds.GaussianUtilityBound(jnp.array([1.0, -jnp.inf]), jnp.array([9.0, 1.0]), u=0.3)
     np.testing.assert_allclose(d.log_prob(0), 1 - 0.3 - math.exp(-0.3), rtol=1e-6)
 
 
@@ -144,9 +144,9 @@ def test_gradients_agree_with_finite_differences_in_float64(rows, weights, make,
 
 def test_shapes_are_inferred_and_variances_broadcast():
     shapes = dict(utilities=(2, 1, 6), variances=(2, 1, 6), u=(3,))
-    assert lc.GaussianUtilityBound.infer_shapes(**shapes) == ((2, 3), ())
+    assert lc.bounds.GaussianUtilityBound.infer_shapes(**shapes) == ((2, 3), ())
     assert make(np.zeros((2, 1, 6)), np.ones(6), U, 0.0).batch_shape == (2, 3)
-    whole_numbers = lc.GaussianUtilityBound(np.array([0, 1]), np.array([0, 2])).log_prob(0)
+    whole_numbers = lc.bounds.GaussianUtilityBound(np.array([0, 1]), np.array([0, 2])).log_prob(0)
     np.testing.assert_allclose(whole_numbers, -math.log(1 + math.exp(2)), rtol=1e-6)
 
 
@@ -186,7 +186,9 @@ def test_what_the_bound_loses_to_first_order_in_the_variances(x64):
     @jax.jit
     @jax.grad
     def gradient(variances, slope):
-        return lc.GaussianUtilityBound(jnp.log(p), variances, slope=slope).log_prob(jnp.array(row))
+        return lc.bounds.GaussianUtilityBound(jnp.log(p), variances, slope=slope).log_prob(
+            jnp.array(row)
+        )
 
     derivatives = partial(gradient, jnp.zeros(4))
 
@@ -205,7 +207,7 @@ def value_and_gradient(classes, indices):
     def total(table, u):
         means, variances = table[0][indices], table[1][indices] ** 2
         rows = [jnp.broadcast_to(part, (3, len(indices))) for part in (means, variances)]
-        d = lc.GaussianUtilityBound(*rows, classes, u=u, slope=jnp.array([0.0, -0.5, -1.0]))
+        d = lc.bounds.GaussianUtilityBound(*rows, classes, u=u, slope=jnp.array([0.0, -0.5, -1.0]))
         return d.log_prob(jnp.array(LABELS)).sum()
 
     table = jnp.array(TABLE)
@@ -216,7 +218,7 @@ def value_and_gradient(classes, indices):
 @jax.jit
 def on_subset(indices, weights):
     distinct = jnp.array([1, 4], jnp.int32)
-    classes = lc.ClassSubset(indices, weights, distinct, 9, "sample")
+    classes = lc.plates.ClassSubset(indices, weights, distinct, 9, "sample")
     return jnp.append(*value_and_gradient(classes, indices))
 
 
@@ -238,7 +240,7 @@ def test_draws_have_the_mean_probabilities_over_gaussian_utilities():
     def probabilities_and_draws(rng_key):
         keys = jax.random.split(rng_key)
         psi = means + jnp.sqrt(variances) * jax.random.normal(keys[0], (num_draws, 4))
-        d = lc.GaussianUtilityBound(means, variances, slope=jnp.zeros(1))
+        d = lc.bounds.GaussianUtilityBound(means, variances, slope=jnp.zeros(1))
         return jax.nn.softmax(psi), d.sample(keys[1], (num_draws,))
 
     probabilities, drawn = (np.asarray(a) for a in probabilities_and_draws(jax.random.key(0)))
@@ -334,17 +336,17 @@ BAD = {
         r"`u` must have one entry for each observation.*u.shape=\(2,\)",
     ),
     "negative variances": (
-        lambda: lc.GaussianUtilityBound(MEANS, -VARIANCES, validate_args=True),
+        lambda: lc.bounds.GaussianUtilityBound(MEANS, -VARIANCES, validate_args=True),
         ValueError,
         "variances",
     ),
     "slope above 0": (
-        lambda: lc.GaussianUtilityBound(MEANS, VARIANCES, slope=0.5, validate_args=True),
+        lambda: lc.bounds.GaussianUtilityBound(MEANS, VARIANCES, slope=0.5, validate_args=True),
         ValueError,
         "slope",
     ),
     "NaN": (
-        lambda: lc.GaussianUtilityBound(MEANS * np.nan, VARIANCES, validate_args=True),
+        lambda: lc.bounds.GaussianUtilityBound(MEANS * np.nan, VARIANCES, validate_args=True),
         ValueError,
         "utilities",
     ),

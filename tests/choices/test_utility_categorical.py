@@ -207,7 +207,7 @@ def test_values_of_a_type_that_cannot_hold_the_number_of_classes(dtype, num_cate
 def test_bound_with_all_classes_is_below_the_exact_value_and_meets_it():
     """On all classes with weight 1 it is the bound itself, and equal at u = log eta*."""
     utilities = rng.normal(size=(4, 6)).astype(np.float32) * 3
-    classes = lc.ClassSubset(jnp.arange(6), jnp.ones(6), jnp.arange(6), 6, "sample")
+    classes = lc.plates.ClassSubset(jnp.arange(6), jnp.ones(6), jnp.arange(6), 6, "sample")
     values = np.array([0, 5, 2, 2])
     exact = reference.softmax_log_probs(utilities, values)
     u = np.linspace(-3, 15, 30)[:, None]
@@ -227,7 +227,7 @@ def over_all_subsets(fn, labels, num_categories, num_sampled):
     def estimate(indices, weights):
         distinct = jnp.array(sorted(set(labels)), jnp.int32)
         rows, weights = jnp.array(indices, jnp.int32), jnp.array(weights)
-        classes = lc.ClassSubset(rows, weights, distinct, num_categories, "sample")
+        classes = lc.plates.ClassSubset(rows, weights, distinct, num_categories, "sample")
         return np.asarray(fn(classes, rows), np.float64)
 
     return reference.mean_over_subsets(estimate, labels, num_categories, num_sampled)
@@ -346,7 +346,7 @@ def test_bad_values_are_refused(name, values, error, message):
         CASES[name].make(UTILITIES, U).log_prob(np.array(values))
 
 
-NO_LABELS = lc.ClassSubset(jnp.arange(6), jnp.ones(6), jnp.zeros(0, jnp.int32), 50, "sample")
+NO_LABELS = lc.plates.ClassSubset(jnp.arange(6), jnp.ones(6), jnp.zeros(0, jnp.int32), 50, "sample")
 BAD_ARGUMENTS = {
     "no classes": (dict(utilities=jnp.zeros(())), ValueError, r"at least 2.*got shape \(\)"),
     "one class": (dict(utilities=jnp.zeros((3, 1))), ValueError, r"got shape \(3, 1\)"),

@@ -313,7 +313,11 @@ def test_step_sizes_that_are_no_numbers_are_refused(step_size):
         ({"batch_size": 3, "num_sampled": 4}, ValueError, "at most the 6 classes"),
         ({"x": lambda x: x}, TypeError, "`x` must be an array or SparseRows.*SubsampledSVI"),
         ({"batch_size": 3, "rule": lc.UMax(1.0)}, ValueError, "minibatches need `ImplicitSGD`"),
-        ({"rule": lc.NaturalGradient()}, TypeError, "`rule` must be a rule of the double sum"),
+        (
+            {"rule": lc.update_rules.NaturalGradient()},
+            TypeError,
+            "`rule` must be a rule of the double sum",
+        ),
         ({"ridge": -1.0}, ValueError, "`ridge` must be finite and at least 0"),
     ],
 )
