@@ -14,12 +14,13 @@ IN_VENV := $(VENV)/bin/python
 PYTEST := $(IN_VENV) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types docs doctest clean
+.PHONY: help demo test test-slow lint format types docs doctest clean
 
 help:
 	@echo "make demo      run the demonstration, examples/demo.py"
-	@echo "make test      run all tests but those of the documentation"
-	@echo "make lint      check style; make format mends what can be mended"
+	@echo "make test      run all tests but those of the documentation and the slow ones"
+	@echo "make test-slow run the slow statistical studies"
+	@echo "make lint      check style and layers; make format mends what can be mended"
 	@echo "make types     check types"
 	@echo "make docs      build the documentation into docs/_build/html"
 	@echo "make doctest   test the documentation: examples in docstrings, README and docs"
@@ -29,11 +30,15 @@ demo: $(VENV)/.installed
 	$(IN_VENV) examples/demo.py $(DEMO_ARGS)
 
 test: $(VENV)/.installed-dev
-	$(PYTEST) -n $(WORKERS) --dist loadfile --ignore tests/test_docs.py $(PYTEST_ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --ignore tests/test_docs.py -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.installed-dev
+	$(PYTEST) -n $(WORKERS) --ignore tests/test_docs.py -m slow $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(IN_VENV) -m ruff check
 	$(IN_VENV) -m ruff format --check
+	$(VENV)/bin/lint-imports --no-cache --no-logo
 
 format: $(VENV)/.installed-dev
 	$(IN_VENV) -m ruff check --fix
@@ -47,7 +52,7 @@ docs: $(VENV)/.installed-dev
 	@echo "The documentation is in docs/_build/html/index.html"
 
 doctest: $(VENV)/.installed-dev
-	$(PYTEST) --doctest-modules --pyargs numpyro_largecat tests/test_docs.py $(PYTEST_ARGS)
+	$(PYTEST) -n $(WORKERS) --doctest-modules --pyargs numpyro_largecat tests/test_docs.py $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
