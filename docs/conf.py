@@ -46,12 +46,14 @@ def warn_about_missing_entries(app: Sphinx, env: BuildEnvironment) -> None:
 
 
 def public_names(module: ModuleType, path: str) -> list[str]:
-    """What a module gives, and what the modules among these give, such as ``bounds.OneVsEach``."""
+    """What a module gives, and what its modules give besides, such as ``bounds.Bouchard``."""
     names = []
     for name in module.__all__:
         value = getattr(module, name)
-        inside = inspect.ismodule(value)
-        names += public_names(value, f"{path}.{name}") if inside else [f"{path}.{name}"]
+        if inspect.ismodule(value):
+            names += public_names(value, f"{path}.{name}")
+        elif module is numpyro_largecat or name not in numpyro_largecat.__all__:
+            names.append(f"{path}.{name}")
     return names
 
 

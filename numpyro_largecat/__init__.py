@@ -8,11 +8,11 @@
    each observation; ``bounds``, ``baselines`` and ``update_rules`` are there for experts.
 3. SVI updates only the rows that were touched. ``SubsampledSVI`` stands in for NumPyro's ``SVI``.
 
-Beside them: sums over the L best values (``top_l``), and learners in closed form for mixtures,
-topics and double sums.
+Besides these there are sums over the L best values, and learners in closed form: ``mixtures``,
+``topics`` and ``double_sum``.
 """
 
-from numpyro_largecat import choices, data, plates
+from numpyro_largecat import choices, data, double_sum, mixtures, plates, topics
 from numpyro_largecat.choices import baselines, bounds, update_rules
 from numpyro_largecat.choices.augmented_categorical import AugmentedCategorical, error_distribution
 from numpyro_largecat.choices.error_guides import ErrorGuideList
@@ -21,21 +21,12 @@ from numpyro_largecat.choices.gaussian_weights import gaussian_weights
 from numpyro_largecat.choices.sample_choice import sample_choice
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
 from numpyro_largecat.data.sparse_rows import SparseRows
-from numpyro_largecat.double_sum.fit_double_sum import DoubleSumFit, fit_double_sum
-from numpyro_largecat.double_sum.rules import ImplicitSGD, UMax, Vanilla
-from numpyro_largecat.mixtures import (
-    ConjugateFamily,
-    DiagonalGaussianFamily,
-    DirichletMixing,
-    GaussianFamily,
-    MixingPrior,
-    MixtureFit,
-    MultinomialFamily,
-    StickBreaking,
-    ZeroMeanGaussianFamily,
-    fit_mixture,
-)
-from numpyro_largecat.plates.class_plate import class_plate, data_plate
+from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit
+from numpyro_largecat.double_sum.fit_double_sum import fit_double_sum
+from numpyro_largecat.mixtures.fit_mixture import fit_mixture
+from numpyro_largecat.mixtures.mixture_fit import MixtureFit
+from numpyro_largecat.plates.class_plate import class_plate
+from numpyro_largecat.plates.data_plate import data_plate
 from numpyro_largecat.plates.proposals import FrequencyProposal, HeadProposal
 from numpyro_largecat.reading.diagnosis import Diagnosis, Finding, diagnose
 from numpyro_largecat.reading.metrics import score_predictions
@@ -61,8 +52,9 @@ from numpyro_largecat.top_l.hide_enumerated import hide_enumerated
 from numpyro_largecat.top_l.top_l_categorical import TopLCategorical
 from numpyro_largecat.top_l.top_l_elbo import TopL_ELBO
 from numpyro_largecat.top_l.top_l_mixture import TopLMixture
-from numpyro_largecat.topics.fit_topics import TopicFit, TopWord, fit_topics
-from numpyro_largecat.topics.topic_document import DocumentPosterior, TopicDocument
+from numpyro_largecat.topics.fit_topics import fit_topics
+from numpyro_largecat.topics.topic_document import TopicDocument
+from numpyro_largecat.topics.topic_fit import TopicFit
 
 __version__ = "0.1.0"
 
@@ -116,24 +108,14 @@ __all__ = [  # noqa: RUF022  grouped by idea
     # learners in closed form
     "fit_mixture",
     "MixtureFit",
-    "ConjugateFamily",
-    "DiagonalGaussianFamily",
-    "GaussianFamily",
-    "MultinomialFamily",
-    "ZeroMeanGaussianFamily",
-    "MixingPrior",
-    "DirichletMixing",
-    "StickBreaking",
+    "mixtures",
     "fit_topics",
     "TopicFit",
-    "TopWord",
     "TopicDocument",
-    "DocumentPosterior",
+    "topics",
     "fit_double_sum",
     "DoubleSumFit",
-    "ImplicitSGD",
-    "UMax",
-    "Vanilla",
+    "double_sum",
     # documents, and file formats that users have
     "data",
 ]

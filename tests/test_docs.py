@@ -18,7 +18,8 @@ PUBLIC_NAMES = {f"numpyro_largecat.{name}": getattr(lc, name) for name in lc.__a
 for path, module in list(PUBLIC_NAMES.items()):
     if inspect.ismodule(module):
         del PUBLIC_NAMES[path]
-        PUBLIC_NAMES |= {f"{path}.{name}": getattr(module, name) for name in module.__all__}
+        inside = {name: getattr(module, name) for name in module.__all__ if name not in lc.__all__}
+        PUBLIC_NAMES |= {f"{path}.{name}": value for name, value in inside.items()}
 
 
 @pytest.mark.parametrize("name", PUBLIC_NAMES)
