@@ -338,7 +338,11 @@ def test_step_sizes_that_are_no_numbers_are_refused(step_size):
             ValueError,
             "minibatches need `ImplicitSGD`",
         ),
-        ({"rule": lc.NaturalGradient()}, TypeError, "`rule` must be a rule of the double sum"),
+        (
+            {"rule": lc.update_rules.NaturalGradient()},
+            TypeError,
+            "`rule` must be a rule of the double sum",
+        ),
         ({"ridge": -1.0}, ValueError, "`ridge` must be finite and at least 0"),
     ],
 )
