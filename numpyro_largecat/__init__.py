@@ -33,9 +33,16 @@ from numpyro_largecat.mixtures import (
     ZeroMeanGaussianFamily,
     fit_mixture,
 )
-from numpyro_largecat.plates.class_plate import class_chunk, class_plate, data_plate
-from numpyro_largecat.plates.class_subset import ClassSubset, RowSubset
-from numpyro_largecat.plates.proposals import ClassProposal, FrequencyProposal, HeadProposal
+from numpyro_largecat.plates import (
+    ClassProposal,
+    ClassSubset,
+    FrequencyProposal,
+    HeadProposal,
+    RowSubset,
+    class_chunk,
+    class_plate,
+    data_plate,
+)
 from numpyro_largecat.reading.diagnosis import Diagnosis, Finding, diagnose
 from numpyro_largecat.reading.metrics import score_predictions
 from numpyro_largecat.reading.plots import (

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +14,20 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.handlers import replay, substitute, trace
-from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import check_count
-from numpyro_largecat.choices.choice_distribution import ChoiceDistribution, base_distribution
+from numpyro_largecat.choices.choice_distribution import ChoiceDistribution, is_choice
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily
 from numpyro_largecat.choices.error_guides import without_errors
-from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
+from numpyro_largecat.handlers.chosen_rows import only_read, without_training_rows
+from numpyro_largecat.handlers.chunk_noise import InnerNoise, noise_of_chunk
+from numpyro_largecat.handlers.plate_facts import class_plates, plate_facts
+from numpyro_largecat.handlers.run_model import at_centre, at_feasible_values, sites_of
+from numpyro_largecat.handlers.shared_rows import share_rows
+from numpyro_largecat.handlers.sites import base_distribution, of_type, plates_of
 from numpyro_largecat.handlers.static_arguments import with_jax_arrays
-from numpyro_largecat.handlers.without_draws import at_centre, at_feasible_values
-from numpyro_largecat.plates.class_plate import class_chunk
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.plates.class_chunk import class_chunk
 from numpyro_largecat.reading.chunk_checks import check_guide_has_run, distinct_rows, rows_are_alone
 from numpyro_largecat.svi.model_checks import check_arguments
 from numpyro_largecat.svi.param_sites import check_params
@@ -149,7 +153,7 @@ class ChunkedUtilities:
             return any(
                 site["type"] == "sample"
                 and not isinstance(base_distribution(site["fn"]), dist.Delta)
-                and in_plates({frame.name for frame in site["cond_indep_stack"]})
+                and in_plates(plates_of(site))
                 for site in sites.values()
             )
 
@@ -188,11 +192,8 @@ class ChunkedUtilities:
         """Say what is wrong if the model fails on a chunk of its classes, but not on all."""
 
         def look() -> int:
-            model = share_rows(
-                substitute(handlers.seed(self._model, 0), data=self._params), TouchedRows()
-            )
-            model = without_training_rows(only_read(at_feasible_values(model)))
-            sites = trace(model).get_trace(*self._args, **self._kwargs)
+            run: dict[str, Any] = {"params": self._params, "touched": TouchedRows()}
+            sites = sites_of(self._model, self._args, self._kwargs, **run, around=_read_alone)
             _check_plate(sites, self.plate)
             return int(sites[self.plate]["args"][0])
 
@@ -230,24 +231,24 @@ class ChunkedUtilities:
         def on_chunk(fn: Any) -> Any:
             fn = share_rows(around(fn), touched)
             fn = class_chunk(fn, name=self.plate, start=start, size=size)
-            fn = _noise_of_chunk(handlers.seed(fn, rng_key), self.plate, start, noise)
-            fn = only_read(substitute(fn, data=self._params), also=self._also)
-            return without_training_rows(fn)
+            fn = noise_of_chunk(handlers.seed(fn, rng_key), self.plate, start, noise)
+            fn = only_read(substitute(fn, data=self._params), is_choice=is_choice, also=self._also)
+            return without_training_rows(fn, is_choice=is_choice)
 
         model, guide = on_chunk(self._model), on_chunk(self._guide)
         # The model tells the plain plates of the guide, which follow its own, their rows.
         sites = trace(at_feasible_values(model)).get_trace(*self._args, **self._kwargs)
         guide = at_centre(guide) if key is None else guide
         drawn = trace(guide).get_trace(*self._args, **self._kwargs)
-        class_plates = _class_plates(sites)
+        in_model = class_plates(sites)
         for name in drawn.keys() & sites.keys():
-            drawn[name] = _on_rows(drawn[name], sites[name], class_plates, touched)
+            drawn[name] = _on_rows(drawn[name], sites[name], in_model, touched)
         return drawn, model
 
 
-def _on_rows(drawn: Any, site: Any, class_plates: list[str], touched: TouchedRows) -> Any:
+def _on_rows(drawn: Any, site: Any, class_plates: Collection[str], touched: TouchedRows) -> Any:
     """The rows that class plates hold, of a site that the guide draws whole, outside of them."""
-    own = {frame.name for frame in drawn["cond_indep_stack"]}
+    own = plates_of(drawn)
     for frame in site["cond_indep_stack"] if site["type"] == "sample" else ():
         if frame.name in class_plates and frame.name not in own:
             plate = touched.plates[frame.name]
@@ -276,116 +277,22 @@ def rows_of_whole(drawn: Any, axis: int, rows: Array, size: int) -> Any:
     return value
 
 
-class InnerNoise(NamedTuple):
-    """A key of their own for the sites inside some plates, whatever the key of the others."""
-
-    key: Array
-    plates: frozenset[str]
-
-
-class _noise_of_chunk(Messenger):
-    """Give latent sites inside the class plate a key of their own in each chunk."""
-
-    def __init__(
-        self, fn: Callable[..., Any], plate: str, start: ArrayLike, noise: InnerNoise | None
-    ) -> None:
-        self.plate = plate
-        self.start = start
-        self.noise = noise
-        super().__init__(fn)
-
-    def __enter__(self) -> None:
-        self.num_inner = 0
-        super().__enter__()
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        key = msg["kwargs"].get("rng_key") if msg["type"] == "sample" else None
-        if key is None:
-            return
-        plates = {frame.name for frame in msg["cond_indep_stack"]}
-        if self.noise is not None and plates & self.noise.plates:
-            key = jax.random.fold_in(self.noise.key, self.num_inner)
-            self.num_inner += 1
-        if self.plate in plates:
-            key = jax.random.fold_in(key, self.start)
-        msg["kwargs"]["rng_key"] = key
-
-
-class only_read(Messenger):
-    """Let plates hold the rows that a model reads, and draw neither classes nor choices.
-
-    A class plate that would draw classes holds those of its labels and of ``also``, by plate name;
-    without labels, which new rows lack, it holds all.
-    """
-
-    def __init__(
-        self, fn: Callable[..., Any] | None = None, *, also: Mapping[str, Array] | None = None
-    ) -> None:
-        self.also = also or {}
-        super().__init__(fn)
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        """Answer the helper sites of plates, and the choices."""
-        if msg["type"] == "plate" and msg["kwargs"].get("is_helper"):
-            also = self.also.get(msg["name"].removesuffix("_rows"))
-            msg["kwargs"].update(is_read=True, also=also)
-            if msg["kwargs"]["draws_classes"] and msg["value"] is None:
-                msg["value"] = ()
-        elif _is_choice(msg) and msg["value"] is None:
-            msg["value"] = jnp.zeros(msg["fn"].batch_shape, jnp.int32)
-
-
-class RowsNeeded(NotImplementedError):
-    """A latent site has a value for each row of the training data."""
-
-
-class without_training_rows(Messenger):
-    """Let data plates without ``rows`` hold rows that the fit has not seen."""
-
-    def __enter__(self) -> None:
-        self.plates: set[str] = set()
-        super().__enter__()
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        """Answer the helper sites of these plates, and refuse latent sites inside them."""
-        if msg["type"] == "plate" and msg["kwargs"].get("all_rows"):
-            self.plates.add(msg["name"].removesuffix("_rows"))
-            msg["value"] = jnp.zeros(1, jnp.int32)  # one row, which any number of rows broadcasts
-        elif msg["type"] in ("sample", "param") and not (msg.get("is_observed") or _is_choice(msg)):
-            frames = {frame.name for frame in msg["cond_indep_stack"]} & self.plates
-            if frames:
-                raise RowsNeeded(
-                    f"site '{msg['name']}' has a value for each row of plate '{frames.pop()}', "
-                    "which rows that the model was not fitted to lack. Give the plate the ids of "
-                    "training rows, `data_plate(..., rows=ids)`, to predict for these."
-                )
-
-
-def _is_choice(msg: dict[str, Any]) -> bool:
-    return msg["type"] == "sample" and isinstance(base_distribution(msg["fn"]), ChoiceDistribution)
-
-
 class UnknownClassPlate(ValueError):
     """The model has no class plate of that name."""
-
-
-def _class_plates(sites: Any) -> list[str]:
-    return [name for name, s in sites.items() if s["type"] == "plate" and "labels" in s["kwargs"]]
 
 
 def _ids_in_range(sites: Any, plate: str) -> Array:
     """Whether the labels of other class plates, and the ids of data plates, are rows of theirs."""
     valid = jnp.array(True)
-    for name, site in sites.items():
-        if site["type"] == "plate" and name != plate:
-            size, kwargs = site["args"][0], site["kwargs"]
-            for ids in (kwargs.get("labels"), kwargs.get("row_ids")):
-                valid &= True if ids is None else ((ids >= 0) & (ids < size)).all()
+    for name, site in of_type("plate", sites).items():
+        facts = plate_facts(site)
+        for ids in (facts.labels, facts.row_ids) if name != plate else ():
+            valid &= True if ids is None else ((ids >= 0) & (ids < site["args"][0])).all()
     return valid
 
 
 def _check_plate(sites: Any, plate: str) -> None:
-    names = _class_plates(sites)
+    names = list(class_plates(sites))
     if plate not in names:
         raise UnknownClassPlate(
             f"`plate` must name a class plate of the model; got '{plate}', and the model's class "
@@ -396,12 +303,18 @@ def _check_plate(sites: Any, plate: str) -> None:
 def _check_choice(sites: Any, site: str, plate: str) -> None:
     fn = base_distribution(sites[site]["fn"]) if site in sites else None
     if not isinstance(fn, ChoiceDistribution) or fn.classes is None:
-        choices = [name for name, s in sites.items() if _is_choice(s)]
+        choices = [name for name, s in sites.items() if is_choice(s)]
         raise ValueError(
             f"`site` must name a UtilityCategorical site over class plate '{plate}', with "
             f"`classes=` from that plate; got '{site}', and the choices of the model are "
             f"{choices}."
         )
+
+
+def _read_alone(model: Any) -> Any:
+    """Run a model at any latent values, with new rows of the data."""
+    model = only_read(at_feasible_values(model), is_choice=is_choice)
+    return without_training_rows(model, is_choice=is_choice)
 
 
 def _static_result(fn: Callable[[], Any]) -> Any:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,13 +12,14 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.diagnostics import split_gelman_rubin
-from numpyro.handlers import replay, seed, substitute, trace
+from numpyro.handlers import replay
 
 from numpyro_largecat._checks import check_count, check_integers
 from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
+from numpyro_largecat.handlers.run_model import at_centre, sites_of
+from numpyro_largecat.handlers.sites import is_observed, unmasked
 from numpyro_largecat.handlers.static_arguments import with_jax_arrays
-from numpyro_largecat.handlers.without_draws import at_centre, at_feasible_values
+from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.pareto_check import (
     Fitted,
     ParetoCheck,
@@ -31,7 +32,6 @@ from numpyro_largecat.svi.row_optimizer import Rows
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
 from numpyro_largecat.svi.step import gather_step
 from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
-from numpyro_largecat.top_l.model_run import unmasked
 
 MOST_R_HAT = 1.05
 MOST_DRIFT = 1.2
@@ -298,15 +298,12 @@ def _bounds(keys: Array, fitted: Fitted, args: Any) -> tuple[Array, Array, Array
 
     def of_draw(key: Array) -> tuple[Array, Array, Any]:
         touched = TouchedRows()
-
-        def run(fn: Callable[..., Any]) -> Any:
-            return substitute(seed(share_rows(fn, touched), key), data=params)
-
-        trace(at_feasible_values(run(model))).get_trace(*args, **kwargs)
-        guide_sites = trace(at_centre(run(guide))).get_trace(*args, **kwargs)
-        sites = trace(replay(run(model), guide_sites)).get_trace(*args, **kwargs)
-        if site not in sites or not sites[site].get("is_observed") or plate not in touched.plates:
-            observed = [name for name, s in sites.items() if s.get("is_observed")]
+        run: dict[str, Any] = {"rng_key": key, "params": params, "touched": touched}
+        sites_of(model, args, kwargs, **run)
+        guide_sites = sites_of(guide, args, kwargs, **run, around=at_centre)
+        sites = sites_of(model, args, kwargs, **run, around=partial(replay, trace=guide_sites))
+        observed = [name for name, s in sites.items() if is_observed(s)]
+        if site not in observed or plate not in touched.plates:
             raise ValueError(
                 f"`site` and `plate` must name a choice that the model observes, and its class "
                 f"plate; got '{site}' and '{plate}', of the sites {observed} and the plates "

@@ -13,8 +13,9 @@ from jax import Array
 from numpy.typing import NDArray
 
 from numpyro_largecat.choices.error_families import GUMBEL
+from numpyro_largecat.handlers.chunk_noise import InnerNoise
 from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, InnerNoise
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.guide_ratios import (
     Ratios,
     RowWeights,

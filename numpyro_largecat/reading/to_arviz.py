@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,20 +13,18 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
-from numpyro.handlers import seed, substitute, trace
-from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import check_count, check_in_range, check_integers
+from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.choices.error_guides import without_errors
+from numpyro_largecat.handlers.chosen_rows import hold_rows, without_training_rows
 from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.handlers.shared_rows import PlateRows, TouchedRows, share_rows
+from numpyro_largecat.handlers.run_model import sites_of
+from numpyro_largecat.handlers.sites import is_latent
 from numpyro_largecat.handlers.static_arguments import with_jax_arrays
+from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 from numpyro_largecat.reading.chunk_checks import check_guide_has_run
-from numpyro_largecat.reading.chunked_utilities import (
-    ChunkedUtilities,
-    rows_of_whole,
-    without_training_rows,
-)
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, rows_of_whole
 from numpyro_largecat.reading.model_layout import LatentSite, ModelLayout, latent_site, layout_of
 from numpyro_largecat.reading.predictions import draw_choices_of, labels_of_rows, log_likelihood_of
 from numpyro_largecat.svi.param_sites import check_params
@@ -148,7 +147,7 @@ def to_arviz(
     ids = shown | ids
     shown_guide = guide
     if unknown:  # new rows, which have no errors
-        shown_guide = without_training_rows(without_errors(model, guide)[1])
+        shown_guide = without_training_rows(without_errors(model, guide)[1], is_choice=is_choice)
     site_dims: dict[str, list[str]] = {}
 
     def draw(rng_key: Array) -> dict[str, Array]:
@@ -358,23 +357,6 @@ def _labels_of_shown(
     return found
 
 
-class _show_rows(Messenger):
-    """Make the plates named in ``ids`` hold these rows."""
-
-    def __init__(self, fn: Callable[..., Any], ids: dict[str, Array]) -> None:
-        self.ids = ids
-        super().__init__(fn)
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] != "plate":
-            return
-        name = msg["name"].removesuffix("_rows") if msg["kwargs"].get("is_helper") else msg["name"]
-        if name in self.ids:
-            msg["value"] = self.ids[name]
-            msg["args"] = (msg["args"][0], self.ids[name].shape[0])
-            msg["kwargs"].update(is_chunk=True, is_read=True, full=False, distinct=True)
-
-
 def _guide_sites(
     rng_key: Array,
     guide: Any,
@@ -385,12 +367,19 @@ def _guide_sites(
     layout: ModelLayout,
 ) -> dict[str, LatentSite]:
     """Draw the sites of the guide whose plates in the model are all shown."""
-    show = _show_rows(share_rows(substitute(seed(guide, rng_key), data=params), TouchedRows()), ids)
-    sites = trace(show).get_trace(*args, **kwargs)
+    sites = sites_of(
+        guide,
+        args,
+        kwargs,
+        rng_key=rng_key,
+        params=params,
+        touched=TouchedRows(),
+        around=partial(hold_rows, rows=ids),
+    )
     check_params(params, sites)
     found = {}
     for name, drawn in sites.items():
-        if drawn["type"] != "sample" or drawn["is_observed"]:
+        if not is_latent(drawn):
             continue
         site = layout.sites.get(name, latent_site(drawn))
         if drawn["infer"].get("is_auxiliary") or not site.axes().keys() <= ids.keys():

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, random
-from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.guide_tables import free_start_values, set_up_anew
-from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
+from numpyro_largecat.handlers.run_model import as_drawn, sites_of
+from numpyro_largecat.handlers.sites import Sites, of_type
 from numpyro_largecat.handlers.static_arguments import split_arguments
-from numpyro_largecat.handlers.without_draws import at_feasible_values
+from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.joint_guides import refuse_joint_guides
 from numpyro_largecat.svi.model_checks import (
     check_arguments,
@@ -62,15 +62,12 @@ class _Found(NamedTuple):
     mutable: dict[str, Any]  # values of its mutable sites
 
 
-def _found(sites: Any, touched: TouchedRows) -> _Found:
-    def of_type(kind: str) -> dict[str, Any]:
-        return {name: site for name, site in sites.items() if site["type"] == kind}
-
-    params = of_type("param")
+def _found(sites: Sites, touched: TouchedRows) -> _Found:
+    params = of_type("param", sites)
     return _Found(
         {name: describe_param(site, touched) for name, site in params.items()},
         {name: site["value"] for name, site in params.items()},
-        {name: site["value"] for name, site in of_type("mutable").items()},
+        {name: site["value"] for name, site in of_type("mutable", sites).items()},
     )
 
 
@@ -84,8 +81,7 @@ def _run_model(
     def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
         args, kwargs = static.restore(arrays)
         touched = TouchedRows()
-        model = share_rows(substitute(seed(plan.model, rng_key), data=given), touched)
-        sites = trace(at_feasible_values(model)).get_trace(*args, **kwargs)
+        sites = sites_of(plan.model, args, kwargs, rng_key=rng_key, params=given, touched=touched)
         warn_of_discrete_sites(sites, plan.loss)
         found = _found(sites, touched)
         described.update(found.sites)
@@ -103,8 +99,8 @@ def _run_guide(
 ) -> _Found:
     """Run the guide as it is, since autoguides keep what they see."""
     set_up_anew(plan.guide)
-    guide = share_rows(substitute(seed(plan.guide, rng_key), data=given), touched)
-    return _found(trace(guide).get_trace(*args, **kwargs), touched)
+    how: dict[str, Any] = {"rng_key": rng_key, "params": given, "around": as_drawn}
+    return _found(sites_of(plan.guide, args, kwargs, touched=touched, **how), touched)
 
 
 def _check_loss(loss: Any, sites: dict[str, ParamSite]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.util import transform_fn
 
-from numpyro_largecat.handlers.shared_rows import TouchedRows
+from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.param_sites import ParamSite
 from numpyro_largecat.svi.recorded_entries import Recorded
 from numpyro_largecat.svi.row_optimizer import RowAxes, Rows, check_row_wise, find_owners

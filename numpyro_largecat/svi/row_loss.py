@@ -11,12 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
-from numpyro.handlers import replay, seed, substitute, trace
+from numpyro.handlers import replay
 
-from numpyro_largecat.choices.update_rules import Followed
 from numpyro_largecat.handlers.entries import take_entries
-from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
-from numpyro_largecat.handlers.without_draws import at_centre
+from numpyro_largecat.handlers.run_model import at_centre, sites_of
+from numpyro_largecat.handlers.shared_rows import share_rows
+from numpyro_largecat.handlers.sites import Site, Sites, param_options
+from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.state import RuledParam
 
@@ -80,7 +81,7 @@ class RowLoss:
         )
         return result["loss"], (result["mutable_state"], moved)
 
-    def _move_local(self, moved: dict[str, RuledParam], msg: dict[str, Any]) -> Array | None:
+    def _move_local(self, moved: dict[str, RuledParam], msg: Site) -> Array | None:
         """Value of a local parameter for its ``numpyro.param`` statement, moved by its rule."""
         name = msg["name"]
         if name not in self.local_rows:
@@ -88,7 +89,7 @@ class RowLoss:
         site = self.plan.sites[name]
         assert site.rule is not None
         value, state = jax.tree.map(partial(self._spread, name), self.local_rows[name])
-        statistic = msg["kwargs"].get("statistic")
+        _, _, _, statistic, follow = param_options(msg)
         if not callable(statistic):
             raise TypeError(
                 f"param '{name}' has an update rule and must give it a `statistic=`, a function of "
@@ -96,7 +97,6 @@ class RowLoss:
             )
         shift = jnp.zeros_like(value)
         if name in self.at_centre:
-            follow: Followed = msg["kwargs"]["follow"]
             # Constant for the gradient: the centre moves with the draw, so that only the distance
             # counts, and a parameter that lags must not push the latent values through it.
             drawn = jnp.take_along_axis(
@@ -113,20 +113,19 @@ class RowLoss:
         values = self._values(params) | (self.mutable_state or {})
         values |= {n: self._spread(n, local.value) for n, local in self.local_rows.items()}
 
-        def run(fn: Any) -> Any:
+        def run(fn: Any, around: Any) -> Sites:
             fn = share_rows(fn, self.touched, gathered=self.plan.sites.__contains__)
-            return substitute(seed(fn, self.step_key), data=values)
+            key = self.step_key
+            return sites_of(fn, self.args, self.kwargs, rng_key=key, params=values, around=around)
 
-        guide = run(self.plan.guide)
         try:
-            guide_trace = trace(at_centre(guide)).get_trace(*self.args, **self.kwargs)
+            guide_sites = run(self.plan.guide, at_centre)
         except NotImplementedError:
             return {}
-        model = replay(run(self.plan.model), guide_trace)
 
         def followed() -> dict[str, tuple[Array, Array]]:
-            sites = trace(model).get_trace(*self.args, **self.kwargs)
-            found = {name: sites[name]["kwargs"].get("follow") for name in self.local_rows}
+            sites = run(self.plan.model, partial(replay, trace=guide_sites))
+            found = {name: param_options(sites[name]).follow for name in self.local_rows}
             return {name: (f.values, f.entry) for name, f in found.items() if f is not None}
 
         return take_entries(followed)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, random
-from numpyro.handlers import seed, substitute, trace
 
-from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
-from numpyro_largecat.handlers.without_draws import at_feasible_values
+from numpyro_largecat.handlers.run_model import sites_of
+from numpyro_largecat.handlers.shared_rows import share_rows
+from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.ops.table_rows import gather_rows, scatter_rows
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.row_loss import RowLoss
@@ -107,10 +107,9 @@ def _find_rows(
         rows = site.rows(touched)
         return site.value(gather_rows(tables[name], rows) if rows else tables[name], touched)
 
-    def run(fn: Any, key: Array) -> Any:
-        fn = substitute(seed(fn, key), data=state.mutable_state or {})
+    def run(fn: Any, key: Array) -> None:
         fn = share_rows(fn, touched, gathered=plan.sites.__contains__, lookup=lookup)
-        return trace(at_feasible_values(fn)).get_trace(*args, **kwargs)
+        sites_of(fn, args, kwargs, rng_key=key, params=state.mutable_state)
 
     model_key, guide_key = random.split(random.fold_in(step_key, ROW_STREAM))
     run(plan.model, model_key)
