@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 CHECKED_AT_ONCE = 2**20  # entries of an array
+DEFAULT_ACTIVE = 8  # topics or components: next to dense for most data
 MOST = 2**31 - 1  # largest int32: ids, and so the sizes of plates, are of this type
 
 
@@ -74,7 +75,12 @@ def check_count(name: str, value: Any, minimum: int) -> int:
 
 
 def check_num_active(num_active: Any, size: int, of_what: str) -> int:
-    """Return the number L of active topics or components, in [1, K], or raise; K is ``size``."""
+    """Return the number L of active topics or components, in [1, K], or raise; K is ``size``.
+
+    None is 8, or K if that is less.
+    """
+    if num_active is None:
+        return min(DEFAULT_ACTIVE, size)
     count = check_count("num_active", num_active, 1)
     if count > size:
         raise ValueError(
