@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guides of the error of the chosen class, alone or beside a guide of all other sites."""
+"""Guides of the error of the chosen class, alone or with a guide of all other sites."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 
 from numpyro_largecat.choices.augmented_categorical import AugmentedCategorical
 from numpyro_largecat.choices.error_posteriors import (
-    FAMILIES,
+    POSTERIORS,
     ErrorPosterior,
     ErrorSite,
     LocalErrors,
@@ -155,7 +155,7 @@ class AutoError(AutoGuide):
 
     @property
     def _family(self) -> Callable[..., Any]:
-        return FAMILIES[self.posterior.family]
+        return POSTERIORS[self.posterior.family]
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         """Learn the plates and shape of the site; nothing is computed."""
