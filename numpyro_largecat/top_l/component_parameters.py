@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,13 @@ from numpyro.distributions.distribution import (
     Independent,
     MaskedDistribution,
     TransformedDistribution,
+)
+
+from numpyro_largecat.handlers.internals import (
+    copy_of_transform,
+    declared_fields,
+    mask_of,
+    with_fields,
 )
 
 Replace = Callable[[Array, int], Array]  # of a parameter and of how many axes it has in an event
@@ -70,20 +76,19 @@ def _distribution(d: Any, replace: Replace, batch_shape: tuple[int, ...], inner:
         )
         return Independent(base, ndims, validate_args=False)
     if isinstance(d, MaskedDistribution):
-        mask = d._mask if isinstance(d._mask, bool) else replace(d._mask, inner)
+        mask = mask_of(d)
+        mask = mask if isinstance(mask, bool) else replace(mask, inner)
         return MaskedDistribution(_distribution(d.base_dist, replace, batch_shape, inner), mask)
-    new = object.__new__(type(d))
-    fields = {*type(d).gather_pytree_data_fields(), *type(d).gather_pytree_aux_fields()}
+    fields = declared_fields(type(d))
     undeclared = [n for n in d.__dict__ if n not in fields and not hasattr(type(d), n)]
     if undeclared:  # what the class has of that name is computed from the others, and cached
         raise NotImplementedError(
             f"{type(d).__name__} keeps {undeclared} without declaring it, so that single "
             f"components cannot be taken from it. {_how_to_declare(undeclared[0])}"
         )
-    for name in fields & d.__dict__.keys():
-        setattr(new, name, _field(d, name, replace, batch_shape, inner))
-    dist.Distribution.__init__(new, batch_shape, d.event_shape, validate_args=False)
-    return new
+    kept = fields & d.__dict__.keys()
+    new = {name: _field(d, name, replace, batch_shape, inner) for name in kept}
+    return with_fields(d, new, batch_shape)
 
 
 def _field(d: Any, name: str, replace: Replace, batch_shape: tuple[int, ...], inner: int) -> Any:
@@ -135,8 +140,7 @@ def _transforms(d: Any, replace: Replace, inner: int) -> list[Any]:
         leaves = jax.tree.leaves(transform)
         if not parameters and any(jnp.ndim(leaf) > 0 for leaf in leaves):
             raise cannot_take(d, f"the parameters of {type(transform).__name__}")
-        moved = copy.copy(transform)
-        moved._inv = transform._inv if isinstance(transform._inv, transforms.Transform) else None
+        moved = copy_of_transform(transform)
         for name, more in parameters.items():
             array = getattr(transform, name)
             if jnp.ndim(array) > 0:
