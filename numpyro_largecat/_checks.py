@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 CHECKED_AT_ONCE = 2**20  # entries of an array
+DEFAULT_ACTIVE = 8  # topics or components: next to dense for most data
 MOST = 2**31 - 1  # largest int32: ids, and so the sizes of plates, are of this type
 
 
@@ -71,6 +72,36 @@ def check_count(name: str, value: Any, minimum: int) -> int:
             f"counts have; got {count}."
         )
     return count
+
+
+def check_num_active(num_active: Any, size: int, of_what: str) -> int:
+    """Return the number L of active topics or components, in [1, K], or raise; K is ``size``.
+
+    None is 8, or K if that is less.
+    """
+    if num_active is None:
+        return min(DEFAULT_ACTIVE, size)
+    count = check_count("num_active", num_active, 1)
+    if count > size:
+        raise ValueError(
+            f"`num_active` must be at most {size}, the number of {of_what}; got {count}."
+        )
+    return count
+
+
+def check_kind(name: str, value: Any, kind: type, form: str) -> None:
+    """Raise TypeError unless ``value`` is of a kind; ``form`` is how users write it."""
+    if not isinstance(value, kind):
+        raise TypeError(f"`{name}` must be {form}; got {describe(value)}.")
+
+
+def check_one_of(name: str, value: Any, known: tuple[str, ...], *, or_else: str = "") -> None:
+    """Raise ValueError unless ``value`` is one of some strings; ``or_else`` is what else may be."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(
+            f"`{name}` must be one of {', '.join(map(repr, known))}{or_else}; got "
+            f"{describe(value)}."
+        )
 
 
 def check_integers(name: str, values: Any) -> None:

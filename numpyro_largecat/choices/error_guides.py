@@ -53,7 +53,7 @@ class AutoError(AutoGuide):
         ...         error = numpyro.sample("y_error", lc.error_distribution("gumbel"))
         ...         choice = lc.AugmentedCategorical(jnp.zeros((2, 5)), error=error, noise="gumbel")
         ...         numpyro.sample("y", choice, obs=y)
-        >>> guide = lc.AutoError(model, "y_error", lc.LocalErrors("gumbel"))
+        >>> guide = lc.choices.AutoError(model, "y_error", lc.LocalErrors("gumbel"))
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     error = guide(jnp.array([0, 3]))["y_error"]
         >>> error.shape

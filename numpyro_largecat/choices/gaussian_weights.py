@@ -29,7 +29,7 @@ class GaussianWeights(NamedTuple):
 
     Example:
         >>> import numpyro_largecat as lc
-        >>> lc.GaussianWeights._fields
+        >>> lc.choices.GaussianWeights._fields
         ('loc', 'variance')
     """
 

@@ -16,6 +16,10 @@ MOST_FIRST_STEPS = 5  # Newton steps on the first visit of a row, at most
 FIRST_TOLERANCE = 1e-3  # of the value after them
 LEAST_PRECISION = 1e-4  # of q(error)
 
+__all__ = ["EtaEstimate", "GaussianNaturalGradient", "NaturalGradient", "UpdateRule"]
+
+__all__ = ["EtaEstimate", "GaussianNaturalGradient", "NaturalGradient", "UpdateRule"]
+
 Statistic = Callable[[Array, Array], Any]  # of the parameter, and of its shift in this step
 Shift = Callable[[Array, Array], Array]  # of the parameter, and of a distance
 
@@ -38,7 +42,8 @@ class EtaEstimate(NamedTuple):
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> lc.EtaEstimate(log_eta_hat=jnp.array([3.0]), log_least=jnp.array([0.7])).log_least[0]
+        >>> estimate = lc.update_rules.EtaEstimate(jnp.array([3.0]), log_least=jnp.array([0.7]))
+        >>> estimate.log_least[0]
         Array(0.7, dtype=float32)
     """
 
@@ -65,6 +70,16 @@ class UpdateRule(Protocol):
     of everything else are then taken at the moved values. The site gives ``statistic=``, a function
     of the parameter and of its shift in this step. It may give ``follow=``, a ``Followed``, which
     shifts the parameter for this step alone.
+
+    Example:
+        >>> import numpyro_largecat as lc
+        >>> class TakeTheNewest:
+        ...     def init(self, value):
+        ...         return ()
+        ...     def update(self, value, state, statistic):
+        ...         return statistic(value).log_eta_hat, state
+        >>> isinstance(TakeTheNewest(), lc.update_rules.UpdateRule)
+        True
     """
 
     def init(self, value: Array) -> Any:
@@ -110,8 +125,8 @@ class NaturalGradient:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> rule = lc.NaturalGradient()
-        >>> estimate = lc.EtaEstimate(jnp.array([3.0]), jnp.array([0.7]))
+        >>> rule = lc.update_rules.NaturalGradient()
+        >>> estimate = lc.update_rules.EtaEstimate(jnp.array([3.0]), jnp.array([0.7]))
         >>> u, visits = rule.update(jnp.zeros(1), jnp.array([0]), lambda u: estimate)
         >>> u.tolist(), visits.tolist()
         ([3.0], [1])
@@ -196,7 +211,7 @@ class GaussianNaturalGradient:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> rule = lc.GaussianNaturalGradient()
+        >>> rule = lc.update_rules.GaussianNaturalGradient()
         >>> def derivatives(value):  # of f(error) = -2 (error - 3)^2
         ...     return -4 * (value[..., 0] - 3), jnp.full(1, -4.0)
         >>> value, visits = rule.update(jnp.zeros((1, 2)), jnp.array([0]), derivatives)

@@ -19,7 +19,7 @@ from numpyro_largecat.ops.logistic_bound import best_u_logistic
 K = 6
 UTILITIES = jnp.array(np.random.default_rng(0).normal(size=(3, K))) * 2
 Y = jnp.array([4, 0, 2])
-EVERYTHING = lc.ClassSubset(jnp.arange(K), jnp.ones(K), jnp.arange(K), K, "sample")
+EVERYTHING = lc.plates.ClassSubset(jnp.arange(K), jnp.ones(K), jnp.arange(K), K, "sample")
 KEEPS_U = pytest.mark.parametrize("noise", ["gumbel", "logistic"])
 
 

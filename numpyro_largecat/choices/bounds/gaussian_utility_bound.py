@@ -68,10 +68,11 @@ class GaussianUtilityBound(ChoiceDistribution):
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> d = lc.GaussianUtilityBound(jnp.zeros(9), jnp.full(9, 0.5), slope=-0.9)
+        >>> means, variances = jnp.zeros(9), jnp.full(9, 0.5)
+        >>> d = lc.bounds.GaussianUtilityBound(means, variances, slope=-0.9)
         >>> d.log_prob(0).round(2).item()  # E[log p] = -2.41, by draws of the utilities
         -2.44
-        >>> lc.GaussianUtilityBound(jnp.zeros(9), jnp.full(9, 0.5)).log_prob(0).round(2).item()
+        >>> lc.bounds.GaussianUtilityBound(means, variances).log_prob(0).round(2).item()
         -2.65
 
     References:

@@ -58,10 +58,11 @@ class OneVsEach(ChoiceDistribution):
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
         >>> utilities = jnp.zeros(4)  # log p = -log 4 = -1.386
-        >>> lc.OneVsEach(utilities).log_prob(0).round(3).item()  # -3 log 2
+        >>> lc.bounds.OneVsEach(utilities).log_prob(0).round(3).item()  # -3 log 2
         -2.079
         >>> head = jnp.array([True, True, True, False])
-        >>> lc.OneVsEach(utilities, together=head).log_prob(0).round(3).item()  # -log 3 - log 2
+        >>> d = lc.bounds.OneVsEach(utilities, together=head)
+        >>> d.log_prob(0).round(3).item()  # -log 3 - log 2
         -1.792
 
     References:
