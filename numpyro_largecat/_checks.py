@@ -125,6 +125,20 @@ def as_jax_array(values: Any) -> jax.Array:
     return jnp.asarray(values)
 
 
+def as_float_array(values: Any) -> jax.Array:
+    """Make an array of floats, also of whole numbers."""
+    array = as_jax_array(values)
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    return array.astype(jnp.result_type(float))
+
+
+def fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether an array of ``shape`` broadcasts to ``whole``, and has no more axes."""
+    pairs = zip(reversed(shape), reversed(whole), strict=False)
+    return len(shape) <= len(whole) and all(size in (1, other) for size, other in pairs)
+
+
 def as_ids(values: Any) -> jax.Array:
     """Integers of any type as int32; those that it cannot hold become -1, which is no id.
 

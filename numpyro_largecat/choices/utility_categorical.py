@@ -68,8 +68,8 @@ class UtilityCategorical(ChoiceDistribution):
     ``event_shape`` is ().
 
     Cost: O(K) time and memory per observation with all classes, O(M) with a subset; with errors
-    other than Gumbel's some 40 evaluations of their CDF at each class, in bounded memory beside the
-    utilities. ``sample`` takes O(K) time per draw and bounded memory beside the utilities.
+    other than Gumbel's some 40 evaluations of their CDF at each class, in bounded memory besides
+    the utilities. ``sample`` takes O(K) time per draw and bounded memory besides the utilities.
 
     Args:
         utilities: Mean utilities psi in nats, shape (..., K), or (..., M) for ``classes``.

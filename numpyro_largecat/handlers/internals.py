@@ -11,11 +11,11 @@ import copy
 from typing import Any
 
 import jax
+import numpyro
 from jax import Array
 from jax.example_libraries.optimizers import OptimizerState
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from numpyro.contrib.control_flow import scan
-from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.distribution import MaskedDistribution
 from numpyro.distributions.transforms import Transform
 from numpyro.handlers import infer_config
@@ -48,6 +48,11 @@ def open_handlers() -> list[Messenger]:
     return list(_PYRO_STACK)
 
 
+def open_plates() -> dict[str, numpyro.plate]:
+    """The plates that are open, by name."""
+    return {h.name: h for h in open_handlers() if isinstance(h, numpyro.plate)}
+
+
 def is_scan_open() -> bool:
     """Whether the body of NumPyro's ``scan`` is being run, which opens a handler of its own."""
     return any(
@@ -75,37 +80,17 @@ def mask_of(fn: MaskedDistribution) -> Any:
     return fn._mask
 
 
-def declared_fields(kind: type[Distribution]) -> set[str]:
-    """The attributes that make up a distribution, as it declares them to be a pytree."""
-    return {*kind.gather_pytree_data_fields(), *kind.gather_pytree_aux_fields()}
+def copy_transform(transform: Transform, arrays: dict[str, Any]) -> Transform:
+    """Copy a transform with other arrays, without the inverse of the old ones that it may keep.
 
-
-def with_fields(
-    fn: Distribution, fields: dict[str, Any], batch_shape: tuple[int, ...]
-) -> Distribution:
-    """A distribution of the kind of ``fn`` with these attributes, whose values are not checked.
-
-    Its constructor may take other arguments than it keeps, and its pytree keeps the batch shape.
+    Its constructor may take other arguments, or compute the arrays from them. An inverse that is a
+    transform is what it was made as, and stays.
     """
-    new = object.__new__(type(fn))
-    for name, value in fields.items():
-        setattr(new, name, value)
-    Distribution.__init__(new, batch_shape, fn.event_shape, validate_args=False)
-    return new
-
-
-def copy_of_transform(transform: Transform) -> Transform:
-    """A copy that does not share the inverse which a transform remembers."""
     new = copy.copy(transform)
     new._inv = transform._inv if isinstance(transform._inv, Transform) else None
+    for name, array in arrays.items():
+        setattr(new, name, array)
     return new
-
-
-def event_axes_inside(constraint: constraints.Constraint) -> int:
-    """How many batch axes ``constraints.independent``, a private class, makes axes of an event."""
-    if isinstance(constraint, constraints._IndependentConstraint):
-        return int(constraint.reinterpreted_batch_ndims)
-    return 0
 
 
 # --- Automatic guides ----------------------------------------------------------------------------

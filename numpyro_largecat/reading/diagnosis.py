@@ -13,7 +13,6 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.diagnostics import split_gelman_rubin
 from numpyro.handlers import replay
-from numpyro.infer.svi import SVIRunResult
 
 from numpyro_largecat._checks import check_count, check_integers
 from numpyro_largecat.handlers.closed_over_arrays import compiled
@@ -30,6 +29,8 @@ from numpyro_largecat.reading.pareto_check import (
 from numpyro_largecat.reading.predictions import log_likelihood
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.row_optimizer import Rows
+from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
+from numpyro_largecat.svi.step import gather_step
 from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
 
 MOST_R_HAT = 1.05
@@ -79,7 +80,7 @@ class Diagnosis(NamedTuple):
 def diagnose(
     rng_key: Array,
     svi: SubsampledSVI,
-    result: SVIRunResult,
+    result: SubsampledSVIRunResult,
     *args: Any,
     batches: ArrayBatches | None = None,
     labels: ArrayLike | None = None,
@@ -198,12 +199,12 @@ def diagnose(
     return Diagnosis(findings + _classes_seen(np.ravel(labels), num_categories))
 
 
-def _convergence(result: SVIRunResult) -> tuple[list[Finding], dict[str, bool]]:
+def _convergence(result: SubsampledSVIRunResult) -> tuple[list[Finding], dict[str, bool]]:
     """R-hat of the ELBO and of the parameters, and which of these still drift."""
     r_hat = _r_hat(np.asarray(result.losses))
     is_done = not r_hat > MOST_R_HAT
     findings = [Finding("R-hat of the ELBO", r_hat, None, "" if is_done else "run longer")]
-    r_hats = _r_hats(getattr(result, "iterates", {}))
+    r_hats = _r_hats(result.iterates)
     drifts = dict.fromkeys(result.params, not is_done)
     for name, r_hat in r_hats.items():
         drifts[name] = r_hat > MOST_DRIFT
@@ -325,9 +326,8 @@ def _signals(
     zeros = jax.tree.map(jnp.zeros_like, tables)
 
     def add(carry: Any, key: Array) -> tuple[Any, dict[str, Array]]:
-        step = svi._gather(state._replace(rng_key=key), args, kwargs)
-        params = svi.optim.get_params(step.optim_rows)
-        grads, _ = jax.grad(step.loss, has_aux=True)(params)
+        step = gather_step(svi.plan, state._replace(rng_key=key), args, kwargs)
+        grads, _ = jax.grad(step.loss, has_aux=True)(step.params)
         squares = {name: _square(grad) for name, grad in grads.items()}
         return {n: _add_rows(carry[n], grads[n], step.rows, n) for n in grads}, squares
 

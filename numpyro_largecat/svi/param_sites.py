@@ -50,6 +50,21 @@ class ParamSite(NamedTuple):
         """Constrained value as the model sees it, from unconstrained stored rows."""
         return self.spread(self.transform(stored), touched)
 
+    def check_size(self, name: str, shape: tuple[int, ...], touched: TouchedRows) -> None:
+        """Refuse a stored parameter whose rows are not as many as those of its plates in this step.
+
+        Raises:
+            ValueError: With the parameter and its plate.
+        """
+        for axis, plate in self.plates.items():
+            size = touched.plates[plate].size
+            if shape[axis] != size:
+                raise ValueError(
+                    f"param '{name}' has shape {shape} in the state, with {shape[axis]} rows at "
+                    f"axis {axis}, but its plate '{plate}' has {size} in this step. A state "
+                    "belongs to a model whose plates have the same sizes."
+                )
+
 
 def describe_param(site: dict[str, Any], touched: TouchedRows) -> ParamSite:
     """Read the message of a ``numpyro.param`` statement whose value is whole.

@@ -16,7 +16,6 @@ from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 
 from numpyro_largecat._checks import as_jax_array, check_finite, check_weights, is_concrete
-from numpyro_largecat.handlers.internals import event_axes_inside
 from numpyro_largecat.ops.noisy_max import noisy_max
 from numpyro_largecat.ops.top_l import check_active, log_sum
 from numpyro_largecat.top_l.component_weights import Components, ComponentWeights
@@ -221,7 +220,7 @@ def _check_result(log_prob: Array, weights: ComponentWeights, shape: tuple[int, 
 def _common_support(components: dist.Distribution) -> constraints.Constraint:
     """Support of any component, without the axis of the components."""
     support = components.support
-    inner = event_axes_inside(support)
+    inner = getattr(support, "reinterpreted_batch_ndims", 0)  # of a `constraints.independent`
 
     def of_any(bound: Any) -> Any:
         if jnp.ndim(bound) <= inner:

@@ -18,7 +18,7 @@ from numpyro.infer.autoguide import AutoGuideList, AutoNormal
 import numpyro_largecat as lc
 from numpyro_largecat.choices.error_families import FAMILIES
 from numpyro_largecat.choices.error_guides import without_errors
-from numpyro_largecat.choices.error_posteriors import FAMILIES as POSTERIORS
+from numpyro_largecat.choices.error_posteriors import POSTERIORS
 from tests import reference
 from tests.models import NUM_CATEGORIES, NUM_FEATURES, NUM_ROWS, make_data
 

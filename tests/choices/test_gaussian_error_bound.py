@@ -10,7 +10,7 @@ from numpyro import handlers
 
 import numpyro_largecat as lc
 from numpyro_largecat.choices.error_families import FAMILIES
-from numpyro_largecat.choices.kept_per_row import local_state
+from numpyro_largecat.choices.kept_per_row import kept_per_row
 from numpyro_largecat.choices.update_rules import GaussianNaturalGradient
 from tests import reference
 
@@ -90,13 +90,13 @@ def test_the_first_visit_of_a_row_leaves_everything_finite(noise, label_at):
     with handlers.seed(rng_seed=0):
         classes = lc.class_plate("classes", 10**5, labels, 50).classes
     psi = jnp.zeros(51).at[0].set(label_at)[None]
-    local = local_state(psi, classes, FAMILIES[noise], labels)
+    local = kept_per_row(psi, classes, FAMILIES[noise], labels)
     q, _ = local.update_rule.update(
         local.start[None], jnp.zeros(1, jnp.int32), lambda q: local.statistic(q, jnp.zeros_like(q))
     )
     value, gradient = jax.value_and_grad(
         lambda psi: (
-            local_state(psi, classes, FAMILIES[noise], labels).bound(q).log_prob(labels).sum()
+            kept_per_row(psi, classes, FAMILIES[noise], labels).bound(q).log_prob(labels).sum()
         )
     )(psi)
     assert jnp.isfinite(q).all()
@@ -117,6 +117,6 @@ def test_the_shift_is_the_derivative_of_the_best_location(x64):
 
     q = best(0.0)
     derivative = (best(1e-3) - best(-1e-3))[0] / 2e-3
-    shift = local_state(psi[None], classes, FAMILIES["normal"], jnp.array([2])).shift(q, 1.0)
+    shift = kept_per_row(psi[None], classes, FAMILIES["normal"], jnp.array([2])).shift(q, 1.0)
     np.testing.assert_allclose(shift[0], derivative, atol=0.05)
     assert shift[1] == 0

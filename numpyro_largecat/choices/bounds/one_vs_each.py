@@ -9,6 +9,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
+from numpyro_largecat._checks import fits
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution, utility_vector
 from numpyro_largecat.plates.class_subset import ClassSubset
 
@@ -106,11 +107,7 @@ def _marks(together: ArrayLike, shape: tuple[int, ...]) -> Array:
             "`together` must be booleans, which mark columns of `utilities`; got dtype "
             f"{marks.dtype}. Mark the classes `ids` with `jnp.isin(classes.indices, ids)`."
         )
-    try:
-        fits = jnp.broadcast_shapes(marks.shape, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
+    if not fits(marks.shape, shape):
         raise ValueError(
             "`together` must have a shape that broadcasts to that of `utilities`, "
             f"{shape}, with one entry for each column; got shape {marks.shape}."
