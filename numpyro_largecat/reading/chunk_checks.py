@@ -15,7 +15,7 @@ from numpyro.infer.autoguide import AutoGuideList
 from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import is_concrete
-from numpyro_largecat.handlers.guide_tables import guide_parts
+from numpyro_largecat.handlers.automatic_guides import guide_parts
 from numpyro_largecat.handlers.internals import has_seen_model
 from numpyro_largecat.handlers.sites import is_latent, param_options
 from numpyro_largecat.ops.finfo import finfo
