@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -242,6 +243,22 @@ def check_finite(named_values: Iterable[tuple[str, Any]]) -> None:
                 f"{name} must be finite; got {_first(part, ~np.isfinite(part), start)}, and "
                 f"{sum(num_bad)} of {array.size} are not finite."
             )
+
+
+def check_arguments(fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Refuse arrays among the arguments of a model that are not finite, or overflow, by name."""
+    try:
+        bound = inspect.signature(fn).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # no signature, or one that the function itself will refuse
+        bound = {**{f"argument {i}": a for i, a in enumerate(args)}, **kwargs}
+    arrays = [
+        (f"`{name}{jax.tree_util.keystr(path)}`", leaf)
+        for name, value in bound.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value)
+        if isinstance(leaf, (np.ndarray, jax.Array, float))
+    ]
+    check_finite(arrays)
+    check_no_overflow(arrays)
 
 
 def check_distinct(name: str, values: Any) -> None:

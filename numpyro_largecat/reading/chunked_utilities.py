@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.handlers import replay, substitute, trace
 
-from numpyro_largecat._checks import check_count
+from numpyro_largecat._checks import check_arguments, check_count
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution, is_choice
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily
 from numpyro_largecat.choices.error_guides import without_errors
@@ -29,8 +29,7 @@ from numpyro_largecat.handlers.static_arguments import with_jax_arrays
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.plates.class_chunk import class_chunk
 from numpyro_largecat.reading.chunk_checks import check_guide_has_run, distinct_rows, rows_are_alone
-from numpyro_largecat.svi.model_checks import check_arguments
-from numpyro_largecat.svi.param_sites import check_params
+from numpyro_largecat.svi.stored_params import check_params
 
 
 class ChunkedUtilities:

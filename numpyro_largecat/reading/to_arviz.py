@@ -27,7 +27,7 @@ from numpyro_largecat.reading.chunk_checks import check_guide_has_run
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, rows_of_whole
 from numpyro_largecat.reading.model_layout import LatentSite, ModelLayout, latent_site, layout_of
 from numpyro_largecat.reading.predictions import draw_choices_of, labels_of_rows, log_likelihood_of
-from numpyro_largecat.svi.param_sites import check_params
+from numpyro_largecat.svi.stored_params import check_params
 
 SMALL_PLATE = 1000  # plates of at most this many rows are shown whole
 NUM_FREQUENT = 10  # classes that are shown of a larger plate where none is named

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -10,25 +11,20 @@ import jax.numpy as jnp
 from jax import Array, random
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
+from numpyro_largecat._checks import check_arguments
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.guide_tables import free_start_values, set_up_anew
+from numpyro_largecat.handlers.internals import addresses_of
 from numpyro_largecat.handlers.run_model import as_drawn, sites_of
-from numpyro_largecat.handlers.sites import Sites, of_type
+from numpyro_largecat.handlers.sites import Sites, is_latent, of_type
 from numpyro_largecat.handlers.static_arguments import split_arguments
 from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.svi.iterates import choose_entries
 from numpyro_largecat.svi.joint_guides import refuse_joint_guides
-from numpyro_largecat.svi.model_checks import (
-    check_arguments,
-    check_columns,
-    check_labels,
-    labels_as_columns,
-    observed_labels,
-    warn_of_discrete_sites,
-)
-from numpyro_largecat.svi.param_sites import ParamSite, describe_param
+from numpyro_largecat.svi.labels import check_labels, labels_of
 from numpyro_largecat.svi.plan import Plan
-from numpyro_largecat.svi.recorded_entries import choose_entries
 from numpyro_largecat.svi.state import RuledParam, SubsampledSVIState
+from numpyro_largecat.svi.stored_params import StoredParam, describe_param
 
 
 def first_run(
@@ -57,7 +53,7 @@ def first_run(
 class _Found(NamedTuple):
     """What a run of model or guide has shown."""
 
-    sites: dict[str, ParamSite]  # of its parameters
+    sites: dict[str, StoredParam]  # of its parameters
     values: dict[str, Any]  # of its parameters, constrained and whole
     mutable: dict[str, Any]  # values of its mutable sites
 
@@ -76,21 +72,19 @@ def _run_model(
 ) -> tuple[TouchedRows, _Found]:
     """Run the model, compiled, and check the labels that it gives."""
     arrays, static = split_arguments((args, kwargs))
-    described: dict[str, ParamSite] = {}  # they are not arrays: they leave the trace on their own
+    described: dict[str, StoredParam] = {}  # they are not arrays: they leave the trace on their own
 
     def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
         args, kwargs = static.restore(arrays)
         touched = TouchedRows()
         sites = sites_of(plan.model, args, kwargs, rng_key=rng_key, params=given, touched=touched)
-        warn_of_discrete_sites(sites, plan.loss)
+        _warn_of_discrete_sites(sites, plan.loss)
         found = _found(sites, touched)
         described.update(found.sites)
-        labels = observed_labels(sites), labels_as_columns(sites)
-        return touched, found.values, found.mutable, *labels
+        return touched, found.values, found.mutable, labels_of(sites)
 
-    touched, values, mutable, labels, columns = compiled(run)(rng_key, arrays, given)
-    check_labels(labels)
-    check_columns(columns)
+    touched, values, mutable, given_labels = compiled(run)(rng_key, arrays, given)
+    check_labels(given_labels)
     return touched, _Found(described, values, mutable)
 
 
@@ -103,7 +97,20 @@ def _run_guide(
     return _found(sites_of(plan.guide, args, kwargs, touched=touched, **how), touched)
 
 
-def _check_loss(loss: Any, sites: dict[str, ParamSite]) -> None:
+def _warn_of_discrete_sites(sites: Sites, loss: Any) -> None:
+    """Warn, as NumPyro does, of latent sites that the loss cannot handle."""
+    for name, site in sites.items():
+        if not is_latent(site):
+            continue
+        if site["fn"].support.is_discrete and not loss.can_infer_discrete:
+            warnings.warn(
+                f"site '{name}' is discrete and latent, which SVI with {type(loss).__name__} does "
+                "not support.",
+                stacklevel=2,
+            )
+
+
+def _check_loss(loss: Any, sites: dict[str, StoredParam]) -> None:
     """Refuse a loss that hides from us what its particles do to local parameters."""
     local = [name for name, site in sites.items() if site.rule is not None]
     if local and not isinstance(loss, (Trace_ELBO, TraceMeanField_ELBO)):
@@ -114,7 +121,7 @@ def _check_loss(loss: Any, sites: dict[str, ParamSite]) -> None:
 
 
 def _start(
-    optim: Any, sites: dict[str, ParamSite], values: dict[str, Any]
+    optim: Any, sites: dict[str, StoredParam], values: dict[str, Any]
 ) -> tuple[Any, dict[str, RuledParam]]:
     """The optimiser's state, which holds its parameters, and those of update rules.
 
@@ -149,7 +156,7 @@ def _without_aliases(state: Any) -> Any:
         leaf = jnp.asarray(leaf)
         if isinstance(leaf, jax.core.Tracer) or not leaf.is_fully_addressable:
             return leaf
-        pointers = {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}
+        pointers = addresses_of(leaf)
         if pointers & seen:
             return jnp.copy(leaf)
         seen.update(pointers)

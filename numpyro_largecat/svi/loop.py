@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 
-from numpyro_largecat._checks import BadDataError, check_count
+from numpyro_largecat._checks import BadDataError, check_arguments, check_count
 from numpyro_largecat._result_so_far import attach_result, handled_signals, held_signals
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.static_arguments import StaticArguments, split_arguments
 from numpyro_largecat.svi.array_batches import ArrayBatches
+from numpyro_largecat.svi.batch_checks import check_batches
+from numpyro_largecat.svi.iterates import IterateLog, Recorded, recorded_values
 from numpyro_largecat.svi.loss_log import LossLog
-from numpyro_largecat.svi.model_checks import check_arguments, check_batches
 from numpyro_largecat.svi.plan import Plan
-from numpyro_largecat.svi.recorded_entries import IterateLog, Recorded, recorded_values
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
 from numpyro_largecat.svi.state import SubsampledSVIState
 from numpyro_largecat.svi.step import take_step

@@ -12,10 +12,10 @@ from numpyro.infer.elbo import ELBO
 from numpyro.infer.util import transform_fn
 
 from numpyro_largecat.handlers.touched_rows import TouchedRows
-from numpyro_largecat.svi.param_sites import ParamSite
-from numpyro_largecat.svi.recorded_entries import Recorded
+from numpyro_largecat.svi.iterates import Recorded
 from numpyro_largecat.svi.row_optimizer import RowAxes, Rows, check_row_wise, find_owners
 from numpyro_largecat.svi.state import SubsampledSVIState, check_state, shapes_of
+from numpyro_largecat.svi.stored_params import StoredParam
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,24 @@ class Plan:
     static_kwargs: Mapping[str, Any]  # passed to model and guide in each call
 
     # Learned by `init`; empty before.
-    sites: Mapping[str, ParamSite] = field(default_factory=dict)  # of all parameters, by name
+    stored: Mapping[str, StoredParam] = field(default_factory=dict)  # all parameters, by name
     shapes: SubsampledSVIState | None = None  # of the state: shapes and dtypes for arrays
     recorded: Recorded = field(default_factory=dict, compare=False)  # entries seen in each step
     owners: Callable[[RowAxes], list[str | None]] | None = field(default=None, compare=False)
 
     def __hash__(self) -> int:
         """Of names alone, since models, guides and arguments need not be hashable."""
-        return hash(tuple(self.sites))
+        return hash(tuple(self.stored))
 
     def learned(
-        self, sites: Mapping[str, ParamSite], state: SubsampledSVIState, recorded: Recorded
+        self, stored: Mapping[str, StoredParam], state: SubsampledSVIState, recorded: Recorded
     ) -> Plan:
-        """The plan after a first run that found these sites and made this state."""
+        """The plan after a first run that found these parameters and made this state."""
         shapes, owners = shapes_of(state), self.owners
         if owners is None or shapes != self.shapes:
             # A pure function, whose answers are kept for each set of plates held in part.
             owners = cache(partial(_checked_owners, self.optim, shapes.optim_state))
-        return replace(self, sites=sites, shapes=shapes, recorded=recorded, owners=owners)
+        return replace(self, stored=stored, shapes=shapes, recorded=recorded, owners=owners)
 
     def check(self, state: Any) -> None:
         """Refuse what is not the state of this model and optimiser."""
@@ -63,7 +63,7 @@ class Plan:
 
     def rows(self, touched: TouchedRows) -> Rows:
         """The rows that a step reads and writes of each parameter that it does not take whole."""
-        rows = {name: site.rows(touched) for name, site in self.sites.items()}
+        rows = {name: param.rows(touched) for name, param in self.stored.items()}
         return {name: by_axis for name, by_axis in rows.items() if by_axis}
 
     def row_owners(self, rows: Rows) -> list[str | None]:
@@ -73,13 +73,13 @@ class Plan:
             ValueError: If the optimiser mixes rows.
         """
         assert self.owners is not None
-        optimised = [name for name in sorted(rows) if self.sites[name].rule is None]
+        optimised = [name for name in sorted(rows) if self.stored[name].rule is None]
         return self.owners(tuple((name, tuple(rows[name])) for name in optimised))
 
     def constrain(self, optimised: dict[str, Any]) -> dict[str, Any]:
         """Constrained values of parameters that the optimiser moves, stored whole."""
         constrained: dict[str, Any] = transform_fn(
-            {name: self.sites[name].transform for name in optimised}, optimised
+            {name: self.stored[name].transform for name in optimised}, optimised
         )
         return constrained
 

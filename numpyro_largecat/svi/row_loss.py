@@ -69,7 +69,7 @@ class RowLoss:
         moved = dict(self.local_rows)
         move = partial(self._move_local, moved)
         model, guide = (
-            share_rows(fn, self.touched, gathered=self.plan.sites.__contains__, lookup=move)
+            share_rows(fn, self.touched, gathered=self.plan.stored.__contains__, lookup=move)
             for fn in (self.plan.model, self.plan.guide)
         )
         if not jax.tree.leaves(self.mutable_state):
@@ -86,8 +86,8 @@ class RowLoss:
         name = msg["name"]
         if name not in self.local_rows:
             return None
-        site = self.plan.sites[name]
-        assert site.rule is not None
+        param = self.plan.stored[name]
+        assert param.rule is not None
         value, state = jax.tree.map(partial(self._spread, name), self.local_rows[name])
         _, _, _, statistic, follow = param_options(msg)
         if not callable(statistic):
@@ -103,9 +103,9 @@ class RowLoss:
                 lax.stop_gradient(follow.values), follow.entry[..., None], axis=-1
             )
             shift = follow.shift(value, drawn[..., 0] - self.at_centre[name])
-        new = RuledParam(*site.rule.update(value, state, lambda value: statistic(value, shift)))
+        new = RuledParam(*param.rule.update(value, state, lambda value: statistic(value, shift)))
         new = lax.stop_gradient(new)
-        moved[name] = jax.tree.map(lambda x: site.merge(x, self.touched), new)
+        moved[name] = jax.tree.map(lambda x: param.merge(x, self.touched), new)
         return new.value + shift
 
     def _followed_at_centre(self, params: Any) -> dict[str, Array]:
@@ -114,7 +114,7 @@ class RowLoss:
         values |= {n: self._spread(n, local.value) for n, local in self.local_rows.items()}
 
         def run(fn: Any, around: Any) -> Sites:
-            fn = share_rows(fn, self.touched, gathered=self.plan.sites.__contains__)
+            fn = share_rows(fn, self.touched, gathered=self.plan.stored.__contains__)
             key = self.step_key
             return sites_of(fn, self.args, self.kwargs, rng_key=key, params=values, around=around)
 
@@ -132,10 +132,10 @@ class RowLoss:
 
     def _values(self, params: Any) -> dict[str, Any]:
         """Constrained values of rows, as model and guide see them."""
-        return {n: self.plan.sites[n].value(rows, self.touched) for n, rows in params.items()}
+        return {n: self.plan.stored[n].value(rows, self.touched) for n, rows in params.items()}
 
     def _spread(self, name: str, stored: Array) -> Array:
-        return self.plan.sites[name].spread(stored, self.touched)
+        return self.plan.stored[name].spread(stored, self.touched)
 
 
 def _mean(values: Array) -> Array:

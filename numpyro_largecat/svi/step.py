@@ -101,23 +101,23 @@ def _find_rows(
 
     def lookup(msg: dict[str, Any]) -> Any:
         name = msg["name"]
-        site = plan.sites.get(name)
-        if site is None:
+        param = plan.stored.get(name)
+        if param is None:
             return None
-        rows = site.rows(touched)
-        return site.value(gather_rows(tables[name], rows) if rows else tables[name], touched)
+        rows = param.rows(touched)
+        return param.value(gather_rows(tables[name], rows) if rows else tables[name], touched)
 
     def run(fn: Any, key: Array) -> None:
-        fn = share_rows(fn, touched, gathered=plan.sites.__contains__, lookup=lookup)
+        fn = share_rows(fn, touched, gathered=plan.stored.__contains__, lookup=lookup)
         sites_of(fn, args, kwargs, rng_key=key, params=state.mutable_state)
 
     model_key, guide_key = random.split(random.fold_in(step_key, ROW_STREAM))
     run(plan.model, model_key)
-    named = {name for site in plan.sites.values() for name in site.plates.values()}
+    named = {name for param in plan.stored.values() for name in param.plates.values()}
     if not named <= touched.plates.keys():  # the guide has plates of its own
         run(plan.guide, guide_key)
-    for name, site in plan.sites.items():
-        site.check_size(name, jnp.shape(jax.tree.leaves(tables[name])[0]), touched)
+    for name, param in plan.stored.items():
+        param.check_size(name, jnp.shape(jax.tree.leaves(tables[name])[0]), touched)
     return touched
 
 

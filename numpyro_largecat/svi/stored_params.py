@@ -18,7 +18,7 @@ from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.ops.table_rows import merge_values
 
 
-class ParamSite(NamedTuple):
+class StoredParam(NamedTuple):
     """A parameter as the first run of model and guide shows it."""
 
     transform: Transform  # from unconstrained to constrained values
@@ -66,7 +66,7 @@ class ParamSite(NamedTuple):
                 )
 
 
-def describe_param(site: dict[str, Any], touched: TouchedRows) -> ParamSite:
+def describe_param(site: dict[str, Any], touched: TouchedRows) -> StoredParam:
     """Read the message of a ``numpyro.param`` statement whose value is whole.
 
     Raises:
@@ -107,7 +107,7 @@ def describe_param(site: dict[str, Any], touched: TouchedRows) -> ParamSite:
             f"param '{name}' has an update rule, which moves its value as it is; its constraint "
             f"must be real, got {constraint}."
         )
-    return ParamSite(transform, dict(sorted(plates.items())), rule)
+    return StoredParam(transform, dict(sorted(plates.items())), rule)
 
 
 def check_params(params: dict[str, Any], sites: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
-from numpyro_largecat.svi.param_sites import ParamSite
+from numpyro_largecat.svi.stored_params import StoredParam
 
 MOST_ROWS = 8  # of a plate
 MOST_ENTRIES = 16  # of an array
@@ -26,7 +26,7 @@ Index = tuple[NDArray[np.int64], ...]  # one entry of each axis for each recorde
 Recorded = dict[str, list[Index | None]]  # of each leaf of a parameter; None if it is left out
 
 
-def choose_entries(sites: dict[str, ParamSite], params: Any, touched: TouchedRows) -> Recorded:
+def choose_entries(sites: dict[str, StoredParam], params: Any, touched: TouchedRows) -> Recorded:
     """Choose entries to record: of a table, in rows that the first minibatch touched.
 
     None are chosen where the fit is traced, so that the rows are not known.

@@ -10,7 +10,7 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.svi import SVIRunResult
 
 import numpyro_largecat as lc
-from numpyro_largecat.svi.recorded_entries import MOST_ITERATES, IterateLog
+from numpyro_largecat.svi.iterates import MOST_ITERATES, IterateLog
 
 
 def test_a_fit_records_entries_of_what_it_moves():
