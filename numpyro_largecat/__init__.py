@@ -36,22 +36,11 @@ from numpyro_largecat.mixtures import (
 from numpyro_largecat.plates.class_plate import class_chunk, class_plate, data_plate
 from numpyro_largecat.plates.class_subset import ClassSubset, RowSubset
 from numpyro_largecat.plates.proposals import ClassProposal, FrequencyProposal, HeadProposal
-from numpyro_largecat.reading.diagnosis import Diagnosis, Finding, diagnose
+from numpyro_largecat.reading import plots
+from numpyro_largecat.reading.findings import Diagnosis
+from numpyro_largecat.reading.fitted import Fitted
 from numpyro_largecat.reading.metrics import score_predictions
-from numpyro_largecat.reading.plots import (
-    plot_accuracy_by_frequency,
-    plot_confusion,
-    plot_elbo,
-    plot_intervals,
-    plot_reliability,
-)
-from numpyro_largecat.reading.predictions import (
-    TopClasses,
-    draw_choices,
-    log_likelihood,
-    top_classes,
-)
-from numpyro_largecat.reading.to_arviz import to_arviz
+from numpyro_largecat.reading.predictions import TopClasses
 from numpyro_largecat.svi.adaptive_steps import adaptive_steps
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.averaging import average_iterates, averaged_params
@@ -82,7 +71,7 @@ __all__ = [
     "ErrorFamily",
     "ErrorGuideList",
     "EtaEstimate",
-    "Finding",
+    "Fitted",
     "FrequencyProposal",
     "GaussianErrorBound",
     "GaussianFamily",
@@ -119,22 +108,13 @@ __all__ = [
     "class_chunk",
     "class_plate",
     "data_plate",
-    "diagnose",
-    "draw_choices",
     "error_distribution",
     "fit_double_sum",
     "fit_mixture",
     "fit_topics",
     "gaussian_weights",
     "hide_enumerated",
-    "log_likelihood",
-    "plot_accuracy_by_frequency",
-    "plot_confusion",
-    "plot_elbo",
-    "plot_intervals",
-    "plot_reliability",
+    "plots",
     "sample_choice",
     "score_predictions",
-    "to_arviz",
-    "top_classes",
 ]

@@ -29,14 +29,8 @@ from numpyro_largecat.choices.choice_distribution import base_distribution
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, InnerNoise
-from numpyro_largecat.top_l.model_run import log_prob_of, unmasked
-
-
-class RowWeights(NamedTuple):
-    """Which observations stand for the data: some with certainty, others as a sample."""
-
-    weights: Array  # (...), like the choice; the number of observations that each stands for
-    is_sampled: Array  # (...), False for those that are there with certainty
+from numpyro_largecat.reading.observed_choice import RowWeights
+from numpyro_largecat.top_l.model_run import log_prob_of
 
 
 class Ratios(NamedTuple):
@@ -221,7 +215,7 @@ def _sums_without(
 ) -> tuple[Array, Array]:
     """Log of the sum over all classes but these, and the utilities of the labels elsewhere."""
 
-    def visit(chunk: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+    def add(found: tuple[Array, Array], chunk: Array) -> tuple[Array, Array]:
         classes = utilities.classes_of(chunk)
         psi, _ = _choice(
             utilities.traces(classes[0], utilities.chunk_size, key, noise)[1][utilities.site]
@@ -232,7 +226,7 @@ def _sums_without(
         return log_sum, jnp.maximum(found[1], _own(psi, labels, classes))
 
     nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)
-    return lax.fori_loop(0, utilities.num_chunks, visit, (nothing, nothing))
+    return utilities.visit(add, (nothing, nothing))
 
 
 def _latent(sites: dict[str, Any]) -> list[dict[str, Any]]:
@@ -276,11 +270,3 @@ def _sum_outside(sites: Any, plate: str, inner: frozenset[str], weights: Array) 
 
 def _holds_a_subset(plate: dict[str, Any]) -> bool:
     return plate["kwargs"].get("row_weights") is not None
-
-
-def rows_of_site(site: dict[str, Any]) -> RowWeights:
-    """How the observations of a choice weigh in the model."""
-    scale = 1.0 if site["scale"] is None else site["scale"]
-    shape = site["fn"].shape()
-    weights = jnp.broadcast_to(jnp.where(unmasked(site["fn"])[1], scale, 0.0), shape)
-    return RowWeights(weights, weights > 1)

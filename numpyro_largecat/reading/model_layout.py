@@ -13,11 +13,8 @@ from numpyro_largecat.choices.error_guides import without_errors
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
 from numpyro_largecat.handlers.without_draws import at_feasible_values
-from numpyro_largecat.reading.chunked_utilities import (
-    RowsNeeded,
-    only_read,
-    without_training_rows,
-)
+from numpyro_largecat.reading.bound_fit import BoundFit
+from numpyro_largecat.reading.only_read import RowsNeeded, only_read, without_training_rows
 
 
 class LatentSite(NamedTuple):
@@ -40,7 +37,7 @@ class ModelLayout(NamedTuple):
     sites: dict[str, LatentSite]  # without values
 
 
-def layout_of(model: Any, guide: Any, args: Any, kwargs: Any, params: Any) -> ModelLayout:
+def layout_of(fit: BoundFit) -> ModelLayout:
     """Look at a model, of which nothing but row ids is computed.
 
     The rows that its arguments describe may be new, unless a latent site needs those of the
@@ -53,17 +50,17 @@ def layout_of(model: Any, guide: Any, args: Any, kwargs: Any, params: Any) -> Mo
         touched = TouchedRows()
         shared = share_rows(substitute(seed(model, 0), data=params), touched)
         run = in_outer(only_read(at_feasible_values(shared)))
-        sites = trace(run).get_trace(*args, **kwargs)
+        sites = trace(run).get_trace(*fit.args, **fit.kwargs)
         sizes.update({name: plate.size for name, plate in touched.plates.items()})
         latent.update({name: latent_site(s) for name, s in sites.items() if _is_latent(s)})
         row_ids = {name: sites[name]["kwargs"].get("row_ids") for name in sizes}
         return {name: ids for name, ids in row_ids.items() if ids is not None}
 
     try:
-        new_rows = partial(look, without_errors(model, guide)[0], without_training_rows)
-        row_ids = compiled(new_rows)(params)
+        new_rows = partial(look, without_errors(fit.model, fit.guide)[0], without_training_rows)
+        row_ids = compiled(new_rows)(fit.params)
     except RowsNeeded:
-        row_ids = compiled(partial(look, model, lambda fn: fn))(params)
+        row_ids = compiled(partial(look, fit.model, lambda fn: fn))(fit.params)
     return ModelLayout(sizes, row_ids, latent)
 
 
