@@ -143,21 +143,22 @@ def topics(num_words: int, method: Any) -> Call:
     words = [rng.choice(num_words, 10, replace=False) for _ in range(NUM_DOCUMENTS)]
     corpus = Corpus.from_rows([(row, np.ones(10)) for row in words], num_words)
     fit = partial(lc.fit_topics, jax.random.key(0), corpus, NUM_TOPICS, num_passes=1)
-    return lambda: fit(method=method).topics
+    return lambda: fit(method=method, progress_bar=False).topics
 
 
-def mixture(num_components: int, algorithm: Any) -> Call:
+def mixture(num_components: int, method: Any) -> Call:
     """A fit to points in two dimensions."""
     x = np.random.default_rng(0).standard_normal((2 * num_components, 2), np.float32)
-    family = lc.DiagonalGaussianFamily(np.zeros(2), np.ones(2))
-    fit = partial(lc.fit_mixture, jax.random.key(0), x, family, num_components, num_passes=1)
-    return lambda: fit(algorithm=algorithm, progress_bar=False).counts
+    family = lc.mixtures.DiagonalGaussianFamily(np.zeros(2), np.ones(2))
+    fit = partial(lc.fit_mixture, jax.random.key(0), x, num_components, family, num_passes=1)
+    return lambda: fit(method=method, progress_bar=False).counts
 
 
 def double_sum(num_categories: int, rule: Any) -> Call:
     """A fit by steps on one observation and one class."""
     fit, data = lc.fit_double_sum, Softmax(num_categories)
-    return lambda: fit(jax.random.key(0), data.x, data.y, num_categories, rule, num_epochs=1).w
+    arguments = jax.random.key(0), data.x, data.y, num_categories, rule
+    return lambda: fit(*arguments, num_passes=1, progress_bar=False).w
 
 
 def entry_points(num_categories: int) -> dict[str, Callable[[], Call]]:
@@ -173,7 +174,11 @@ def entry_points(num_categories: int) -> dict[str, Callable[[], Call]]:
     for method in ("memoized", "stochastic"):
         found[f"fit_topics, {method}"] = partial(topics, k, method)
         found[f"fit_mixture, {method}"] = partial(mixture, min(k, 1_000), method)
-    for rule in (lc.ImplicitSGD(1.0), lc.UMax(1.0), lc.Vanilla(1e-3)):
+    for rule in (
+        lc.double_sum.ImplicitSGD(1.0),
+        lc.double_sum.UMax(1.0),
+        lc.double_sum.Vanilla(1e-3),
+    ):
         found[f"fit_double_sum, {type(rule).__name__}"] = partial(double_sum, k, rule)
     return found
 

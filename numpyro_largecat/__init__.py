@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPyro models with huge categoricals, at a cost per step that does not depend on their size."""
 
+from numpyro_largecat import double_sum, mixtures, topics
 from numpyro_largecat.choices.augmented_categorical import AugmentedCategorical, error_distribution
 from numpyro_largecat.choices.baselines.noise_contrastive import NoiseContrastive
 from numpyro_largecat.choices.bounds.bouchard import Bouchard
@@ -19,23 +20,20 @@ from numpyro_largecat.choices.update_rules import (
 )
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
 from numpyro_largecat.data.sparse_rows import SparseRows
-from numpyro_largecat.double_sum.fit_double_sum import DoubleSumFit, fit_double_sum
-from numpyro_largecat.double_sum.rules import ImplicitSGD, UMax, Vanilla
-from numpyro_largecat.mixtures import (
-    ConjugateFamily,
-    DiagonalGaussianFamily,
-    DirichletMixing,
-    GaussianFamily,
-    MixingPrior,
-    MixtureFit,
-    MultinomialFamily,
-    StickBreaking,
-    ZeroMeanGaussianFamily,
-    fit_mixture,
+from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit
+from numpyro_largecat.double_sum.fit_double_sum import fit_double_sum
+from numpyro_largecat.mixtures.fit_mixture import fit_mixture
+from numpyro_largecat.mixtures.mixture_fit import MixtureFit
+from numpyro_largecat.plates import (
+    ClassProposal,
+    ClassSubset,
+    FrequencyProposal,
+    HeadProposal,
+    RowSubset,
+    class_chunk,
+    class_plate,
+    data_plate,
 )
-from numpyro_largecat.plates.class_plate import class_chunk, class_plate, data_plate
-from numpyro_largecat.plates.class_subset import ClassSubset, RowSubset
-from numpyro_largecat.plates.proposals import ClassProposal, FrequencyProposal, HeadProposal
 from numpyro_largecat.reading import plots
 from numpyro_largecat.reading.findings import Diagnosis
 from numpyro_largecat.reading.fitted import Fitted
@@ -49,8 +47,9 @@ from numpyro_largecat.top_l.hide_enumerated import hide_enumerated
 from numpyro_largecat.top_l.top_l_categorical import TopLCategorical
 from numpyro_largecat.top_l.top_l_elbo import TopL_ELBO
 from numpyro_largecat.top_l.top_l_mixture import TopLMixture
-from numpyro_largecat.topics.fit_topics import TopicFit, TopWord, fit_topics
-from numpyro_largecat.topics.topic_document import DocumentPosterior, TopicDocument
+from numpyro_largecat.topics.fit_topics import fit_topics
+from numpyro_largecat.topics.topic_document import TopicDocument
+from numpyro_largecat.topics.topic_fit import TopicFit
 
 __version__ = "0.1.0"
 
@@ -62,11 +61,7 @@ __all__ = [
     "Bouchard",
     "ClassProposal",
     "ClassSubset",
-    "ConjugateFamily",
     "Diagnosis",
-    "DiagonalGaussianFamily",
-    "DirichletMixing",
-    "DocumentPosterior",
     "DoubleSumFit",
     "ErrorFamily",
     "ErrorGuideList",
@@ -74,47 +69,41 @@ __all__ = [
     "Fitted",
     "FrequencyProposal",
     "GaussianErrorBound",
-    "GaussianFamily",
     "GaussianNaturalGradient",
     "GaussianUtilityBound",
     "GaussianWeights",
     "HeadProposal",
-    "ImplicitSGD",
     "LocalErrors",
-    "MixingPrior",
     "MixtureFit",
-    "MultinomialFamily",
     "NaturalGradient",
     "NoiseContrastive",
     "OneVsEach",
     "RowSubset",
     "SparseRows",
-    "StickBreaking",
     "SubsampledSVI",
     "TopClasses",
     "TopLCategorical",
     "TopLMixture",
     "TopL_ELBO",
-    "TopWord",
     "TopicDocument",
     "TopicFit",
-    "UMax",
     "UtilityCategorical",
-    "Vanilla",
-    "ZeroMeanGaussianFamily",
     "adaptive_steps",
     "average_iterates",
     "averaged_params",
     "class_chunk",
     "class_plate",
     "data_plate",
+    "double_sum",
     "error_distribution",
     "fit_double_sum",
     "fit_mixture",
     "fit_topics",
     "gaussian_weights",
     "hide_enumerated",
+    "mixtures",
     "plots",
     "sample_choice",
     "score_predictions",
+    "topics",
 ]

@@ -73,6 +73,31 @@ def check_count(name: str, value: Any, minimum: int) -> int:
     return count
 
 
+def check_num_active(num_active: Any, size: int, of_what: str) -> int:
+    """Return the number L of active topics or components, in [1, K], or raise; K is ``size``."""
+    count = check_count("num_active", num_active, 1)
+    if count > size:
+        raise ValueError(
+            f"`num_active` must be at most {size}, the number of {of_what}; got {count}."
+        )
+    return count
+
+
+def check_kind(name: str, value: Any, kind: type, form: str) -> None:
+    """Raise TypeError unless ``value`` is of a kind; ``form`` is how users write it."""
+    if not isinstance(value, kind):
+        raise TypeError(f"`{name}` must be {form}; got {describe(value)}.")
+
+
+def check_one_of(name: str, value: Any, known: tuple[str, ...], *, or_else: str = "") -> None:
+    """Raise ValueError unless ``value`` is one of some strings; ``or_else`` is what else may be."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(
+            f"`{name}` must be one of {', '.join(map(repr, known))}{or_else}; got "
+            f"{describe(value)}."
+        )
+
+
 def check_integers(name: str, values: Any) -> None:
     """Raise TypeError unless ``values`` has an integer dtype."""
     dtype = values.dtype if isinstance(values, jax.Array) else np.asarray(values).dtype

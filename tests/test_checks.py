@@ -41,12 +41,13 @@ def test_ids_keep_their_value_or_become_none(values, expected, x64):
             assert jax.jit(as_ids)(np.asarray(values)).tolist() == expected
 
 
+IMPLICIT = lc.double_sum.ImplicitSGD(1.0)
 SIZES = {
     "class_plate": lambda size: lc.class_plate("k", size, jnp.array([1]), 2),
     "a full class_plate": lambda size: lc.class_plate("k", size),
     "data_plate": lambda size: lc.data_plate("n", size, jnp.array([1])),
     "fit_double_sum": lambda size: lc.fit_double_sum(
-        jax.random.key(0), jnp.eye(2), jnp.arange(2), size, lc.ImplicitSGD(1.0)
+        jax.random.key(0), jnp.eye(2), jnp.arange(2), size, IMPLICIT
     ),
     "TopLCategorical": lambda size: lc.TopLCategorical(jnp.arange(2), jnp.zeros(2), size),
 }
@@ -87,7 +88,7 @@ def test_large_ids_and_labels_are_refused_as_they_are(ids):
         lambda ids: lc.class_plate("k", 10, ids, 2),
         lambda ids: lc.HeadProposal(ids),
         lambda ids: lc.UtilityCategorical(jnp.zeros(10)).log_prob(ids),
-        lambda ids: lc.fit_double_sum(jax.random.key(0), np.eye(2), ids, 9, lc.ImplicitSGD(1.0)),
+        lambda ids: lc.fit_double_sum(jax.random.key(0), np.eye(2), ids, 9, IMPLICIT),
     ]
     for use in uses:
         with pytest.raises(ValueError, match=f"got {shown} at position 1"):

@@ -15,7 +15,13 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 PUBLIC_NAMES = [
     f"{module}.{name}"
-    for module in ("numpyro_largecat", "numpyro_largecat.data")
+    for module in (
+        "numpyro_largecat",
+        "numpyro_largecat.data",
+        "numpyro_largecat.double_sum",
+        "numpyro_largecat.mixtures",
+        "numpyro_largecat.topics",
+    )
     for name in importlib.import_module(module).__all__
     if not name.startswith("__")
 ]

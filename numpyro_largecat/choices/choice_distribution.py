@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from numpyro_largecat._checks import as_ids, as_jax_array, check_in_range, check_integers
+from numpyro_largecat.handlers.sites import Site, base_distribution
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.plates.class_subset import ClassSubset, check_class_subset
 
@@ -134,7 +135,7 @@ class ChoiceDistribution(dist.Distribution):
         return take_row(*self.label_entries(value)) > -jnp.inf
 
     def _refuse_chunk(self, what: str, fix: str) -> None:
-        if self.classes is not None and self.classes.kind == "chunk":
+        if self.classes is not None and self.classes.is_part:
             raise NotImplementedError(
                 f"{what} needs all classes, but the class plate holds a chunk of them. {fix}"
             )
@@ -169,11 +170,11 @@ def _with_local(
         ) from None
 
 
-def base_distribution(fn: Any) -> Any:
-    """Return the distribution under those that expand, mask or reinterpret it."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return fn
+def is_choice(site: Site) -> bool:
+    """Whether a message, or a site of a trace, is of a choice."""
+    return site["type"] == "sample" and isinstance(
+        base_distribution(site["fn"]), ChoiceDistribution
+    )
 
 
 @jax.jit

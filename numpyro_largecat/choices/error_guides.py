@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpyro
 from jax import Array, random
-from numpyro.handlers import block, seed, substitute, trace
+from numpyro.handlers import block, substitute
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 
 from numpyro_largecat.choices.augmented_categorical import AugmentedCategorical
-from numpyro_largecat.choices.choice_distribution import base_distribution
 from numpyro_largecat.choices.error_posteriors import (
     FAMILIES,
     ErrorPosterior,
@@ -25,7 +24,8 @@ from numpyro_largecat.choices.error_posteriors import (
     Locations,
 )
 from numpyro_largecat.choices.kept_per_row import upper_quantile
-from numpyro_largecat.handlers.without_draws import at_feasible_values
+from numpyro_largecat.handlers.run_model import sites_of
+from numpyro_largecat.handlers.sites import base_distribution, is_latent
 
 
 class AutoError(AutoGuide):
@@ -162,8 +162,7 @@ class AutoError(AutoGuide):
         found: list[Any] = []
 
         def run() -> None:
-            sites = trace(at_feasible_values(seed(self.model, 0))).get_trace(*args, **kwargs)
-            found.append(self._describe(sites))
+            found.append(self._describe(sites_of(self.model, args, kwargs)))
 
         with block():
             jax.eval_shape(run)
@@ -171,7 +170,7 @@ class AutoError(AutoGuide):
         self.prototype_trace: dict[str, Any] = {}  # no arrays of the model are kept
 
     def _describe(self, sites: dict[str, Any]) -> tuple[ErrorSite, dict[str, Any], dict[str, int]]:
-        latent = [n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]]
+        latent = [name for name, site in sites.items() if is_latent(site)]
         if self.site not in latent:
             raise ValueError(
                 f"`site` must name a latent site of the model, that of an error; got "

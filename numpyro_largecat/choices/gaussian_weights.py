@@ -13,9 +13,9 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
-from numpyro.primitives import _PYRO_STACK
 
 from numpyro_largecat._checks import check_count, is_concrete
+from numpyro_largecat.handlers.internals import open_handlers
 from numpyro_largecat.plates.class_plate import class_plate
 from numpyro_largecat.plates.class_subset import ClassSubset, check_class_subset
 
@@ -156,7 +156,7 @@ def gaussian_weights(
 def _whole_batch_shape(name: str, classes: ClassSubset) -> tuple[int, ...]:
     """Sizes of all rows of the open plates, by their dims."""
     check_class_subset(classes)
-    plates = [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
+    plates = [handler for handler in open_handlers() if isinstance(handler, numpyro.plate)]
     if not any(isinstance(plate, class_plate) and plate.classes is classes for plate in plates):
         raise ValueError(
             f"weights '{name}' must be inside the class plate that `classes` comes from: "

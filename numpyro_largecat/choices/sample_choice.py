@@ -18,12 +18,8 @@ from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily, error_f
 from numpyro_largecat.choices.kept_per_row import local_state, on_all_classes
 from numpyro_largecat.choices.update_rules import Followed, UpdateRule
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
-from numpyro_largecat.plates.class_subset import (
-    ClassSubset,
-    RowSubset,
-    check_class_subset,
-    check_row_subset,
-)
+from numpyro_largecat.plates.class_subset import ClassSubset, check_class_subset
+from numpyro_largecat.plates.row_subset import RowSubset, check_row_subset
 
 
 def sample_choice(
@@ -183,7 +179,7 @@ def _with_all_classes(
     obs: ArrayLike | None,
 ) -> ChoiceDistribution:
     """The likelihood of all classes, or utilities of a chunk of them, where nothing is kept."""
-    if variances is None or (classes is not None and classes.kind == "chunk"):
+    if variances is None or (classes is not None and classes.is_part):
         return UtilityCategorical(utilities, classes, family)
     if obs is not None:
         check_integers("obs", obs)

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-if TYPE_CHECKING:
-    from numpyro_largecat.handlers.shared_rows import PlateRows
+from numpyro_largecat.handlers.touched_rows import PlateRows
 
 
 def check_param_rows(msg: dict[str, Any], plates: Mapping[str, PlateRows]) -> None:

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from jax import Array, lax
-from numpyro.handlers import replay, seed, substitute, trace
+from numpyro.handlers import replay
 
-from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
-from numpyro_largecat.handlers.without_draws import at_centre, at_feasible_values
+from numpyro_largecat.handlers.run_model import at_centre, sites_of
+from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.findings import Finding
@@ -43,15 +43,11 @@ def _bounds(fit: BoundFit, site: str, keys: Array) -> Array:
     """The log probability of the choice at the centre of the guide, shape (T, ...)."""
 
     def of_draw(key: Array) -> Any:
-        touched = TouchedRows()
-
-        def run(fn: Callable[..., Any]) -> Any:
-            return substitute(seed(share_rows(fn, touched), key), data=fit.params)
-
-        trace(at_feasible_values(run(fit.model))).get_trace(*fit.args, **fit.kwargs)
-        guide_sites = trace(at_centre(run(fit.guide))).get_trace(*fit.args, **fit.kwargs)
-        model = replay(run(fit.model), guide_sites)
-        choice = trace(model).get_trace(*fit.args, **fit.kwargs)[site]
+        known: dict[str, Any] = {"rng_key": key, "params": fit.params, "touched": TouchedRows()}
+        sites_of(fit.model, fit.args, fit.kwargs, **known)  # which rows the plates hold
+        in_guide = sites_of(fit.guide, fit.args, fit.kwargs, **known, around=at_centre)
+        around = partial(replay, trace=in_guide)
+        choice = sites_of(fit.model, fit.args, fit.kwargs, **known, around=around)[site]
         return choice["fn"].log_prob(choice["value"])
 
     return lax.map(of_draw, keys)

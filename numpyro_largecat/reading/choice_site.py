@@ -6,20 +6,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-from numpyro.handlers import seed, substitute, trace
 
-from numpyro_largecat.choices.choice_distribution import base_distribution
+from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.choices.error_guides import without_errors
-from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
-from numpyro_largecat.handlers.without_draws import at_feasible_values
-from numpyro_largecat.plates.class_plate import class_chunk
+from numpyro_largecat.handlers.chosen_rows import only_read, without_training_rows
+from numpyro_largecat.handlers.plate_facts import class_plates
+from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
+from numpyro_largecat.handlers.sites import base_distribution
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.plates.class_chunk import class_chunk
 from numpyro_largecat.reading.bound_fit import BoundFit
-from numpyro_largecat.reading.only_read import (
-    class_plates_of,
-    is_choice,
-    only_read,
-    without_training_rows,
-)
 
 
 class ChoiceSite(NamedTuple):
@@ -74,11 +70,14 @@ def _look(fit: BoundFit, model: Any) -> tuple[dict[str, int], dict[str, Any]]:
     plates: dict[str, int] = {}
     choices: dict[str, Any] = {}
 
+    def around(model: Any) -> Any:
+        model = only_read(at_feasible_values(model), is_choice=is_choice)
+        return without_training_rows(model, is_choice=is_choice)
+
     def run() -> None:
-        shared = share_rows(substitute(seed(model, 0), data=fit.params), TouchedRows())
-        read = without_training_rows(only_read(at_feasible_values(shared)))
-        sites = trace(read).get_trace(*fit.args, **fit.kwargs)
-        plates.update(class_plates_of(sites))
+        known: dict[str, Any] = {"params": fit.params, "touched": TouchedRows()}
+        sites = sites_of(model, fit.args, fit.kwargs, **known, around=around)
+        plates.update({name: sites[name]["args"][0] for name in class_plates(sites)})
         for name, site in sites.items():
             if is_choice(site):
                 choices[name] = base_distribution(site["fn"])
@@ -93,4 +92,4 @@ def _is_over(fit: BoundFit, model: Any, choice: ChoiceSite) -> bool:
         classes = _look(fit, chunk)[1][choice.site].classes
     except (TypeError, ValueError):  # rows that are read by id have no chunks
         return False
-    return classes is not None and classes.kind == "chunk" and classes.labels is None
+    return classes is not None and classes.kind == "chunk"

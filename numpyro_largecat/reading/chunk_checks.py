@@ -10,11 +10,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
-from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import is_concrete
+from numpyro_largecat.handlers.sites import is_latent, param_options
 from numpyro_largecat.ops.finfo import finfo
 
 MOST_TOGETHER = 128  # classes in which places are looked for; what is done by place is seldom later
@@ -94,15 +94,15 @@ class distinct_rows(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         """Remember how many axes a row of a parameter has, which handlers that slice forget."""
         if msg["type"] == "param":
-            self.event_dims[msg["name"]] = msg["kwargs"].get("event_dim")
+            self.event_dims[msg["name"]] = param_options(msg).event_dim
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Replace the value of a site."""
-        if msg["type"] == "sample" and not msg["is_observed"]:
+        if is_latent(msg):
             event_dim, support = msg["fn"].event_dim, msg["fn"].support
         elif msg["type"] == "param":
             event_dim = self.event_dims[msg["name"]]
-            support = msg["kwargs"].get("constraint", constraints.real)
+            support = param_options(msg).constraint
         else:
             return
         if event_dim is None or support.is_discrete:

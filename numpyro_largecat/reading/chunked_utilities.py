@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +15,21 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.handlers import replay, substitute, trace
-from numpyro.primitives import Messenger
 
-from numpyro_largecat.choices.choice_distribution import base_distribution
+from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily
 from numpyro_largecat.choices.error_guides import without_errors
-from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
-from numpyro_largecat.handlers.without_draws import at_centre, at_feasible_values
-from numpyro_largecat.plates.class_plate import class_chunk
+from numpyro_largecat.handlers.chosen_rows import only_read, without_training_rows
+from numpyro_largecat.handlers.chunk_noise import InnerNoise, noise_of_chunk
+from numpyro_largecat.handlers.plate_facts import class_plates, plate_facts
+from numpyro_largecat.handlers.run_model import at_centre, at_feasible_values
+from numpyro_largecat.handlers.shared_rows import share_rows
+from numpyro_largecat.handlers.sites import base_distribution, of_type, plates_of
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.plates.class_chunk import class_chunk
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.choice_site import find_choice
 from numpyro_largecat.reading.chunk_checks import distinct_rows, rows_are_alone
-from numpyro_largecat.reading.only_read import class_plates_of, only_read, without_training_rows
 from numpyro_largecat.reading.progress import count_steps
 from numpyro_largecat.svi.param_sites import check_params
 
@@ -139,7 +142,7 @@ class ChunkedUtilities:
             return any(
                 site["type"] == "sample"
                 and not isinstance(base_distribution(site["fn"]), dist.Delta)
-                and in_plates({frame.name for frame in site["cond_indep_stack"]})
+                and in_plates(plates_of(site))
                 for site in sites.values()
             )
 
@@ -170,7 +173,7 @@ class ChunkedUtilities:
         sites = self._replayed(model, guide_sites)
         check_params(self._params, guide_sites | sites)
         classes = base_distribution(sites[self.site]["fn"]).classes
-        if classes is None or classes.labels is not None:  # not the chunk
+        if classes is None or classes.kind != "chunk":
             raise ValueError(
                 f"the choice '{self.site}' must have `classes=` from class plate '{self.plate}', "
                 "so that it can be read chunk by chunk."
@@ -211,24 +214,24 @@ class ChunkedUtilities:
         def on_chunk(fn: Any) -> Any:
             fn = share_rows(around(fn), touched)
             fn = class_chunk(fn, name=self.plate, start=start, size=size)
-            fn = _noise_of_chunk(handlers.seed(fn, rng_key), self.plate, start, noise)
-            fn = only_read(substitute(fn, data=self._params), also=self._also)
-            return without_training_rows(fn)
+            fn = noise_of_chunk(handlers.seed(fn, rng_key), self.plate, start, noise)
+            fn = only_read(substitute(fn, data=self._params), is_choice=is_choice, also=self._also)
+            return without_training_rows(fn, is_choice=is_choice)
 
         model, guide = on_chunk(self._model), on_chunk(self._guide)
         # The model tells the plain plates of the guide, which follow its own, their rows.
         sites = trace(at_feasible_values(model)).get_trace(*self._args, **self._kwargs)
         guide = at_centre(guide) if key is None else guide
         drawn = trace(guide).get_trace(*self._args, **self._kwargs)
-        class_plates = class_plates_of(sites)
+        in_model = class_plates(sites)
         for name in drawn.keys() & sites.keys():
-            drawn[name] = _on_rows(drawn[name], sites[name], class_plates, touched)
+            drawn[name] = _on_rows(drawn[name], sites[name], in_model, touched)
         return drawn, model
 
 
 def _on_rows(drawn: Any, site: Any, class_plates: Container[str], touched: TouchedRows) -> Any:
     """The rows that class plates hold, of a site that the guide draws whole, outside of them."""
-    own = {frame.name for frame in drawn["cond_indep_stack"]}
+    own = plates_of(drawn)
     for frame in site["cond_indep_stack"] if site["type"] == "sample" else ():
         if frame.name in class_plates and frame.name not in own:
             plate = touched.plates[frame.name]
@@ -257,49 +260,13 @@ def rows_of_whole(drawn: Any, axis: int, rows: Array, size: int) -> Any:
     return value
 
 
-class InnerNoise(NamedTuple):
-    """A key of their own for the sites inside some plates, whatever the key of the others."""
-
-    key: Array
-    plates: frozenset[str]
-
-
-class _noise_of_chunk(Messenger):
-    """Give latent sites inside the class plate a key of their own in each chunk."""
-
-    def __init__(
-        self, fn: Callable[..., Any], plate: str, start: ArrayLike, noise: InnerNoise | None
-    ) -> None:
-        self.plate = plate
-        self.start = start
-        self.noise = noise
-        super().__init__(fn)
-
-    def __enter__(self) -> None:
-        self.num_inner = 0
-        super().__enter__()
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        key = msg["kwargs"].get("rng_key") if msg["type"] == "sample" else None
-        if key is None:
-            return
-        plates = {frame.name for frame in msg["cond_indep_stack"]}
-        if self.noise is not None and plates & self.noise.plates:
-            key = jax.random.fold_in(self.noise.key, self.num_inner)
-            self.num_inner += 1
-        if self.plate in plates:
-            key = jax.random.fold_in(key, self.start)
-        msg["kwargs"]["rng_key"] = key
-
-
 def _ids_in_range(sites: Any, plate: str) -> Array:
     """Whether the labels of other class plates, and the ids of data plates, are rows of theirs."""
     valid = jnp.array(True)
-    for name, site in sites.items():
-        if site["type"] == "plate" and name != plate:
-            size, kwargs = site["args"][0], site["kwargs"]
-            for ids in (kwargs.get("labels"), kwargs.get("row_ids")):
-                valid &= True if ids is None else ((ids >= 0) & (ids < size)).all()
+    for name, site in of_type("plate", sites).items():
+        facts = plate_facts(site)
+        for ids in (facts.labels, facts.row_ids) if name != plate else ():
+            valid &= True if ids is None else ((ids >= 0) & (ids < site["args"][0])).all()
     return valid
 
 

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
-from numpyro.handlers import seed, substitute, trace
 
+from numpyro_largecat.choices.choice_distribution import is_choice
+from numpyro_largecat.handlers.chosen_rows import only_read
 from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
-from numpyro_largecat.handlers.without_draws import at_feasible_values
+from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
+from numpyro_largecat.handlers.sites import is_observed, scale_of, unmasked
+from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.bound_fit import BoundFit
-from numpyro_largecat.reading.only_read import only_read
-from numpyro_largecat.top_l.model_run import unmasked
 
 
 class RowWeights(NamedTuple):
@@ -38,10 +38,13 @@ def observed_choice(fit: BoundFit, site: str) -> Observed:
         ValueError: If the model does not observe the choice.
     """
 
+    def around(model: Any) -> Any:
+        return only_read(at_feasible_values(model), is_choice=is_choice)
+
     def look() -> Observed:
-        shared = share_rows(substitute(seed(fit.model, 0), data=fit.params), TouchedRows())
-        sites = trace(only_read(at_feasible_values(shared))).get_trace(*fit.args, **fit.kwargs)
-        if not sites[site]["is_observed"]:
+        known: dict[str, Any] = {"params": fit.params, "touched": TouchedRows()}
+        sites = sites_of(fit.model, fit.args, fit.kwargs, **known, around=around)
+        if not is_observed(sites[site]):
             raise ValueError(
                 f"the model must observe choice '{site}' to be diagnosed: give `fitted.on(...)` "
                 "the observed classes, as in training, or give `batches`."
@@ -53,7 +56,6 @@ def observed_choice(fit: BoundFit, site: str) -> Observed:
 
 def _observed(site: dict[str, Any]) -> Observed:
     """How the observations of a choice weigh in the model; 0 where it masks them."""
-    scale = 1.0 if site["scale"] is None else site["scale"]
     shape = site["fn"].shape()
-    weights = jnp.broadcast_to(jnp.where(unmasked(site["fn"])[1], scale, 0.0), shape)
+    weights = jnp.broadcast_to(jnp.where(unmasked(site["fn"])[1], scale_of(site), 0.0), shape)
     return Observed(jnp.broadcast_to(site["value"], shape), RowWeights(weights, weights > 1))

@@ -3,20 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
-from numpyro.handlers import seed, substitute, trace
-from numpyro.primitives import Messenger
 
+from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.choices.error_guides import without_errors
-from numpyro_largecat.handlers.shared_rows import PlateRows, TouchedRows, share_rows
+from numpyro_largecat.handlers.chosen_rows import hold_rows, without_training_rows
+from numpyro_largecat.handlers.run_model import sites_of
+from numpyro_largecat.handlers.sites import is_latent, plates_of
+from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, rows_of_whole
 from numpyro_largecat.reading.model_layout import LatentSite, ModelLayout, latent_site
-from numpyro_largecat.reading.only_read import without_training_rows
 from numpyro_largecat.reading.shown_rows import ShownRows
 from numpyro_largecat.svi.param_sites import check_params
 
@@ -34,7 +35,7 @@ def draw_sites(
     """
     guide = fit.guide
     if shown.new:  # they have no errors
-        guide = without_training_rows(without_errors(fit.model, guide)[1])
+        guide = without_training_rows(without_errors(fit.model, guide)[1], is_choice=is_choice)
     sites = _guide_sites(rng_key, fit, guide, shown.ids, layout)
     if choice is not None:
         sites |= _sites_of_choice(rng_key, choice, shown.ids, sites)
@@ -45,17 +46,18 @@ def _guide_sites(
     rng_key: Array, fit: BoundFit, guide: Any, ids: dict[str, Array], layout: ModelLayout
 ) -> dict[str, LatentSite]:
     """Draw the sites of the guide alone."""
-    shared = share_rows(substitute(seed(guide, rng_key), data=fit.params), TouchedRows())
-    sites = trace(_show_rows(shared, ids)).get_trace(*fit.args, **fit.kwargs)
+    known: dict[str, Any] = {"rng_key": rng_key, "params": fit.params, "touched": TouchedRows()}
+    around = partial(hold_rows, rows=ids)
+    sites = sites_of(guide, fit.args, fit.kwargs, **known, around=around)
     check_params(fit.params, sites)
     found = {}
     for name, drawn in sites.items():
-        if drawn["type"] != "sample" or drawn["is_observed"]:
+        if not is_latent(drawn):
             continue
         site = layout.sites.get(name, latent_site(drawn))
         if drawn["infer"].get("is_auxiliary") or not site.axes().keys() <= ids.keys():
             continue
-        own = {frame.name for frame in drawn["cond_indep_stack"]}
+        own = plates_of(drawn)
         for plate, axis in site.axes().items():
             if plate not in own:  # a joint guide draws the site in no plate
                 value = rows_of_whole(drawn, axis, ids[plate], layout.sizes[plate])
@@ -98,20 +100,3 @@ def _sites_of_choice(
 def _are_labels_of_all(rows: PlateRows) -> bool:
     """Whether the rows are those of a class plate which all observations share, in order."""
     return rows.weights is not None and rows.position is None
-
-
-class _show_rows(Messenger):
-    """Make the plates named in ``ids`` hold these rows."""
-
-    def __init__(self, fn: Callable[..., Any], ids: dict[str, Array]) -> None:
-        self.ids = ids
-        super().__init__(fn)
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] != "plate":
-            return
-        name = msg["name"].removesuffix("_rows") if msg["kwargs"].get("is_helper") else msg["name"]
-        if name in self.ids:
-            msg["value"] = self.ids[name]
-            msg["args"] = (msg["args"][0], self.ids[name].shape[0])
-            msg["kwargs"].update(is_chunk=True, is_read=True, full=False, distinct=True)

@@ -16,7 +16,6 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array, lax
 from jax.typing import ArrayLike
-from numpyro.handlers import seed, trace
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_largecat._checks import (
@@ -28,12 +27,19 @@ from numpyro_largecat._checks import (
     is_concrete,
     out_of_range,
 )
-from numpyro_largecat.choices.choice_distribution import ChoiceDistribution, base_distribution
+from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
-from numpyro_largecat.handlers.without_draws import at_feasible_values
-from numpyro_largecat.plates.class_plate import is_latent
-from numpyro_largecat.plates.class_subset import refuse_repeated_rows
+from numpyro_largecat.handlers.plate_facts import class_plates, plate_facts
+from numpyro_largecat.handlers.run_model import sites_of
+from numpyro_largecat.handlers.sites import (
+    base_distribution,
+    is_continuous_latent,
+    is_latent,
+    is_observed,
+    plates_of,
+)
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.plates.row_subset import refuse_repeated_rows
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.scale_checks import refuse_without_rows, sites_without_rows
 
@@ -59,7 +65,7 @@ def check_arguments(model: Callable[..., Any], args: Any, kwargs: Any) -> None:
 def warn_of_discrete_sites(model_trace: Any, loss: Any) -> None:
     """Warn, as NumPyro does, of latent sites that the loss cannot handle."""
     for name, site in model_trace.items():
-        if site["type"] != "sample" or site["is_observed"]:
+        if not is_latent(site):
             continue
         if site["fn"].support.is_discrete and not loss.can_infer_discrete:
             warnings.warn(
@@ -90,17 +96,15 @@ def observed_labels(model_trace: Any) -> dict[str, Labels]:
     """Find the labels that a model gives to its class plates and observes at its sites."""
     found = {}
     for name, site in model_trace.items():
-        if site["type"] == "plate" and site["kwargs"].get("labels") is not None:
-            found[f"`labels` of plate '{name}'"] = Labels(site["kwargs"]["labels"], site["args"][0])
-        elif site["type"] == "plate" and site["kwargs"].get("row_ids") is not None:
+        facts = plate_facts(site)
+        if facts.labels is not None:
+            found[f"`labels` of plate '{name}'"] = Labels(facts.labels, site["args"][0])
+        elif facts.row_ids is not None:
+            latent = _latent_site(model_trace, name)
             found[f"`rows` of plate '{name}'"] = Labels(
-                site["kwargs"]["row_ids"],
-                site["args"][0],
-                "row ids",
-                plate=name,
-                latent=_latent_site(model_trace, name),
+                facts.row_ids, site["args"][0], "row ids", plate=name, latent=latent
             )
-        elif site["type"] == "sample" and site["is_observed"]:
+        elif is_observed(site):
             fn = base_distribution(site["fn"])
             if isinstance(fn, ChoiceDistribution):
                 _refuse_forgotten_classes(name, fn, model_trace)
@@ -113,9 +117,8 @@ def observed_labels(model_trace: Any) -> dict[str, Labels]:
 def _latent_site(model_trace: Any, plate: str) -> str | None:
     """A continuous latent site inside this plate, if there is one."""
     for name, site in model_trace.items():
-        if site["type"] == "sample" and is_latent(site):
-            if any(frame.name == plate for frame in site["cond_indep_stack"]):
-                return str(name)
+        if is_latent(site) and plate in plates_of(site) and is_continuous_latent(site):
+            return str(name)
     return None
 
 
@@ -130,13 +133,13 @@ class _SampledPlate(NamedTuple):
 
 def _sampled_plates(model_trace: Any) -> list[_SampledPlate]:
     found = []
-    for name, site in model_trace.items():
-        known = site["kwargs"] if site["type"] == "plate" else {}
-        if known.get("row_weights") is not None:
-            labels, num_together = known["labels"], known["row_weights"].shape[0]
-            if known["repeats"]:
+    for name, facts in class_plates(model_trace).items():
+        if facts.row_weights is not None:
+            labels, num_together = facts.labels, facts.row_weights.shape[0]
+            if labels is not None and facts.repeats:
                 num_together //= labels.shape[0]
-            found.append(_SampledPlate(name, site["args"][0], num_together, labels))
+            size = model_trace[name]["args"][0]
+            found.append(_SampledPlate(name, size, num_together, labels))
     return found
 
 
@@ -160,8 +163,8 @@ def labels_as_columns(model_trace: Any) -> dict[str, Array]:
     """
     found = {}
     for name, site in model_trace.items():
-        fn = base_distribution(site["fn"]) if site["type"] == "sample" else None
-        if not isinstance(fn, CATEGORICALS) or not site["is_observed"]:
+        fn = base_distribution(site["fn"]) if is_observed(site) else None
+        if not isinstance(fn, CATEGORICALS):
             continue
         size = jnp.shape(fn.logits if isinstance(fn, dist.CategoricalLogits) else fn.probs)[-1]
         for plate in _sampled_plates(model_trace):
@@ -237,8 +240,8 @@ class _RowLooks:
     def sites(self, chunk: ArrayLike) -> Any:
         """The sites of the model on a chunk, whose last row fills it up."""
         rows = jnp.minimum(self.rows(chunk), self.batches.size - 1)
-        run = at_feasible_values(share_rows(seed(self.model, 0), TouchedRows()))
-        return trace(run).get_trace(*self.args, *self.batches.take(rows), **self.kwargs)
+        args = (*self.args, *self.batches.take(rows))
+        return sites_of(self.model, args, self.kwargs, touched=TouchedRows())
 
     def labels(self, chunk: ArrayLike) -> dict[str, Labels]:
         """The labels of a chunk."""

@@ -13,7 +13,8 @@ from numpyro.distributions.transforms import Transform, biject_to
 from numpyro.infer.util import helpful_support_errors
 
 from numpyro_largecat.choices.update_rules import UpdateRule
-from numpyro_largecat.handlers.shared_rows import TouchedRows
+from numpyro_largecat.handlers.sites import of_type, param_options
+from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.ops.table_rows import merge_values
 
 
@@ -58,10 +59,9 @@ def describe_param(site: dict[str, Any], touched: TouchedRows) -> ParamSite:
         TypeError: If ``update_rule=`` is not one.
     """
     name = site["name"]
-    constraint = site["kwargs"].get("constraint", constraints.real)
+    constraint, event_dim, rule, *_ = param_options(site)
     with helpful_support_errors(site):
         transform = biject_to(constraint)
-    event_dim = site["kwargs"].get("event_dim")
     plates: dict[int, str] = {}
     if event_dim is not None:
         shape = jnp.shape(site["value"])
@@ -82,7 +82,6 @@ def describe_param(site: dict[str, Any], touched: TouchedRows) -> ParamSite:
                 f"plate '{next(iter(plates.values()))}' they would not follow its rows; use scalar "
                 "bounds, or shift a parameter that has them."
             )
-    rule = site["kwargs"].get("update_rule")
     if rule is not None and not isinstance(rule, UpdateRule):
         raise TypeError(
             f"`update_rule` of param '{name}' must have the methods `init` and `update`; "
@@ -98,9 +97,7 @@ def describe_param(site: dict[str, Any], touched: TouchedRows) -> ParamSite:
 
 def check_params(params: dict[str, Any], sites: dict[str, Any]) -> None:
     """Refuse ``params`` that lack a parameter among the sites of a model or guide."""
-    missing = sorted(
-        name for name, site in sites.items() if site["type"] == "param" and name not in params
-    )
+    missing = sorted(of_type("param", sites).keys() - params.keys())
     if missing:
         raise ValueError(
             f"`params` lacks the parameters {missing} of model and guide; it has {sorted(params)}. "

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from numpyro.infer.svi import SVIRunResult
 
 from numpyro_largecat._checks import is_concrete
-from numpyro_largecat.handlers.shared_rows import PlateRows, TouchedRows
+from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 from numpyro_largecat.svi.param_sites import ParamSite
 
 MOST_ROWS = 8  # of a plate

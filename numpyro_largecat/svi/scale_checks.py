@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 
+from numpyro_largecat.handlers.plate_facts import class_plates, plate_facts
+from numpyro_largecat.handlers.sites import of_type, param_options, plates_of, scale_of
+
 
 def sites_without_rows(model_trace: Any, batch_size: int) -> dict[str, Array]:
     """Find observed sites in no subsampled plate, though the model needs one for a minibatch.
@@ -19,11 +22,10 @@ def sites_without_rows(model_trace: Any, batch_size: int) -> dict[str, Array]:
     Returns:
         For each such site whether it is wrong: it is not if it is scaled by hand and keeps nothing.
     """
-    plates = {name: site for name, site in model_trace.items() if site["type"] == "plate"}
-    classes = {name for name, plate in plates.items() if "row_weights" in plate["kwargs"]}
-    sampled = {name: site for name, site in model_trace.items() if site["type"] == "sample"}
-    params = [site for site in model_trace.values() if site["type"] == "param"]
-    kept = [_plates_of(p) for p in params if p["kwargs"].get("update_rule") is not None]
+    plates, sampled = of_type("plate", model_trace), of_type("sample", model_trace)
+    classes = set(class_plates(model_trace))
+    params = of_type("param", model_trace).values()
+    kept = [plates_of(site) for site in params if param_options(site).update_rule is not None]
     shared = [site for site in sampled.values() if _is_shared(site, classes, batch_size)]
     unscaled = [_is_unscaled(site, plates) for site in shared]
     found = {}
@@ -32,7 +34,7 @@ def sites_without_rows(model_trace: Any, batch_size: int) -> dict[str, Array]:
         subsampled = any(plates[frame.name]["args"][0] != frame.size for frame in around)
         if not site["is_observed"] or subsampled:
             continue
-        if _plates_of(site) in kept:
+        if plates_of(site) in kept:
             found[name] = jnp.array(True)
         elif shared:
             found[name] = jnp.stack(unscaled).any() & _is_unscaled(site, plates)
@@ -54,10 +56,6 @@ def refuse_without_rows(name: str, size: int, batch_size: int) -> None:
     )
 
 
-def _plates_of(site: Any) -> set[str]:
-    return {frame.name for frame in site["cond_indep_stack"]}
-
-
 def _is_shared(site: Any, classes: set[str], batch_size: int) -> bool:
     """Whether a site is latent, or a factor of the classes' prior, and all minibatches share it.
 
@@ -65,27 +63,25 @@ def _is_shared(site: Any, classes: set[str], batch_size: int) -> bool:
     multiple of ``batch_size``.
     """
     if site["is_observed"] and not (
-        isinstance(site["fn"], dist.Unit) and _plates_of(site) & classes
+        isinstance(site["fn"], dist.Unit) and plates_of(site) & classes
     ):
         return False
     sizes = {frame.size for frame in site["cond_indep_stack"] if frame.name not in classes}
-    if not _plates_of(site) & classes:
+    if not plates_of(site) & classes:
         sizes |= set(jnp.shape(site["value"]))
     return not any(size and size % batch_size == 0 for size in sizes)
 
 
 def _is_unscaled(site: Any, plates: dict[str, Any]) -> Array:
     """Whether nothing but class plates scales a site."""
-    return jnp.all(
-        (1.0 if site["scale"] is None else site["scale"]) == _class_weights(site, plates)
-    )
+    return jnp.all(scale_of(site) == _class_weights(site, plates))
 
 
 def _class_weights(site: Any, plates: dict[str, Any]) -> Array:
     """Scale that the class plates around a site give it."""
     scale = jnp.ones(())
     for frame in site["cond_indep_stack"]:
-        weights = plates[frame.name]["kwargs"].get("row_weights") if frame.name in plates else None
+        weights = plate_facts(plates[frame.name]).row_weights if frame.name in plates else None
         if weights is not None:
             scale *= weights.reshape((-1,) + (1,) * (-1 - frame.dim))
     return scale

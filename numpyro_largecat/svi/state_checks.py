@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.example_libraries.optimizers import OptimizerState
 
-from numpyro_largecat.handlers.shared_rows import TouchedRows
+from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.param_sites import ParamSite
 from numpyro_largecat.svi.step import SubsampledSVIState
 

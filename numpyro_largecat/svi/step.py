@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
-from numpyro.handlers import replay, seed, substitute, trace
+from numpyro.handlers import replay
 
-from numpyro_largecat.choices.update_rules import Followed
 from numpyro_largecat.handlers.entries import take_entries
-from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
-from numpyro_largecat.handlers.without_draws import at_centre, at_feasible_values
+from numpyro_largecat.handlers.run_model import at_centre, sites_of
+from numpyro_largecat.handlers.shared_rows import share_rows
+from numpyro_largecat.handlers.sites import Sites, param_options
+from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.ops.table_rows import gather_rows, scatter_rows
 from numpyro_largecat.svi.row_optimizer import Rows, gather_state
 
@@ -67,9 +68,8 @@ def find_rows(
         return site.value(gather_rows(tables[name], rows) if rows else tables[name], touched)
 
     def run(fn: Any, key: Array) -> Any:
-        fn = substitute(seed(fn, key), data=svi_state.mutable_state or {})
         fn = share_rows(fn, touched, gathered=svi._sites.__contains__, lookup=lookup)
-        return trace(at_feasible_values(fn)).get_trace(*args, **kwargs)
+        return sites_of(fn, args, kwargs, rng_key=key, params=svi_state.mutable_state)
 
     model_key, guide_key = random.split(random.fold_in(step_key, ROW_STREAM))
     model_trace = run(svi.model, model_key)
@@ -162,7 +162,7 @@ class RowStep:
         site = self.svi._sites[name]
         assert site.rule is not None
         value, state = jax.tree.map(lambda x: self._spread(name, x), self.local_rows[name])
-        statistic = msg["kwargs"].get("statistic")
+        _, _, _, statistic, follow = param_options(msg)
         if not callable(statistic):
             raise TypeError(
                 f"param '{name}' has an update rule and must give it a `statistic=`, a function of "
@@ -170,7 +170,6 @@ class RowStep:
             )
         shift = jnp.zeros_like(value)
         if name in self.at_centre:
-            follow: Followed = msg["kwargs"]["follow"]
             # Constant for the gradient: the centre moves with the draw, so that only the distance
             # counts, and a parameter that lags must not push the latent values through it.
             drawn = jnp.take_along_axis(
@@ -189,20 +188,23 @@ class RowStep:
         values |= {n: self._spread(n, local.value) for n, local in self.local_rows.items()}
         values |= self.mutable_state or {}
 
-        def run(fn: Any) -> Any:
+        def run(fn: Any, around: Any) -> Sites:
             fn = share_rows(fn, self.touched, gathered=self.svi._sites.__contains__)
-            return substitute(seed(fn, self.step_key), data=values)
+            run_with: dict[str, Any] = {
+                "rng_key": self.step_key,
+                "params": values,
+                "around": around,
+            }
+            return sites_of(fn, self.args, self.kwargs, **run_with)
 
-        guide = run(self.svi.guide)
         try:
-            guide_trace = trace(at_centre(guide)).get_trace(*self.args, **self.kwargs)
+            guide_sites = run(self.svi.guide, at_centre)
         except NotImplementedError:
             return {}
-        model = replay(run(self.svi.model), guide_trace)
 
         def followed() -> dict[str, tuple[Array, Array]]:
-            sites = trace(model).get_trace(*self.args, **self.kwargs)
-            found = {name: sites[name]["kwargs"].get("follow") for name in self.local_rows}
+            sites = run(self.svi.model, partial(replay, trace=guide_sites))
+            found = {name: param_options(sites[name]).follow for name in self.local_rows}
             return {name: (f.values, f.entry) for name, f in found.items() if f is not None}
 
         return take_entries(followed)

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, random
-from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.svi import SVIRunResult
@@ -19,9 +18,10 @@ from numpyro.optim import _NumPyroOptim
 
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.guide_tables import release_initial_values, renew_initial_values
-from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
+from numpyro_largecat.handlers.run_model import as_drawn, sites_of
+from numpyro_largecat.handlers.sites import of_type
 from numpyro_largecat.handlers.static_arguments import split_arguments
-from numpyro_largecat.handlers.without_draws import at_feasible_values
+from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.joint_guides import refuse_joint_guides
 from numpyro_largecat.svi.loop import Fit
 from numpyro_largecat.svi.model_checks import (
@@ -209,13 +209,14 @@ class SubsampledSVI(SVI):
         def run_model(model_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
             args, kwargs = static.restore(arrays)
             touched = TouchedRows()
-            model = share_rows(substitute(seed(self.model, model_key), data=given), touched)
-            sites = trace(at_feasible_values(model)).get_trace(*args, **kwargs)
+            sites = sites_of(
+                self.model, args, kwargs, rng_key=model_key, params=given, touched=touched
+            )
             warn_of_discrete_sites(sites, self.loss)
-            found = _of_type("param", sites)
+            found = of_type("param", sites)
             params.update({name: describe_param(site, touched) for name, site in found.items()})
             values = {name: site["value"] for name, site in found.items()}
-            mutable = {name: site["value"] for name, site in _of_type("mutable", sites).items()}
+            mutable = {name: site["value"] for name, site in of_type("mutable", sites).items()}
             return touched, values, mutable, observed_labels(sites), labels_as_columns(sites)
 
         run = compiled(run_model)
@@ -223,12 +224,19 @@ class SubsampledSVI(SVI):
         check_labels(labels)
         check_columns(columns)
         refuse_joint_guides(self.guide, touched, args, kwargs)
-        guide = share_rows(substitute(seed(self.guide, guide_key), data=given), touched)
-        sites = trace(guide).get_trace(*args, **kwargs)  # as it is: autoguides keep what they see
-        found = _of_type("param", sites)
+        sites = sites_of(
+            self.guide,
+            args,
+            kwargs,
+            rng_key=guide_key,
+            params=given,
+            touched=touched,
+            around=as_drawn,  # autoguides keep what they see
+        )
+        found = of_type("param", sites)
         self._sites = params | {n: describe_param(site, touched) for n, site in found.items()}
         values |= {name: site["value"] for name, site in found.items()}
-        mutable |= {name: site["value"] for name, site in _of_type("mutable", sites).items()}
+        mutable |= {name: site["value"] for name, site in of_type("mutable", sites).items()}
         return values | given, mutable or None, touched
 
     def get_params(self, svi_state: SubsampledSVIState) -> dict[str, Any]:
@@ -416,10 +424,6 @@ class SubsampledSVI(SVI):
                 check_row_wise(self.optim, params, axes)
             self._owners[key] = owners
         return self._owners[key]
-
-
-def _of_type(kind: str, sites: Any) -> dict[str, Any]:
-    return {name: site for name, site in sites.items() if site["type"] == kind}
 
 
 def _all_finite(tree: Any) -> Array:

@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro.ops.provenance import eval_provenance
 
+from numpyro_largecat.handlers.sites import log_prob_of, unmasked, without_expand
 from numpyro_largecat.ops.top_l import take_last
 from numpyro_largecat.top_l.discrete_checks import (
     check_active,
@@ -21,14 +22,7 @@ from numpyro_largecat.top_l.discrete_checks import (
     check_plates,
     common_scale,
 )
-from numpyro_largecat.top_l.model_run import (
-    ModelRun,
-    is_marked,
-    log_prob_of,
-    support_of,
-    unmasked,
-    without_expand,
-)
+from numpyro_largecat.top_l.model_run import ModelRun, is_marked, support_of
 
 
 @dataclass(frozen=True)

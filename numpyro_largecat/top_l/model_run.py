@@ -9,12 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jax import Array, lax
 from numpyro import handlers
-from numpyro.distributions.distribution import ExpandedDistribution, MaskedDistribution
 
 from numpyro_largecat._checks import is_concrete
+from numpyro_largecat.handlers.sites import is_latent, unmasked, without_expand
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,7 @@ def _has_slope(x: Any) -> bool:
 
 def is_marked(site: dict[str, Any]) -> bool:
     """Whether a message, or a site of a trace, is a latent site that is to be enumerated."""
-    return (
-        site["type"] == "sample"
-        and not site["is_observed"]
-        and site["infer"].get("enumerate") == "parallel"
-    )
+    return is_latent(site) and site["infer"].get("enumerate") == "parallel"
 
 
 def first_value(site: dict[str, Any]) -> Array:
@@ -92,29 +87,3 @@ def support_of(site: dict[str, Any]) -> Array:
             "of values."
         )
     return jnp.asarray(fn.enumerate_support(expand=False)).reshape(-1)
-
-
-def log_prob_of(site: dict[str, Any]) -> Array:
-    """Log density of a site at each place of its batch, masked, without its scale."""
-    intermediates = (site["intermediates"],) if site["intermediates"] else ()
-    return jnp.asarray(site["fn"].log_prob(site["value"], *intermediates))
-
-
-def without_expand(fn: dist.Distribution) -> dist.Distribution:
-    """The distribution under those that expand it."""
-    while isinstance(fn, ExpandedDistribution):
-        fn = fn.base_dist
-    return fn
-
-
-def unmasked(fn: dist.Distribution) -> tuple[dist.Distribution, Any]:
-    """The distribution without masks, and the mask: booleans that broadcast to its batch."""
-    if isinstance(fn, ExpandedDistribution):
-        base, mask = unmasked(fn.base_dist)
-        return base.expand(fn.batch_shape), mask
-    if isinstance(fn, MaskedDistribution):
-        base, mask = unmasked(fn.base_dist)
-        if mask is True or fn._mask is False:
-            return base, fn._mask
-        return base, mask if fn._mask is True else jnp.logical_and(mask, fn._mask)
-    return fn, True

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_largecat.mixtures.family import ConjugateFamily
+from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import Statistics, map_in_groups
 
 Start = Literal["kmeans++", "random"]
+STARTS = ("kmeans++", "random")
 CANDIDATES = 5  # rows to choose from, for each component
 LEAST_CANDIDATES = 1000
 

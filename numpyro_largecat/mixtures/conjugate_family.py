@@ -10,10 +10,10 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 
-from numpyro_largecat.mixtures.parameters import Parameters
+from numpyro_largecat.mixtures.hyperparameters import Hyperparameters
 
 
-class ConjugateFamily(Parameters):
+class ConjugateFamily(Hyperparameters):
     r"""An exponential family with a conjugate prior; the components of a mixture.
 
     With features f of an observation, the density of a component with parameter :math:`\theta` is
@@ -48,7 +48,7 @@ class ConjugateFamily(Parameters):
         >>> import jax, jax.numpy as jnp
         >>> import numpyro.distributions as dist
         >>> import numpyro_largecat as lc
-        >>> class PoissonFamily(lc.ConjugateFamily):
+        >>> class PoissonFamily(lc.mixtures.ConjugateFamily):
         ...     def __init__(self, concentration, rate):
         ...         self.concentration, self.rate = float(concentration), float(rate)
         ...
@@ -72,7 +72,7 @@ class ConjugateFamily(Parameters):
         ...     def components(self, natural):
         ...         return dist.Poisson(natural[:, 1] / natural[:, 0])
         >>> x = dist.Poisson(jnp.array([2.0, 40.0])).sample(jax.random.key(0), (500,)).reshape(-1)
-        >>> fit = lc.fit_mixture(jax.random.key(1), x, PoissonFamily(1, 0.1), 2, progress_bar=False)
+        >>> fit = lc.fit_mixture(jax.random.key(1), x, 2, PoissonFamily(1, 0.1), progress_bar=False)
         >>> sorted(round(float(r)) for r in fit.components().rate)
         [2, 40]
 

@@ -13,9 +13,8 @@ from jax import Array
 from jax.scipy.special import multigammaln
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_finite
-from numpyro_largecat.mixtures.family import ConjugateFamily
-from numpyro_largecat.mixtures.parameters import positive_number
+from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
+from numpyro_largecat.mixtures.hyperparameters import positive_definite, positive_number, vector
 from numpyro_largecat.ops.symmetric import log_det, pack, packed_products, unpack
 
 NOT_POSITIVE = (
@@ -67,7 +66,7 @@ class ZeroMeanGaussianFamily(ConjugateFamily):
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> family = lc.ZeroMeanGaussianFamily(jnp.eye(2), strength=2.0)
+        >>> family = lc.mixtures.ZeroMeanGaussianFamily(jnp.eye(2), strength=2.0)
         >>> natural = family.prior() + family.features(jnp.array([[0.0, 2.0]]))
         >>> family.components(natural).covariance_matrix[0].round(3).tolist()
         [[0.667, 0.0], [0.0, 2.0]]
@@ -81,7 +80,7 @@ class ZeroMeanGaussianFamily(ConjugateFamily):
     failure = NOT_POSITIVE
 
     def __init__(self, covariance: ArrayLike, strength: float = 1.0) -> None:
-        self.covariance = _positive_definite("covariance", covariance)
+        self.covariance = positive_definite("covariance", covariance)
         self.strength = positive_number("strength", strength, "a number of observations")
 
     def prior(self) -> Array:
@@ -156,7 +155,7 @@ class GaussianFamily(ConjugateFamily):
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> family = lc.GaussianFamily(jnp.zeros(2), jnp.eye(2), strength=2.0, loc_strength=1.0)
+        >>> family = lc.mixtures.GaussianFamily(jnp.zeros(2), jnp.eye(2), loc_strength=1.0)
         >>> natural = family.prior() + family.features(jnp.array([[4.0, 0.0]]))
         >>> family.components(natural).mean.tolist()
         [[2.0, 0.0]]
@@ -174,7 +173,7 @@ class GaussianFamily(ConjugateFamily):
         strength: float = 1.0,
         loc_strength: float = 0.01,
     ) -> None:
-        self.covariance = _positive_definite("covariance", covariance)
+        self.covariance = positive_definite("covariance", covariance)
         self.loc = vector("loc", loc, len(self.covariance))
         self.strength = positive_number("strength", strength, "a number of observations")
         self.loc_strength = positive_number(
@@ -257,39 +256,6 @@ def max_gaussian(count: Array, log_det_square: Array, size: int) -> Array:
 def _weighted_squares(x: Array, weights: Array) -> Array:
     """Packed sum of w x x^T."""
     return pack(jnp.matmul((x * weights[:, None]).T, x, precision="highest"))
-
-
-def _positive_definite(name: str, value: ArrayLike) -> np.ndarray:
-    matrix = np.asarray(value, np.float64)
-    check_finite([(f"`{name}`", matrix)])
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
-        raise ValueError(f"`{name}` must be a square matrix; got shape {matrix.shape}.")
-    alike = np.isclose(matrix, matrix.T, rtol=1e-4, atol=1e-6 * np.abs(matrix).max())
-    if not alike.all():
-        i, j = np.argwhere(~alike)[0].tolist()
-        raise ValueError(
-            f"`{name}` must be symmetric; got {matrix[i, j]:.6g} at {(i, j)} and "
-            f"{matrix[j, i]:.6g} at {(j, i)}."
-        )
-    smallest = np.linalg.eigvalsh(matrix)[0]
-    if smallest <= 0:
-        raise ValueError(
-            f"`{name}` must be positive definite; got a matrix with eigenvalue {smallest:.3g}. "
-            "Add a small multiple of the identity."
-        )
-    return matrix
-
-
-def vector(name: str, value: ArrayLike, size: int) -> np.ndarray:
-    """Return a finite vector of ``size`` entries in float64, or raise."""
-    vector = np.asarray(value, np.float64)
-    check_finite([(f"`{name}`", vector)])
-    if vector.shape != (size,) or not size:
-        raise ValueError(
-            f"`{name}` must be a vector with one entry for each of the {size} columns; got shape "
-            f"{vector.shape}."
-        )
-    return vector
 
 
 def check_columns(x: np.ndarray, size: int) -> None:

@@ -13,9 +13,9 @@ from jax import Array
 from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
-from numpyro_largecat.mixtures.family import ConjugateFamily
-from numpyro_largecat.mixtures.gaussian import check_columns, max_gaussian, vector
-from numpyro_largecat.mixtures.parameters import positive, positive_number
+from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
+from numpyro_largecat.mixtures.gaussian_families import check_columns, max_gaussian
+from numpyro_largecat.mixtures.hyperparameters import positive, positive_number, vector
 
 
 class NormalGamma(NamedTuple):
@@ -53,7 +53,7 @@ class DiagonalGaussianFamily(ConjugateFamily):
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> family = lc.DiagonalGaussianFamily(jnp.zeros(1), jnp.ones(1), loc_strength=1.0)
+        >>> family = lc.mixtures.DiagonalGaussianFamily(jnp.zeros(1), jnp.ones(1), loc_strength=1.0)
         >>> natural = family.prior() + family.features(jnp.array([[4.0]]))
         >>> family.components(natural).variance.tolist()
         [[4.5]]

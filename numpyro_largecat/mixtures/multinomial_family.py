@@ -11,8 +11,8 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_count
-from numpyro_largecat.mixtures.family import ConjugateFamily
-from numpyro_largecat.mixtures.parameters import positive
+from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
+from numpyro_largecat.mixtures.hyperparameters import positive
 
 
 class MultinomialFamily(ConjugateFamily):
@@ -37,7 +37,7 @@ class MultinomialFamily(ConjugateFamily):
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> family = lc.MultinomialFamily(0.5 * jnp.ones(3), total_count=2)
+        >>> family = lc.mixtures.MultinomialFamily(0.5 * jnp.ones(3), total_count=2)
         >>> natural = family.prior() + family.features(jnp.array([[2.0, 0.0, 0.0]]))
         >>> family.components(natural).probs.round(3).tolist()
         [[0.714, 0.143, 0.143]]

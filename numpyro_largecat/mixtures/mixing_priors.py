@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import gammaln
 
-from numpyro_largecat.mixtures.parameters import Parameters, positive_number
+from numpyro_largecat.mixtures.hyperparameters import Hyperparameters, positive_number
 
 
-class MixingPrior(Parameters):
+class MixingPrior(Hyperparameters):
     r"""What conjugate learning asks of a prior of the mixing weights.
 
     With :math:`N_k` observations in component k its two functions are, each up to a constant,
@@ -21,7 +21,7 @@ class MixingPrior(Parameters):
 
     Example:
         >>> import numpyro_largecat as lc
-        >>> isinstance(lc.StickBreaking(), lc.MixingPrior)
+        >>> isinstance(lc.mixtures.StickBreaking(), lc.mixtures.MixingPrior)
         True
     """
 
@@ -51,7 +51,7 @@ class DirichletMixing(MixingPrior):
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> mixing = lc.DirichletMixing(3.0)
+        >>> mixing = lc.mixtures.DirichletMixing(3.0)
         >>> jnp.exp(jax.grad(mixing.max_log_density)(jnp.array([6.0, 0, 1]))).round(2).tolist()
         [0.7, 0.1, 0.2]
 
@@ -104,7 +104,7 @@ class StickBreaking(MixingPrior):
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> mixing = lc.StickBreaking(1.0)
+        >>> mixing = lc.mixtures.StickBreaking(1.0)
         >>> jnp.exp(jax.grad(mixing.max_log_density)(jnp.array([0.0, 6, 1]))).round(2).tolist()
         [0.04, 0.78, 0.15]
 
