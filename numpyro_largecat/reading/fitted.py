@@ -160,7 +160,8 @@ class Fitted:
             ...     with lc.class_plate("classes", 4, y) as classes:
             ...         b = numpyro.sample("b", dist.Normal(0, 1))
             ...     with lc.data_plate("data", 1) as rows:
-            ...         lc.sample_choice("y", b[None], classes, rows=rows, noise=noise, obs=y)
+            ...         options = {"classes": classes, "rows": rows, "noise": noise}
+            ...         lc.sample_choice("y", b[None], obs=y, **options)
             >>> guide = AutoDelta(model)
             >>> svi = lc.SubsampledSVI(model, guide, optax.adam(0.1), Trace_ELBO(), noise="gumbel")
             >>> result = svi.run(jax.random.key(0), 5, jnp.array([2]), progress_bar=False)
