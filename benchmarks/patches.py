@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import numpyro_largecat as lc
+from benchmarks.readers import find_file
 from benchmarks.records import (
     MachineRecord,
     Record,
@@ -41,7 +42,6 @@ from benchmarks.records import (
     print_table,
     write_json,
 )
-from numpyro_largecat.data.files import find_file
 from numpyro_largecat.mixtures.global_step import Statistics
 from numpyro_largecat.mixtures.mixture_fit import MixtureFit
 from numpyro_largecat.mixtures.passes import Model, Step, memoized_steps, stochastic_steps

@@ -47,6 +47,7 @@ from scipy.sparse import csr_array
 
 import numpyro_largecat as lc
 from benchmarks.biased_rules import ImportanceSampling, NoiseContrast, OneVsEach
+from benchmarks.readers import load
 from benchmarks.records import (
     MachineRecord,
     Record,
@@ -55,7 +56,6 @@ from benchmarks.records import (
     print_table,
     write_json,
 )
-from numpyro_largecat.data import load
 
 NAME = "unbiased"
 FOLDERS = {"bibtex": "xml", "delicious": "xml", "mnist": "mnist"}

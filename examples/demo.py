@@ -14,6 +14,7 @@ mnist or ptb.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -29,10 +30,12 @@ from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
-from numpyro_largecat.data import ClassificationData, load
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `benchmarks`, beside this folder
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+from benchmarks.readers import ClassificationData, load
 
 
 class HeldOut(NamedTuple):

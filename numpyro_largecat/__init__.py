@@ -1,39 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPyro models with huge categoricals, at a cost per step that does not depend on their size."""
+"""NumPyro models with huge categoricals, at a cost per step that does not depend on their size.
 
-from numpyro_largecat import double_sum, mixtures, topics
+1. A plate says which rows exist this step. ``class_plate`` draws a small, weighted subset of the
+   classes for each minibatch. Weights, priors and guides inside it have rows for these alone.
+2. A likelihood is a distribution whose ``log_prob`` is a bound that sums over classes. So a
+   weighted subset gives an unbiased estimate of it. ``sample_choice`` keeps the bound tight for
+   each observation; ``bounds``, ``baselines`` and ``update_rules`` are there for experts.
+3. SVI updates only the rows that were touched. ``SubsampledSVI`` stands in for NumPyro's ``SVI``.
+
+Besides these there are sums over the L best values, and learners in closed form: ``mixtures``,
+``topics`` and ``double_sum``.
+"""
+
+from numpyro_largecat import choices, data, double_sum, mixtures, plates, topics
+from numpyro_largecat.choices import baselines, bounds, update_rules
 from numpyro_largecat.choices.augmented_categorical import AugmentedCategorical, error_distribution
-from numpyro_largecat.choices.baselines.noise_contrastive import NoiseContrastive
-from numpyro_largecat.choices.bounds.bouchard import Bouchard
-from numpyro_largecat.choices.bounds.gaussian_error_bound import GaussianErrorBound
-from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtilityBound
-from numpyro_largecat.choices.bounds.one_vs_each import OneVsEach
-from numpyro_largecat.choices.error_families import ErrorFamily
-from numpyro_largecat.choices.error_guides import AutoError, ErrorGuideList
+from numpyro_largecat.choices.error_guides import ErrorGuideList
 from numpyro_largecat.choices.error_posteriors import AmortizedErrors, LocalErrors
-from numpyro_largecat.choices.gaussian_weights import GaussianWeights, gaussian_weights
+from numpyro_largecat.choices.gaussian_weights import gaussian_weights
 from numpyro_largecat.choices.sample_choice import sample_choice
-from numpyro_largecat.choices.update_rules import (
-    EtaEstimate,
-    GaussianNaturalGradient,
-    NaturalGradient,
-)
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
 from numpyro_largecat.data.sparse_rows import SparseRows
 from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit
 from numpyro_largecat.double_sum.fit_double_sum import fit_double_sum
 from numpyro_largecat.mixtures.fit_mixture import fit_mixture
 from numpyro_largecat.mixtures.mixture_fit import MixtureFit
-from numpyro_largecat.plates import (
-    ClassProposal,
-    ClassSubset,
-    FrequencyProposal,
-    HeadProposal,
-    RowSubset,
-    class_chunk,
-    class_plate,
-    data_plate,
-)
+from numpyro_largecat.plates.class_plate import class_plate
+from numpyro_largecat.plates.data_plate import data_plate
+from numpyro_largecat.plates.proposals import FrequencyProposal, HeadProposal
 from numpyro_largecat.reading import plots
 from numpyro_largecat.reading.findings import Diagnosis
 from numpyro_largecat.reading.fitted import Fitted
@@ -53,57 +47,55 @@ from numpyro_largecat.topics.topic_fit import TopicFit
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AmortizedErrors",
-    "ArrayBatches",
-    "AugmentedCategorical",
-    "AutoError",
-    "Bouchard",
-    "ClassProposal",
-    "ClassSubset",
-    "Diagnosis",
-    "DoubleSumFit",
-    "ErrorFamily",
-    "ErrorGuideList",
-    "EtaEstimate",
+__all__ = [  # noqa: RUF022  grouped by idea
+    # 1. which rows exist this step
+    "class_plate",
+    "data_plate",
     "Fitted",
     "FrequencyProposal",
-    "GaussianErrorBound",
-    "GaussianNaturalGradient",
-    "GaussianUtilityBound",
-    "GaussianWeights",
     "HeadProposal",
-    "LocalErrors",
-    "MixtureFit",
-    "NaturalGradient",
-    "NoiseContrastive",
-    "OneVsEach",
-    "RowSubset",
-    "SparseRows",
-    "SubsampledSVI",
-    "TopClasses",
-    "TopLCategorical",
-    "TopLMixture",
-    "TopL_ELBO",
-    "TopicDocument",
-    "TopicFit",
+    "plates",
+    # 2. likelihoods that sum over classes
+    "plots",
+    "sample_choice",
     "UtilityCategorical",
+    "AugmentedCategorical",
+    "error_distribution",
+    "gaussian_weights",
+    "SparseRows",
+    "ErrorGuideList",
+    "LocalErrors",
+    "AmortizedErrors",
+    "choices",
+    "bounds",
+    "baselines",
+    "update_rules",
+    # 3. only touched rows move
+    "SubsampledSVI",
+    "ArrayBatches",
     "adaptive_steps",
     "average_iterates",
     "averaged_params",
-    "class_chunk",
-    "class_plate",
-    "data_plate",
-    "double_sum",
-    "error_distribution",
-    "fit_double_sum",
-    "fit_mixture",
-    "fit_topics",
-    "gaussian_weights",
-    "hide_enumerated",
-    "mixtures",
-    "plots",
-    "sample_choice",
+    # what a fit says
+    "TopClasses",
     "score_predictions",
+    "Diagnosis",
+    # sums over the L best values
+    "TopLCategorical",
+    "TopLMixture",
+    "TopL_ELBO",
+    "hide_enumerated",
+    # learners in closed form
+    "fit_mixture",
+    "MixtureFit",
+    "mixtures",
+    "fit_topics",
+    "TopicFit",
+    "TopicDocument",
     "topics",
+    "fit_double_sum",
+    "DoubleSumFit",
+    "double_sum",
+    # documents, and file formats that users have
+    "data",
 ]

@@ -14,7 +14,7 @@ import pytest
 
 import numpyro_largecat as lc
 from numpyro_largecat._checks import as_ids, check_finite, check_no_overflow
-from numpyro_largecat.svi.model_checks import _RowLooks, check_batches
+from numpyro_largecat.svi.batch_checks import RowLooks, check_batches
 
 LARGE = 2_999_999_999  # int32 wraps it to -1_294_967_297
 MOST = 2**31 - 1
@@ -186,7 +186,7 @@ def test_looking_at_labels_of_all_rows_takes_memory_for_a_few_of_them():
     """Beside its arguments the compiled program has a few numbers for each chunk."""
     batches = lc.ArrayBatches(np.zeros((20_000, 8)), np.arange(20_000) % 50, batch_size=100)
     check_batches(labelled, batches, (), {})
-    looks = _RowLooks(labelled, batches, (), {})
+    looks = RowLooks(labelled, batches, (), {})
     program = looks.look.lower(jnp.arange(looks.num_chunks)).compile()
     memory = program.memory_analysis()
     assert memory.argument_size_in_bytes >= 20_000 * 4  # the labels, which are no constant

@@ -15,7 +15,7 @@ from numpyro_largecat.plates.class_subset import ClassSubset
 
 
 class AugmentedCategorical(ChoiceDistribution):
-    r"""Choice among K classes beside the error of the chosen class, a latent site of its own.
+    r"""Choice among K classes, given the error of the chosen class, a latent site of its own.
 
     With the error epsilon of the class that is chosen, whose prior is the density phi of ``noise``,
 

@@ -13,7 +13,13 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import as_ids, as_jax_array, check_in_range, check_integers
+from numpyro_largecat._checks import (
+    as_float_array,
+    as_ids,
+    as_jax_array,
+    check_in_range,
+    check_integers,
+)
 from numpyro_largecat.handlers.sites import Site, base_distribution
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.plates.class_subset import ClassSubset, check_class_subset
@@ -53,9 +59,7 @@ class ChoiceDistribution(dist.Distribution):
         local: dict[str, ArrayLike | None] | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        utilities = as_jax_array(utilities)
-        if not jnp.issubdtype(utilities.dtype, jnp.floating):
-            utilities = utilities.astype(jnp.result_type(float))
+        utilities = as_float_array(utilities)
         least = 2 if classes is None else 1
         if utilities.ndim < 1 or utilities.shape[-1] < least:
             raise ValueError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guides of the error of the chosen class, alone or beside a guide of all other sites."""
+"""Guides of the error of the chosen class, alone or with a guide of all other sites."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 
 from numpyro_largecat.choices.augmented_categorical import AugmentedCategorical
 from numpyro_largecat.choices.error_posteriors import (
-    FAMILIES,
+    POSTERIORS,
     ErrorPosterior,
     ErrorSite,
     LocalErrors,
@@ -53,7 +53,7 @@ class AutoError(AutoGuide):
         ...         error = numpyro.sample("y_error", lc.error_distribution("gumbel"))
         ...         choice = lc.AugmentedCategorical(jnp.zeros((2, 5)), error=error, noise="gumbel")
         ...         numpyro.sample("y", choice, obs=y)
-        >>> guide = lc.AutoError(model, "y_error", lc.LocalErrors("gumbel"))
+        >>> guide = lc.choices.AutoError(model, "y_error", lc.LocalErrors("gumbel"))
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     error = guide(jnp.array([0, 3]))["y_error"]
         >>> error.shape
@@ -155,7 +155,7 @@ class AutoError(AutoGuide):
 
     @property
     def _family(self) -> Callable[..., Any]:
-        return FAMILIES[self.posterior.family]
+        return POSTERIORS[self.posterior.family]
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         """Learn the plates and shape of the site; nothing is computed."""

@@ -14,18 +14,15 @@ from jax import Array
 from jax.typing import ArrayLike
 from tqdm.auto import tqdm
 
-from numpyro_largecat._checks import check_count, check_key, describe
+from numpyro_largecat._checks import check_count, check_key, check_kind
 from numpyro_largecat._result_so_far import attach_result, held_signals
 from numpyro_largecat.data.sparse_rows import SparseRows
 from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit, log_loss
 from numpyro_largecat.double_sum.feature_rows import check_data
-from numpyro_largecat.double_sum.minibatch_steps import run_minibatches
+from numpyro_largecat.double_sum.minibatch_steps import run_minibatches, with_penalties_of
 from numpyro_largecat.double_sum.pair_steps import collect, run_pairs
 from numpyro_largecat.double_sum.rules import DoubleSumRule, ImplicitSGD, step_sizes
-from numpyro_largecat.ops.double_sum.fixed_batches import (
-    batch_touch_probability,
-    fixed_batches,
-)
+from numpyro_largecat.ops.double_sum.fixed_batches import fixed_batches
 
 LARGEST_RESIDUAL = 1e-2  # of a minibatch, relative to its step, without a warning
 
@@ -132,11 +129,8 @@ def fit_double_sum(
     num_passes = check_count("num_passes", num_passes, 1)
     if not 0 <= ridge < math.inf:
         raise ValueError(f"`ridge` must be finite and at least 0, a precision; got {ridge}.")
-    if not isinstance(rule, DoubleSumRule):
-        raise TypeError(
-            "`rule` must be a rule of the double sum, such as `lc.double_sum.ImplicitSGD(1.0)`; "
-            f"got {rule!r} of type {type(rule).__name__}."
-        )
+    rules = "a rule of the double sum, such as `lc.double_sum.ImplicitSGD(1.0)`"
+    check_kind("rule", rule, DoubleSumRule, rules)
     is_pair = batch_size == num_sampled == 1
     _check_batches(rule, len(y), num_categories, batch_size, num_sampled)
     _check_start(start, (num_categories, num_features), len(y))
@@ -144,11 +138,7 @@ def fit_double_sum(
     if not is_pair:
         rng_key, batch_key = jax.random.split(rng_key)
         batches = fixed_batches(batch_key, y, batch_size=batch_size, num_categories=num_categories)
-        betas = 1 / batch_touch_probability(
-            batches, num_sampled=num_sampled, num_categories=num_categories
-        )
-        if ridge:
-            data = data._replace(penalties=ridge / len(y) * betas.astype(data.log_others.dtype))
+        data = with_penalties_of(batches, data, num_sampled, num_categories, ridge)
         x_batches = features.take_batches(batches.rows)
     dtype, num_before = data.squared_norms.dtype, 0
     w = jnp.zeros((num_categories, num_features), dtype)
@@ -197,8 +187,7 @@ def fit_double_sum(
 def _check_start(start: Any, shape: tuple[int, int], num_rows: int) -> None:
     if start is None:
         return
-    if not isinstance(start, DoubleSumFit):
-        raise TypeError(f"`start` must be an earlier fit, or None; got {describe(start)}.")
+    check_kind("start", start, DoubleSumFit, "an earlier fit, or None")
     if start.w.shape != shape or start.u.shape != (num_rows,):
         raise ValueError(
             f"`start` must be a fit of as many classes, features and observations, {shape} and "

@@ -11,8 +11,25 @@ from jax import Array, lax
 
 from numpyro_largecat.double_sum.feature_rows import FeatureRows
 from numpyro_largecat.double_sum.pair_steps import LinearData
-from numpyro_largecat.ops.double_sum.fixed_batches import FixedBatches, draw_other_classes
+from numpyro_largecat.ops.double_sum.fixed_batches import (
+    FixedBatches,
+    batch_touch_probability,
+    draw_other_classes,
+)
 from numpyro_largecat.ops.double_sum.implicit_batch import implicit_batch_step
+
+
+def with_penalties_of(
+    batches: FixedBatches, data: LinearData, num_sampled: int, num_categories: int, ridge: float
+) -> LinearData:
+    """The same data with the penalties of rows that a step on a minibatch touches."""
+    if not ridge:
+        return data
+    probability = batch_touch_probability(
+        batches, num_sampled=num_sampled, num_categories=num_categories
+    )
+    betas = (1 / probability).astype(data.log_others.dtype)
+    return data._replace(penalties=ridge / len(data.y) * betas)
 
 
 @partial(jax.jit, static_argnames="num_sampled")

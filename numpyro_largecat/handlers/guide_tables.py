@@ -1,49 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Free the tables of initial values that autoguides keep, which the parameters have copied."""
+"""The start values that autoguides keep: the one place that makes them anew, and frees them.
+
+``AutoNormal`` and ``AutoDelta`` keep the initial location of each site in ``_init_locs``, a second
+table as large as the parameter that is made from it. Once the parameter exists they need no more of
+it than its shape. Setting ``prototype_trace`` to None makes a guide find its start values again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
-from weakref import WeakSet
 
 import jax
 import numpy as np
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 
-from numpyro_largecat.svi.param_sites import ParamSite
 
-_released: WeakSet[AutoGuide] = WeakSet()
+def set_up_anew(guide: Any) -> None:
+    """Make an automatic guide and its parts learn their model anew at the next call."""
+    for part in guide_parts(guide):
+        part.prototype_trace = None
 
 
-def release_initial_values(guide: Any, sites: dict[str, ParamSite]) -> None:
-    """Replace initial values stored by rows with their first row, repeated without memory.
+def free_start_values(guide: Any, row_axes: Mapping[str, tuple[int, ...]]) -> None:
+    """Keep of start values that are stored by rows the shape alone: row 0, repeated without memory.
 
-    ``AutoNormal`` and ``AutoDelta`` keep the initial location of each site, a second table as large
-    as the parameter, and use no more of it than its shape once the parameter exists.
+    Args:
+        guide: A guide whose parameters exist.
+        row_axes: Axes of each parameter that are rows of plates, by name.
     """
     for part in guide_parts(guide):
         for name, value in getattr(part, "_init_locs", {}).items():
-            site = sites.get(f"{name}_{part.prefix}_loc")
-            if site is None or not site.plates or isinstance(value, jax.core.Tracer):
-                continue
-            first = tuple(
-                slice(0, 1) if axis in site.plates else slice(None) for axis in range(value.ndim)
-            )
-            part._init_locs[name] = np.broadcast_to(np.asarray(value[first]), value.shape)
-            _released.add(part)
-
-
-def renew_initial_values(guide: Any) -> None:
-    """Make guides whose initial values were released find them again at their next call."""
-    for part in guide_parts(guide):
-        traced = any(
-            isinstance(value, jax.core.Tracer)
-            for value in jax.tree.leaves(getattr(part, "_init_locs", {}))
-        )
-        if traced or part in _released:
-            part.prototype_trace = None
-            _released.discard(part)
+            axes = row_axes.get(f"{name}_{part.prefix}_loc", ())
+            if axes and not isinstance(value, jax.core.Tracer):
+                first = tuple(slice(1 if axis in axes else None) for axis in range(value.ndim))
+                part._init_locs[name] = np.broadcast_to(np.asarray(value[first]), value.shape)
 
 
 def guide_parts(guide: Any) -> Iterator[AutoGuide]:

@@ -17,7 +17,6 @@ from numpyro_largecat._checks import (
     check_kind,
     check_num_active,
     check_one_of,
-    describe,
     is_concrete,
 )
 from numpyro_largecat._result_so_far import attach_result, held_signals
@@ -28,15 +27,9 @@ from numpyro_largecat.mixtures.mixture_fit import MixtureFit
 from numpyro_largecat.mixtures.options import Options
 from numpyro_largecat.mixtures.passes import Model, memoized_steps, stochastic_steps
 from numpyro_largecat.mixtures.row_stream import RowStream, look_at
-from numpyro_largecat.mixtures.start_statistics import (
-    STARTS,
-    Start,
-    num_candidates,
-    seed_statistics,
-)
+from numpyro_largecat.mixtures.start_statistics import Start, num_candidates, seed_statistics
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 
-DEFAULT_ACTIVE = 8
 DEFAULTS = Options()
 
 
@@ -142,40 +135,26 @@ def fit_mixture(
         arXiv:1609.07521, Eqs. 3 to 8 and section 3.4.
     """
     check_key("rng_key", rng_key)
-    if not is_concrete(x):
-        raise TypeError(
-            "`x` must be rows outside of compiled code, since batches are read in a loop; got a "
-            "tracer. Call `fit_mixture` outside `jit`, `vmap` and `grad`."
-        )
     mixing = DirichletMixing() if mixing is None else mixing
-    _check_kinds(family, mixing)
+    _check_kinds(x, family, mixing, options)
     check_one_of("objective", objective, ("variational", "map"))
-    check_kind("options", options, Options, "lc.mixtures.Options(...)")
     check_one_of("method", method, ("memoized", "stochastic"))
-    if not isinstance(start, MixtureFit):
-        check_one_of("start", start, STARTS, or_else=" or an earlier fit")
     num_components = check_count("num_components", num_components, 1)
-    active = min(DEFAULT_ACTIVE, num_components) if num_active is None else num_active
-    active = check_num_active(active, num_components, "components")
+    active = check_num_active(num_active, num_components, "components")
     num_passes = check_count("num_passes", num_passes, 1)
     batch_key, seed_key = jax.random.split(rng_key)
     rng = numpy_generator(batch_key)
     stream = RowStream(x, batch_size, rng)
     look = look_at(stream, family, num_candidates(num_components), rng)
     model = Model(family, mixing, objective, active, look)
-    num_steps = 0
-    if isinstance(start, MixtureFit):
-        first = _statistics_of(start, family, num_components, look.sample[:1])
-        num_steps = start.num_steps
-    else:
-        first = seed_statistics(seed_key, family, look.sample, num_components, start)
+    first = _start_statistics(seed_key, start, family, num_components, look.sample)
+    num_steps = start.num_steps if isinstance(start, MixtureFit) else 0
     if method == "memoized":
         steps = memoized_steps(model, first, stream, num_passes)
     else:
         steps = stochastic_steps(model, first, stream, num_passes, options, rng, num_steps)
-    num_batches = len(look.sizes)
+    num_batches, statistics = len(look.sizes), first
     total = num_passes * num_batches
-    statistics = first
     bounds: list[float] = []
 
     def fit() -> MixtureFit:
@@ -206,32 +185,39 @@ def fit_mixture(
         return fit()
 
 
-def _statistics_of(
-    fit: MixtureFit, family: ConjugateFamily, num_components: int, row: np.ndarray
+def _start_statistics(
+    rng_key: Array,
+    start: Start | MixtureFit,
+    family: ConjugateFamily,
+    num_components: int,
+    rows: np.ndarray,
 ) -> Statistics:
-    """Statistics of an earlier fit, if its features are the same; ``row`` is one row of data."""
-    if fit.num_components != num_components:
+    """Statistics before the first batch: of some ``rows``, or of an earlier fit."""
+    if not isinstance(start, MixtureFit):
+        return seed_statistics(rng_key, family, rows, num_components, start)
+    if start.num_components != num_components:
         raise ValueError(
-            f"`start` must be a fit with as many components; got {fit.num_components}, for "
+            f"`start` must be a fit with as many components; got {start.num_components}, for "
             f"{num_components}."
         )
-    old, new = (f.features(jnp.asarray(row, fit.dtype)) for f in (fit.family, family))
+    old, new = (f.features(jnp.asarray(rows[:1], start.dtype)) for f in (start.family, family))
     if old.shape != new.shape or not jnp.allclose(old, new):
         raise ValueError(
             "`start` must be a fit whose family has the same features, such as a GaussianFamily "
-            f"with the same `loc`; got {fit.family!r}, for {family!r}."
+            f"with the same `loc`; got {start.family!r}, for {family!r}."
         )
-    return Statistics(fit.counts, fit.statistics)
+    return Statistics(start.counts, start.statistics)
 
 
-def _check_kinds(family: Any, mixing: Any) -> None:
-    if not isinstance(family, ConjugateFamily):
+def _check_kinds(x: Any, family: Any, mixing: Any, options: Any) -> None:
+    if not is_concrete(x):
         raise TypeError(
-            "`family` must be an instance of a ConjugateFamily, such as "
-            f"lc.mixtures.GaussianFamily(loc, covariance); got {describe(family)}."
+            "`x` must be rows outside of compiled code, since batches are read in a loop; got a "
+            "tracer. Call `fit_mixture` outside `jit`, `vmap` and `grad`."
         )
-    if not isinstance(mixing, MixingPrior):
-        raise TypeError(
-            "`mixing` must be an instance of a MixingPrior, such as "
-            f"lc.mixtures.DirichletMixing(1.0); got {describe(mixing)}."
-        )
+    own = "an instance of a"
+    families = f"{own} ConjugateFamily, such as lc.mixtures.GaussianFamily(loc, covariance)"
+    check_kind("family", family, ConjugateFamily, families)
+    priors = f"{own} MixingPrior, such as lc.mixtures.DirichletMixing(1.0)"
+    check_kind("mixing", mixing, MixingPrior, priors)
+    check_kind("options", options, Options, "lc.mixtures.Options(...)")

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from numpyro_largecat._checks import check_one_of
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import Statistics, map_in_groups
 
 Start = Literal["kmeans++", "random"]
-STARTS = ("kmeans++", "random")
 CANDIDATES = 5  # rows to choose from, for each component
 LEAST_CANDIDATES = 1000
 
@@ -32,6 +32,7 @@ def seed_statistics(
 
     Cost: none for "random"; for "kmeans++" O(K) divergences for each of the rows.
     """
+    check_one_of("start", start, ("kmeans++", "random"), or_else=" or an earlier fit")
     num_seeds = min(num_components, len(rows))
     with jax.enable_x64(True):
         rows = np.asarray(rows, np.float64)

@@ -35,7 +35,7 @@ class class_chunk(Messenger):
 
     Example:
         >>> import numpyro_largecat as lc
-        >>> with lc.class_chunk(name="classes", start=8, size=4):
+        >>> with lc.plates.class_chunk(name="classes", start=8, size=4):
         ...     classes = lc.class_plate("classes", 10).classes
         >>> classes.indices.tolist(), classes.weights.tolist()
         ([8, 9, 9, 9], [1.0, 1.0, 0.0, 0.0])

@@ -31,7 +31,7 @@ from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.choice_site import find_choice
 from numpyro_largecat.reading.chunk_checks import distinct_rows, rows_are_alone
 from numpyro_largecat.reading.progress import count_steps
-from numpyro_largecat.svi.param_sites import check_params
+from numpyro_largecat.svi.stored_params import check_params
 
 
 class ChunkedUtilities:

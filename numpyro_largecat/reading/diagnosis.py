@@ -21,7 +21,7 @@ from numpyro_largecat.reading.gradient_signal import gradient_signals
 from numpyro_largecat.reading.observed_choice import observed_choice
 from numpyro_largecat.reading.pareto_check import check_batches, check_rows
 from numpyro_largecat.svi.array_batches import ArrayBatches
-from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
+from numpyro_largecat.svi.plan import Plan
 
 
 class Training(NamedTuple):
@@ -29,8 +29,8 @@ class Training(NamedTuple):
 
     losses: ArrayLike | None = None  # (steps,)
     iterates: Mapping[str, Any] = {}  # earlier values of some entries of each parameter
-    svi: Any = None
-    state: Any = None  # its last
+    plan: Plan | None = None
+    state: Any = None  # the last one
 
 
 def diagnose(
@@ -51,11 +51,11 @@ def diagnose(
     findings = [] if training.losses is None else [elbo_convergence(training.losses)]
     r_hats = parameter_convergence(training.iterates)
     findings += [*r_hats.values(), bound_gap(batch, observed, keys)]
-    if isinstance(training.svi, SubsampledSVI):
+    if training.plan is not None:
         still_rises = any(finding.advice for finding in findings[:1])
         drifting = {name for name, finding in r_hats.items() if finding.advice}
         drifting |= fit.params.keys() - r_hats.keys() if still_rises else set()
-        findings += gradient_signals(batch, training.svi, training.state, drifting, keys)
+        findings += gradient_signals(batch, training.plan, training.state, drifting, keys)
     everything = observed
     if batches is not None:
         rows = fit.followed_by(batches.take(jnp.arange(batches.size)))

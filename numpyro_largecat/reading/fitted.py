@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoGuideList
 
-from numpyro_largecat._checks import check_count, check_integers
+from numpyro_largecat._checks import check_arguments, check_count, check_integers
 from numpyro_largecat.handlers.guide_tables import guide_parts
 from numpyro_largecat.handlers.static_arguments import with_jax_arrays
 from numpyro_largecat.reading import diagnosis, predictions
@@ -24,7 +24,7 @@ from numpyro_largecat.reading.findings import Diagnosis
 from numpyro_largecat.reading.predictions import TopClasses
 from numpyro_largecat.reading.to_arviz import to_arviz
 from numpyro_largecat.svi.array_batches import ArrayBatches
-from numpyro_largecat.svi.model_checks import check_arguments
+from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
 
 
 class Fitted:
@@ -171,7 +171,8 @@ class Fitted:
         params = result.params if params is None else params
         fitted = cls(svi.model, svi.guide, params, losses=result.losses, **options)
         iterates = getattr(result, "iterates", {})
-        fitted._training = Training(fitted.losses, iterates, svi, result.state)
+        plan = svi.plan if isinstance(svi, SubsampledSVI) else None
+        fitted._training = Training(fitted.losses, iterates, plan, result.state)
         fitted._static_kwargs = svi.static_kwargs
         return fitted
 

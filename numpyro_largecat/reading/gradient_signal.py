@@ -12,14 +12,15 @@ from jax import Array, lax
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.findings import Finding
+from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.row_optimizer import Rows
-from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
+from numpyro_largecat.svi.step import gather_step
 
 LEAST_SIGNAL = 0.1  # of a gradient that still has far to go
 
 
 def gradient_signals(
-    fit: BoundFit, svi: SubsampledSVI, state: Any, drifting: set[str], keys: Array
+    fit: BoundFit, plan: Plan, state: Any, drifting: set[str], keys: Array
 ) -> list[Finding]:
     """Squared norm of the mean gradient over the variance, for each parameter.
 
@@ -28,7 +29,7 @@ def gradient_signals(
     """
     num = len(keys)
     findings = []
-    for name, (of_sum, mean_square) in _squares(fit, svi, state, keys).items():
+    for name, (of_sum, mean_square) in _squares(fit, plan, state, keys).items():
         signal = (of_sum - num * mean_square) / (num * (num - 1))  # mean of g_i @ g_j, i != j
         noise = mean_square - signal
         is_noisy = noise > 1e-5 * mean_square  # more than rounding
@@ -39,17 +40,14 @@ def gradient_signals(
     return findings
 
 
-def _squares(
-    fit: BoundFit, svi: SubsampledSVI, state: Any, keys: Array
-) -> dict[str, tuple[float, float]]:
+def _squares(fit: BoundFit, plan: Plan, state: Any, keys: Array) -> dict[str, tuple[float, float]]:
     """Of each parameter the square of the sum of its gradients, and their mean square."""
-    tables = svi.optim.get_params(state.optim_state)
+    tables = plan.optim.get_params(state.optim_state)
     zeros = jax.tree.map(jnp.zeros_like, tables)
 
     def add(carry: Any, key: Array) -> tuple[Any, dict[str, Array]]:
-        step = svi._gather(state._replace(rng_key=key), fit.args, fit.kwargs)
-        params = svi.optim.get_params(step.optim_rows)
-        grads, _ = jax.grad(step.loss, has_aux=True)(params)
+        step = gather_step(plan, state._replace(rng_key=key), fit.args, fit.kwargs)
+        grads, _ = jax.grad(step.loss, has_aux=True)(step.params)
         squares = {name: _square(grad) for name, grad in grads.items()}
         return {n: _add_rows(carry[n], grads[n], step.rows, n) for n in grads}, squares
 

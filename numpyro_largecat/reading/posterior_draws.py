@@ -19,7 +19,7 @@ from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, rows_of_whole
 from numpyro_largecat.reading.model_layout import LatentSite, ModelLayout, latent_site
 from numpyro_largecat.reading.shown_rows import ShownRows
-from numpyro_largecat.svi.param_sites import check_params
+from numpyro_largecat.svi.stored_params import check_params
 
 
 def draw_sites(

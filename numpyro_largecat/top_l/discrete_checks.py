@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_largecat._checks import check_count, is_concrete
 from numpyro_largecat.handlers.internals import is_inside_scan
 from numpyro_largecat.handlers.sites import is_latent
-from numpyro_largecat.top_l.model_run import is_marked
+from numpyro_largecat.top_l.marked_sites import is_marked
 
 MARK = "infer={'enumerate': 'parallel'}"
 

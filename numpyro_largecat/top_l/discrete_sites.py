@@ -22,7 +22,8 @@ from numpyro_largecat.top_l.discrete_checks import (
     check_plates,
     common_scale,
 )
-from numpyro_largecat.top_l.model_run import ModelRun, is_marked, support_of
+from numpyro_largecat.top_l.marked_sites import is_marked, support_of
+from numpyro_largecat.top_l.model_at_values import ModelAtValues
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class DiscreteSite:
 
 
 def find_discrete_sites(
-    run: ModelRun, model_trace: dict[str, Any], num_active: int | dict[str, int]
+    run: ModelAtValues, model_trace: dict[str, Any], num_active: int | dict[str, int]
 ) -> list[DiscreteSite]:
     """Describe the discrete sites of a model, given its trace with each at its first value.
 
@@ -105,7 +106,7 @@ def find_discrete_sites(
 
 
 def _dependencies(
-    run: ModelRun, values: dict[str, Array]
+    run: ModelAtValues, values: dict[str, Array]
 ) -> tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]]:
     """Which discrete sites the log density of each site depends on, and the mask of each."""
 

@@ -9,7 +9,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_largecat.handlers.sites import is_latent
 from numpyro_largecat.top_l.discrete_checks import not_marked
-from numpyro_largecat.top_l.model_run import first_value, is_marked
+from numpyro_largecat.top_l.marked_sites import first_value, is_marked
 
 
 class hide_enumerated(Messenger):

@@ -20,7 +20,7 @@ from numpyro_largecat.handlers.sites import log_prob_of
 from numpyro_largecat.ops.top_l import log_sum
 from numpyro_largecat.top_l.active_values import ActiveValues
 from numpyro_largecat.top_l.discrete_sites import DiscreteSite, find_discrete_sites
-from numpyro_largecat.top_l.model_run import ModelRun
+from numpyro_largecat.top_l.model_at_values import ModelAtValues
 from numpyro_largecat.top_l.top_l_categorical import TopLCategorical
 
 
@@ -241,7 +241,7 @@ class _Particle:
         self.mutable = _mutable(self.guide_trace)
         params = {**param_map, **self.mutable}
         model = handlers.seed(model, self.model_key)
-        self.run = ModelRun(model, self.guide_trace, params, args, kwargs)
+        self.run = ModelAtValues(model, self.guide_trace, params, args, kwargs)
         self.model_trace = self.run.first_trace()
         self.mutable |= _mutable(self.model_trace)
 

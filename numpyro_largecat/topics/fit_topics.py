@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +34,6 @@ from numpyro_largecat.topics.start_counts import start_at_random, start_from_doc
 from numpyro_largecat.topics.topic_fit import TopicFit, check_corpus
 from numpyro_largecat.topics.topic_table import Table
 
-DEFAULT_ACTIVE = 8
 DEFAULT_TOTAL = 0.5  # concentration of topic frequencies over all topics
 DEFAULTS = Options()
 
@@ -116,15 +115,9 @@ def fit_topics(
     check_key("rng_key", rng_key)
     check_corpus(corpus)
     num_topics = check_count("num_topics", num_topics, 1)
-    active = min(DEFAULT_ACTIVE, num_topics) if num_active is None else num_active
-    active = check_num_active(active, num_topics, "topics")
+    active = check_num_active(num_active, num_topics, "topics")
     check_count("num_passes", num_passes, 1)
     check_count("batch_size", batch_size, 1)
-    if np.ndim(word_concentration) or not 0 < word_concentration < np.inf:
-        raise ValueError(
-            "`word_concentration` must be one number, positive and finite; got "
-            f"{describe(word_concentration)}."
-        )
     check_kind("options", options, Options, "lc.topics.Options(...)")
     check_one_of("method", method, ("memoized", "stochastic"))
     if options.warm_start and method != "memoized":
@@ -138,16 +131,16 @@ def fit_topics(
     problem = Problem(
         corpus,
         jnp.asarray(_concentrations(concentration, num_topics), dtype),
-        word_concentration,
+        _word_concentration(word_concentration),
         Solver(active, options.effort, shapes),
     )
     bounds: list[float] = []
 
     def fit() -> TopicFit:
         return TopicFit(
-            np.ascontiguousarray(table.numpy().T) + word_concentration,
+            np.ascontiguousarray(table.numpy().T) + problem.word_concentration,
             np.asarray(problem.concentration),
-            float(word_concentration),
+            problem.word_concentration,
             active,
             corpus.vocabulary,
             np.array(bounds),
@@ -183,6 +176,14 @@ def _concentrations(value: ArrayLike | None, num_topics: int) -> NDArray[np.floa
             f"{found.min():.6g} to {found.max():.6g}."
         )
     return np.broadcast_to(found, num_topics)
+
+
+def _word_concentration(value: Any) -> float:
+    if np.ndim(value) or not 0 < value < np.inf:
+        raise ValueError(
+            f"`word_concentration` must be one number, positive and finite; got {describe(value)}."
+        )
+    return float(value)
 
 
 def _start_counts(

@@ -11,14 +11,10 @@ from numpyro_largecat.data.corpus import Corpus
 
 CANDIDATES_PER_TOPIC = 10
 SMOOTHING = 0.1  # of a chosen document with the words of all, for the divergence
-# The same where topics start, and how many times the tokens of a topic it starts with. A topic that
-# has a single document's words only is stuck with them, since E[log phi] of all others is far too
-# low; more so where it has few tokens beside the prior. Scores of a tenth of the training documents
-# of the benchmark `topics` with 0.8 and 1 time, and with these: K = 400 AP -7.975 and -7.900, NIPS
-# -8.008 and -7.860; K = 200 AP -7.903 and -7.872, NIPS -7.861 and -7.839, 20 Newsgroups -6.831 and
-# -6.786; at K = 50 and 100 they differ by 0.02 at most, either way. 16 times is worse again.
-START_SMOOTHING = 0.9
-START_TOKENS = 4
+# A topic that starts with one document's words alone keeps to them, since E[log phi] of all others
+# is far too low; more so where it has few tokens compared to the prior. See docs/topics.md.
+START_SMOOTHING = 0.9  # of a chosen document with the words of all, where topics start
+START_TOKENS = 4  # times the tokens that each topic would have of the corpus
 
 
 def start_from_documents(

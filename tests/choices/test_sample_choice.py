@@ -66,7 +66,7 @@ def test_u_is_a_parameter_with_one_entry_for_each_row_of_the_data():
 
 
 def test_the_update_rule_gets_log_eta_hat_without_a_gradient():
-    rule = lc.NaturalGradient(0.6)
+    rule = lc.update_rules.NaturalGradient(0.6)
 
     def total_statistic(table):
         def model():
@@ -92,7 +92,7 @@ def test_the_update_rule_gets_log_eta_hat_without_a_gradient():
 
 def test_the_default_rule_is_the_natural_gradient():
     rule = trace_of(model, X, Y, ROWS)["y_u"]["kwargs"]["update_rule"]
-    assert isinstance(rule, lc.NaturalGradient)
+    assert isinstance(rule, lc.update_rules.NaturalGradient)
     assert rule.exponent == 0.9
 
 
@@ -154,7 +154,7 @@ def test_the_same_model_serves_for_training_and_exact_use():
 
 
 def test_a_chunk_of_classes_declares_the_site_without_local_state():
-    chunk = lc.class_chunk(model, name="classes", start=2, size=3)
+    chunk = lc.plates.class_chunk(model, name="classes", start=2, size=3)
     sites = trace_of(chunk, X, Y, ROWS)
     assert "y_u" not in sites
     np.testing.assert_allclose(sites["y"]["fn"].utilities, X[:, None] * TABLE[2:5], rtol=1e-6)

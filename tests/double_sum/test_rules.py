@@ -22,7 +22,7 @@ RULES = [lc.double_sum.Vanilla(0.5), lc.double_sum.UMax(0.5), lc.double_sum.Impl
 
 
 def estimate(log_eta_hat, log_least=0.0):
-    return lambda u: lc.EtaEstimate(jnp.asarray(log_eta_hat), jnp.asarray(log_least))
+    return lambda u: lc.update_rules.EtaEstimate(jnp.asarray(log_eta_hat), jnp.asarray(log_least))
 
 
 def moved(rule, u, log_eta_hat, log_least=0.0, visits=0):

@@ -513,7 +513,7 @@ def test_a_label_that_the_observation_does_not_have_is_nan():
     assert np.isnan(log_probs).tolist() == [False, False, True, False, False, False]
 
 
-@pytest.mark.parametrize("bound", [lc.UtilityCategorical, lc.OneVsEach, "logistic"])
+@pytest.mark.parametrize("bound", [lc.UtilityCategorical, lc.bounds.OneVsEach, "logistic"])
 def test_a_class_out_of_range_makes_log_probabilities_nan(bound):
     class TooHigh:
         def draw(self, rng_key, labels, num_categories, num_sampled):

@@ -123,7 +123,7 @@ def test_any_likelihood_and_layout_can_be_looked_at():
         with lc.data_plate("data", NUM_ROWS, rows):
             psi = jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))
             with numpyro.handlers.mask(mask=rows % 2 == 0):
-                numpyro.sample("y", lc.OneVsEach(psi, classes), obs=y)
+                numpyro.sample("y", lc.bounds.OneVsEach(psi, classes), obs=y)
 
     svi = lc.SubsampledSVI(model, AutoDelta(model), optax.adam(0.05), Trace_ELBO())
     result = svi.run(jax.random.key(0), 300, X, Y, ROWS, progress_bar=False)

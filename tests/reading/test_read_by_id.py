@@ -145,7 +145,7 @@ def test_places_in_each_kind_of_subset():
     ids = jnp.array([8, 0])
     full = lc.class_plate("a", U).classes
     assert full.place(ids).tolist() == [8, 0] and full.holds(ids).all()
-    with lc.class_chunk(name="a", start=0, size=3):
+    with lc.plates.class_chunk(name="a", start=0, size=3):
         chunk = lc.class_plate("a", U, ids, 2).classes
     assert chunk.holds(ids).tolist() == [False, True]
     with pytest.raises(ValueError, match=r"`classes.place` has no answer.*a class plate of their"):

@@ -18,6 +18,7 @@ from numpyro.infer import Trace_ELBO
 
 import numpyro_largecat as lc
 from numpyro_largecat._result_so_far import attach_result, held_signals
+from numpyro_largecat.svi.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("sigint_raises")
 
@@ -245,10 +246,10 @@ def test_what_a_callback_raises_inside_of_a_compiled_loop_leaves_the_state_befor
 def test_a_fit_whose_params_cannot_be_computed_keeps_its_state(monkeypatch):
     svi = svi_of()
 
-    def no_memory(state):
+    def no_memory(plan, state):
         raise RuntimeError("RESOURCE_EXHAUSTED")
 
-    monkeypatch.setattr(svi, "get_params", no_memory)
+    monkeypatch.setattr(Plan, "params", no_memory)
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED") as raised:
         svi.run(jax.random.key(0), 2, *batch(0), progress_bar=False)
     assert raised.value.result_so_far.params == {}

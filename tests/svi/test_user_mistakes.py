@@ -17,7 +17,7 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_largecat as lc
-from numpyro_largecat.svi.model_checks import check_batches
+from numpyro_largecat.svi.batch_checks import check_batches
 from tests import reference
 
 N, K = 12, 50

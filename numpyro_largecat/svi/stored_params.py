@@ -18,7 +18,7 @@ from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.ops.table_rows import merge_values
 
 
-class ParamSite(NamedTuple):
+class StoredParam(NamedTuple):
     """A parameter as the first run of model and guide shows it."""
 
     transform: Transform  # from unconstrained to constrained values
@@ -50,8 +50,23 @@ class ParamSite(NamedTuple):
         """Constrained value as the model sees it, from unconstrained stored rows."""
         return self.spread(self.transform(stored), touched)
 
+    def check_size(self, name: str, shape: tuple[int, ...], touched: TouchedRows) -> None:
+        """Refuse a stored parameter whose rows are not as many as those of its plates in this step.
 
-def describe_param(site: dict[str, Any], touched: TouchedRows) -> ParamSite:
+        Raises:
+            ValueError: With the parameter and its plate.
+        """
+        for axis, plate in self.plates.items():
+            size = touched.plates[plate].size
+            if shape[axis] != size:
+                raise ValueError(
+                    f"param '{name}' has shape {shape} in the state, with {shape[axis]} rows at "
+                    f"axis {axis}, but its plate '{plate}' has {size} in this step. A state "
+                    "belongs to a model whose plates have the same sizes."
+                )
+
+
+def describe_param(site: dict[str, Any], touched: TouchedRows) -> StoredParam:
     """Read the message of a ``numpyro.param`` statement whose value is whole.
 
     Raises:
@@ -92,7 +107,7 @@ def describe_param(site: dict[str, Any], touched: TouchedRows) -> ParamSite:
             f"param '{name}' has an update rule, which moves its value as it is; its constraint "
             f"must be real, got {constraint}."
         )
-    return ParamSite(transform, dict(sorted(plates.items())), rule)
+    return StoredParam(transform, dict(sorted(plates.items())), rule)
 
 
 def check_params(params: dict[str, Any], sites: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gzip
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +11,8 @@ import numpy as np
 import pytest
 
 import numpyro_largecat as lc
-from numpyro_largecat.data import ChoiceData, read_modecanada, read_swissmetro
-
-REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "choice"
+from benchmarks.readers import ChoiceData, read_modecanada, read_swissmetro
+from tests.data_files import real_data
 
 SWISSMETRO = {  # one row of the file, and its order of columns
     **{"GROUP": 2, "SURVEY": 0, "SP": 1, "ID": 5, "PURPOSE": 1, "FIRST": 0, "TICKET": 1, "WHO": 1},
@@ -31,13 +29,6 @@ CANADA = """,case,alt,choice,dist,cost,ivt,ovt,freq,income,urban,noalt
 5,4,bus,0,300,30,250,40,3,70,1,4
 6,4,train,0,300,60,220,50,5,70,1,4
 """
-
-
-def real(name):
-    """A file of the real data, or a skip."""
-    if not (REAL_DATA / name).is_file():
-        pytest.skip(f"needs the real data file choice/{name}, which is not on this machine")
-    return REAL_DATA / name
 
 
 def swissmetro(tmp_path, *changes, separator=","):
@@ -172,10 +163,10 @@ def test_bad_modecanada_row_is_an_error_with_file_and_line(tmp_path, old, new, l
 
 
 def test_real_sizes():
-    data = read_swissmetro(real("swissmetro.csv.gz"))
+    data = read_swissmetro(real_data("choice/swissmetro.csv.gz"))
     check(data)
     assert (len(data.choice), len(set(data.person))) == (6768, 752)
-    path = real("modecanada.csv.gz")
+    path = real_data("choice/modecanada.csv.gz")
     four, every = read_modecanada(path), read_modecanada(path, all_cases=True)
     check(four)
     check(every)
@@ -207,7 +198,7 @@ def constants(num_rows, num_alternatives, without):
 
 def test_swissmetro_logit_has_the_published_estimates(x64):
     """ASC_TRAIN, ASC_CAR, B_TIME, B_COST and the log likelihood of Biogeme's 01logit."""
-    data = read_swissmetro(real("swissmetro.csv.gz"))
+    data = read_swissmetro(real_data("choice/swissmetro.csv.gz"))
     asc = constants(len(data.choice), 3, without=1)
     design = np.concatenate([asc, data.features[..., :2]], axis=-1)
     b, value = maximum_likelihood(design, data.available, data.choice)
@@ -221,7 +212,7 @@ def test_modecanada_logit_has_the_published_estimates(x64):
     They are the intercepts of train, bus and car, cost, freq, ovt, income of train, bus and car,
     and ivt of train, air, bus and car.
     """
-    data = read_modecanada(real("modecanada.csv.gz"))
+    data = read_modecanada(real_data("choice/modecanada.csv.gz"))
     cost, freq, ivt, ovt = np.split(data.features.astype(float), 4, axis=-1)
     asc = constants(len(data.choice), 4, without=1)
     income = data.covariates[:, data.covariate_names.index("income"), None, None]

@@ -9,15 +9,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
 from numpyro import handlers
 
 from numpyro_largecat._checks import is_concrete
-from numpyro_largecat.handlers.sites import is_latent, unmasked, without_expand
+from numpyro_largecat.top_l.marked_sites import first_value, is_marked
 
 
 @dataclass(frozen=True)
-class ModelRun:
+class ModelAtValues:
     """A seeded model, with everything given but its discrete sites."""
 
     model: Callable[..., Any]
@@ -34,7 +34,7 @@ class ModelRun:
         """Run the model with every marked site at the first value of its support."""
         return self._trace(lambda msg: first_value(msg) if is_marked(msg) else None)
 
-    def without_gradients(self) -> ModelRun:
+    def without_gradients(self) -> ModelAtValues:
         """The same model, with all that it is given constant for the gradient."""
 
         def constant(tree: Any) -> Any:
@@ -59,31 +59,3 @@ class ModelRun:
 
 def _has_slope(x: Any) -> bool:
     return not is_concrete(x) and jnp.issubdtype(x.dtype, jnp.inexact)
-
-
-def is_marked(site: dict[str, Any]) -> bool:
-    """Whether a message, or a site of a trace, is a latent site that is to be enumerated."""
-    return is_latent(site) and site["infer"].get("enumerate") == "parallel"
-
-
-def first_value(site: dict[str, Any]) -> Array:
-    """First value of a discrete site, at every place of its batch."""
-    return jnp.broadcast_to(support_of(site)[0], site["fn"].batch_shape)
-
-
-def support_of(site: dict[str, Any]) -> Array:
-    """All values of a discrete site, shape (K,)."""
-    fn, name = site["fn"], site["name"]
-    if fn.event_shape:
-        raise NotImplementedError(
-            f"site '{name}' is marked to be enumerated, but one event of it has shape "
-            f"{fn.event_shape}, so that its values would be all combinations. Put it into a plate "
-            "instead of `to_event`."
-        )
-    fn = without_expand(unmasked(fn)[0])
-    if not fn.has_enumerate_support:
-        raise NotImplementedError(
-            f"site '{name}' is marked to be enumerated, but {type(fn).__name__} has no finite list "
-            "of values."
-        )
-    return jnp.asarray(fn.enumerate_support(expand=False)).reshape(-1)

@@ -49,7 +49,7 @@ CASES = {
         r"param 'w' of the state must have shape \(6,\) and dtype float32.*got \(5,\) and float32",
     ),
     "rows": ({"num_rows": 9}, r"param 'y_u' of the state must have shape \(4,\).*got \(9,\)"),
-    "name": ({"name": "v"}, r"\['b', 'w', 'y_u'\]; it lacks \['w'\], and has \['v'\] beside them"),
+    "name": ({"name": "v"}, r"\['b', 'w', 'y_u'\]; it lacks \['w'\], and has \['v'\] besides"),
     "global": ({"global_size": 3}, r"param 'b' .*shape \(1,\).*got \(3,\)"),
     "sgd": ({"optim": optax.sgd(0.1)}, "one of this optimiser.*ScaleByAdamState.*got one made of"),
     "numpyro": ({"optim": numpyro.optim.Adam(0.1)}, "one of this optimiser.*got.*OptimizerState"),
@@ -80,8 +80,8 @@ def test_numpyro_optimisers_name_their_parameters_too():
     svi = fitted(numpyro.optim.Adam(0.1))[0]
     other = fitted(numpyro.optim.Adam(0.1), name="v")[1]
     with pytest.raises(ValueError, match=r"lacks \['w'\], and has \['v'\]"):
-        svi._check_state(other)
-    svi._check_state(fitted(numpyro.optim.Adam(0.1))[1])
+        svi.plan.check(other)
+    svi.plan.check(fitted(numpyro.optim.Adam(0.1))[1])
 
 
 def test_arguments_of_another_size_than_the_state_are_refused(of_six):
@@ -104,7 +104,7 @@ def test_a_state_of_64_bits_is_refused_without_them(of_six):
 def test_a_result_is_not_its_state(of_six):
     svi, state, args, _ = of_six
     result = svi.run(jax.random.key(0), 2, *args, init_state=state, progress_bar=False)
-    with pytest.raises(TypeError, match=r"`result.state` holds it; got RecordedResult"):
+    with pytest.raises(TypeError, match=r"`result.state` holds it; got SubsampledSVIRunResult"):
         svi.run(jax.random.key(0), 2, *args, init_state=result, progress_bar=False)
 
 

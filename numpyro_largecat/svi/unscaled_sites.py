@@ -10,10 +10,10 @@ import numpyro.distributions as dist
 from jax import Array
 
 from numpyro_largecat.handlers.plate_facts import class_plates, plate_facts
-from numpyro_largecat.handlers.sites import of_type, param_options, plates_of, scale_of
+from numpyro_largecat.handlers.sites import Site, Sites, of_type, param_options, plates_of, scale_of
 
 
-def sites_without_rows(model_trace: Any, batch_size: int) -> dict[str, Array]:
+def unscaled_sites(sites: Sites, batch_size: int) -> dict[str, Array]:
     """Find observed sites in no subsampled plate, though the model needs one for a minibatch.
 
     It does for what ``sample_choice`` keeps for each row, and to weigh the data against latent
@@ -22,9 +22,9 @@ def sites_without_rows(model_trace: Any, batch_size: int) -> dict[str, Array]:
     Returns:
         For each such site whether it is wrong: it is not if it is scaled by hand and keeps nothing.
     """
-    plates, sampled = of_type("plate", model_trace), of_type("sample", model_trace)
-    classes = set(class_plates(model_trace))
-    params = of_type("param", model_trace).values()
+    plates, sampled = of_type("plate", sites), of_type("sample", sites)
+    classes = set(class_plates(sites))
+    params = of_type("param", sites).values()
     kept = [plates_of(site) for site in params if param_options(site).update_rule is not None]
     shared = [site for site in sampled.values() if _is_shared(site, classes, batch_size)]
     unscaled = [_is_unscaled(site, plates) for site in shared]
@@ -41,8 +41,8 @@ def sites_without_rows(model_trace: Any, batch_size: int) -> dict[str, Array]:
     return found
 
 
-def refuse_without_rows(name: str, size: int, batch_size: int) -> None:
-    """Raise for a site that ``sites_without_rows`` has found.
+def refuse_unscaled(name: str, size: int, batch_size: int) -> None:
+    """Raise for a site that ``unscaled_sites`` has found.
 
     Raises:
         ValueError: Always.
@@ -56,7 +56,7 @@ def refuse_without_rows(name: str, size: int, batch_size: int) -> None:
     )
 
 
-def _is_shared(site: Any, classes: set[str], batch_size: int) -> bool:
+def _is_shared(site: Site, classes: set[str], batch_size: int) -> bool:
     """Whether a site is latent, or a factor of the classes' prior, and all minibatches share it.
 
     A latent site of a minibatch's own has a plate, or an axis if it is in no class plate, of a
@@ -72,12 +72,12 @@ def _is_shared(site: Any, classes: set[str], batch_size: int) -> bool:
     return not any(size and size % batch_size == 0 for size in sizes)
 
 
-def _is_unscaled(site: Any, plates: dict[str, Any]) -> Array:
+def _is_unscaled(site: Site, plates: dict[str, Any]) -> Array:
     """Whether nothing but class plates scales a site."""
     return jnp.all(scale_of(site) == _class_weights(site, plates))
 
 
-def _class_weights(site: Any, plates: dict[str, Any]) -> Array:
+def _class_weights(site: Site, plates: dict[str, Any]) -> Array:
     """Scale that the class plates around a site give it."""
     scale = jnp.ones(())
     for frame in site["cond_indep_stack"]:

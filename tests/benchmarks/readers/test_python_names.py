@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 
-from numpyro_largecat.data import load_names, read_names
+from benchmarks.readers.python_names import load_names, read_names
 
 SOURCE = "def f(x): return x\nclass A: pass\nimport b as c\nfor i in d: f(i)\n"
 
@@ -105,7 +105,7 @@ def test_dropped_observations_and_skipped_files_are_logged(tmp_path, caplog):
     write_tree(tmp_path)
     (tmp_path / "zz.py").write_text("once\n")
     (tmp_path / "bad.py").write_text("(\n")
-    with caplog.at_level(logging.INFO, logger="numpyro_largecat"):
+    with caplog.at_level(logging.INFO, logger="benchmarks.readers"):
         load_names(tmp_path, num_features=6)
     assert "1 skipped" in caplog.text
     assert "1 dropped" in caplog.text

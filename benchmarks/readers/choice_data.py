@@ -98,7 +98,7 @@ def read_swissmetro(path: str | PathLike[str]) -> ChoiceData:
         >>> data = read_swissmetro(path)
         >>> data.available.tolist(), data.choice.tolist()
         ([[True, True, False]], [1])
-        >>> data.features[0, 1].round(2).tolist()  # Swissmetro's time, cost, headway and seats
+        >>> data.features[0, 1].astype(float).round(2).tolist()  # time, cost, headway, seats
         [0.63, 0.0, 0.2, 0.0]
 
     References:
@@ -168,7 +168,7 @@ def read_modecanada(path: str | PathLike[str], *, all_cases: bool = False) -> Ch
         >>> data = read_modecanada(path, all_cases=True)
         >>> data.available.tolist(), data.alternative_names[data.choice[0]]
         ([[True, False, False, True]], 'car')
-        >>> data.features[0, 3].round(2).tolist()  # the car's cost, freq, ivt and ovt
+        >>> data.features[0, 3].astype(float).round(2).tolist()  # cost, freq, ivt, ovt
         [15.77, 0.0, 61.0, 0.0]
 
     References:

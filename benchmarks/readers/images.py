@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from numpyro_largecat.data.classification import ClassificationData
-from numpyro_largecat.data.files import find_file
-from numpyro_largecat.data.readers import read_idx
+from benchmarks.readers.classification_data import ClassificationData
+from benchmarks.readers.find_file import find_file
+from benchmarks.readers.idx import read_idx
 
 _NUM_GROUPS = 10
 _NUM_DRAWINGS = 20

@@ -3,21 +3,12 @@ from __future__ import annotations
 
 import gzip
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from numpyro_largecat.data import ClassificationData, load
-
-REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
-
-
-def real(folder):
-    """A folder of the real data, or a skip."""
-    if not (REAL_DATA / folder).is_dir():
-        pytest.skip(f"needs the real data in {folder}/, which are not on this machine")
-    return REAL_DATA / folder
+from benchmarks.readers import ClassificationData, load
+from tests.data_files import real_data
 
 
 def write_idx(path, array):
@@ -49,7 +40,7 @@ def check(data):
 def test_first_labels_are_the_classes(tmp_path, caplog, name):
     (tmp_path / f"{name}_train.txt").write_text("4 2 9\n7,3 0:1\n 0:5\n2 1:0.5\n7 0:2\n")
     (tmp_path / f"{name}_test.txt").write_text("4 2 9\n3 0:9\n7,2 1:1\n 0:1\n2,3 0:4\n")
-    with caplog.at_level(logging.INFO, logger="numpyro_largecat"):
+    with caplog.at_level(logging.INFO, logger="benchmarks.readers"):
         data = load(name, tmp_path)
     check(data)
     assert data.class_names == ("2", "7")
@@ -149,7 +140,7 @@ def test_a_missing_file_is_an_error_that_names_it(tmp_path, name, file, director
     ],
 )
 def test_real_sizes(name, folder, num_categories, num_train, num_test):
-    data = load(name, real(folder))
+    data = load(name, real_data(folder))
     check(data)
     assert data.num_categories == num_categories
     assert (len(data.y_train), len(data.y_test)) == (num_train, num_test)

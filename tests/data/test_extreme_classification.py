@@ -3,33 +3,12 @@ from __future__ import annotations
 
 import gzip
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from numpyro_largecat.data import read_idx, read_tokens, read_xml_classification
-
-REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
-
-
-def real(path):
-    """A file of the real data, or a skip."""
-    if not (REAL_DATA / path).exists():
-        pytest.skip(f"needs the real data file {path}, which is not on this machine")
-    return REAL_DATA / path
-
-
-@pytest.fixture(params=[False, True], ids=["plain", "gzip"])
-def write(request, tmp_path):
-    """Write bytes to a file, plain or compressed."""
-
-    def write_file(content):
-        path = tmp_path / ("file.gz" if request.param else "file")
-        path.write_bytes(gzip.compress(content) if request.param else content)
-        return path
-
-    return write_file
+from numpyro_largecat.data import read_xml_classification
+from tests.data_files import real_data
 
 
 def test_xml_features_and_labels(write):
@@ -86,57 +65,11 @@ def test_malformed_xml_names_file_line_and_need(write, content, line, need):
     assert need in str(error.value)
 
 
-def idx_bytes(array, kind=8):
-    header = bytes([0, 0, kind, array.ndim]) + np.array(array.shape, ">u4").tobytes()
-    return header + array.astype(np.uint8).tobytes()
-
-
-@pytest.mark.parametrize("shape", [(5,), (0,), (2, 3, 4)])
-def test_idx_round_trip(write, shape):
-    array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
-    result = read_idx(write(idx_bytes(array)))
-    assert result.dtype == np.uint8
-    np.testing.assert_array_equal(result, array)
-
-
-@pytest.mark.parametrize(
-    ("content", "need"),
-    [
-        (b"", "starts with nothing"),
-        (b"\x01\x02\x08\x01", "00 00 08; got a file that starts with 01 02 08"),
-        (idx_bytes(np.zeros(3), kind=13), "got a file that starts with 00 00 0d"),
-        (idx_bytes(np.zeros((3, 2)))[:10], "a header of 12 bytes for its 2 axes; got 10"),
-        (idx_bytes(np.zeros((3, 2)))[:-1], "6 bytes after its header, for its shape (3, 2); got 5"),
-        (idx_bytes(np.zeros((3, 2))) + b"\0", "6 bytes after its header"),
-    ],
-)
-def test_malformed_idx_names_file_and_need(write, content, need):
-    path = write(content)
-    with pytest.raises(ValueError, match=re.escape(str(path))) as error:
-        read_idx(path)
-    assert need in str(error.value)
-
-
-def test_tokens_end_each_line(write):
-    tokens = read_tokens(write(" a <unk> \n\nN café".encode()))
-    assert tokens == ["a", "<unk>", "<eos>", "<eos>", "N", "café", "<eos>"]
-
-
-@pytest.mark.parametrize(
-    ("content", "need"), [(b"a\n\xff\n", "UTF-8 text"), (b"a\nb <eos>\n", "no `<eos>`")]
-)
-def test_malformed_text_names_file_line_and_need(write, content, need):
-    path = write(content)
-    with pytest.raises(ValueError, match=re.escape(f"{path}, line 2: need {need}")):
-        read_tokens(path)
-
-
-@pytest.mark.parametrize("reader", [read_xml_classification, read_idx, read_tokens])
-def test_a_file_cut_short_by_gzip_is_an_error_with_its_name(tmp_path, reader):
+def test_a_file_cut_short_by_gzip_is_an_error_with_its_name(tmp_path):
     path = tmp_path / "file.gz"
     path.write_bytes(gzip.compress(b"1 2 2\n0 0:1\n")[:-6])
     with pytest.raises(ValueError, match=r"file\.gz must be a complete gzip file"):
-        reader(path)
+        read_xml_classification(path)
 
 
 @pytest.mark.parametrize(
@@ -149,19 +82,7 @@ def test_a_file_cut_short_by_gzip_is_an_error_with_its_name(tmp_path, reader):
     ],
 )
 def test_real_xml_sizes(name, shape, num_labels, num_label_entries):
-    features, labels = read_xml_classification(real(f"xml/{name}.txt.gz"))
+    features, labels = read_xml_classification(real_data(f"xml/{name}.txt.gz"))
     assert features.shape == shape
     assert labels.shape == (shape[0], num_labels)
     assert labels.sum() == labels.nnz == num_label_entries
-
-
-def test_real_mnist_class_counts():
-    counts = np.bincount(read_idx(real("mnist/train-labels-idx1-ubyte.gz"))).tolist()
-    assert counts == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-
-
-@pytest.mark.parametrize(("part", "size"), [("train", 929_589), ("test", 82_430)])
-def test_real_ptb_sizes(part, size):
-    tokens = read_tokens(real(f"lm/ptb.{part}.txt.gz"))
-    assert len(tokens) == size
-    assert part == "test" or len(set(tokens)) == 10_000

@@ -1,22 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse the state of another model or optimiser."""
+"""The state of ``SubsampledSVI``, and the refusal of the state of another model or optimiser."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.example_libraries.optimizers import OptimizerState
 
-from numpyro_largecat.handlers.touched_rows import TouchedRows
-from numpyro_largecat.svi.param_sites import ParamSite
-from numpyro_largecat.svi.step import SubsampledSVIState
+
+class RuledParam(NamedTuple):
+    """A parameter that an update rule moves, and what the rule remembers of it."""
+
+    value: Array  # one row for each row of its plate
+    rule_state: Any  # pytree of arrays with the same rows
 
 
-def shapes_of(state: SubsampledSVIState) -> SubsampledSVIState:
-    """The state with shapes and dtypes for arrays."""
-    return jax.tree.map(_shape, state)
+class SubsampledSVIState(NamedTuple):
+    """State of ``SubsampledSVI``: the fields of NumPyro's ``SVIState``, then local parameters."""
+
+    optim_state: Any  # optimiser's state; holds the unconstrained parameters, stored whole
+    mutable_state: Any  # values of `numpyro.mutable` sites, or None
+    rng_key: Array  # key of the next step
+    local_state: dict[str, RuledParam]  # parameters with an `update_rule`, by name
+
+
+def shapes_of(tree: Any) -> Any:
+    """A tree with shapes and dtypes for arrays."""
+
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+        # `result_type` alone would hide that an array has 64 bits where these are not enabled.
+        dtype = leaf.dtype if isinstance(leaf, jax.Array) else jnp.result_type(leaf)
+        return jax.ShapeDtypeStruct(jnp.shape(leaf), dtype)
+
+    return jax.tree.map(shape, tree)
 
 
 def check_state(expected: SubsampledSVIState, state: Any, optim: Any) -> None:
@@ -38,56 +57,28 @@ def check_state(expected: SubsampledSVIState, state: Any, optim: Any) -> None:
             "the state must be a SubsampledSVIState, as `init` and `update` return it and "
             f"`result.state` holds it; got {type(state).__name__}."
         )
-    wanted, found = expected.optim_state, jax.tree.map(_shape, state.optim_state)
-    local = jax.tree.map(_shape, state.local_state)
-    _check_names(
-        _param_names(wanted) | expected.local_state.keys(), _param_names(found) | local.keys()
-    )
-    wanted_all, found_all = (wanted, expected.local_state), (found, local)
-    structures: list[Any] = [jax.tree.structure(wanted_all), jax.tree.structure(found_all)]
+    wanted = expected.optim_state, expected.local_state
+    found = shapes_of((state.optim_state, state.local_state))
+    wanted_names, found_names = (_param_names(o) | local.keys() for o, local in (wanted, found))
+    if wanted_names != found_names:
+        raise ValueError(
+            "the state must hold the parameters of this model and guide, "
+            f"{sorted(wanted_names)}; it lacks {sorted(wanted_names - found_names)}, and has "
+            f"{sorted(found_names - wanted_names)} besides. If the model has changed, call `init` "
+            "again."
+        )
+    structures: list[Any] = [jax.tree.structure(wanted), jax.tree.structure(found)]
     if structures[0] != structures[1]:
         raise ValueError(
             "the state must be one of this optimiser and these update rules, made of "
-            f"{_parts(wanted_all)}; got one made of {_parts(found_all)}. Go on with those that it "
+            f"{_parts(wanted)}; got one made of {_parts(found)}. Go on with those that it "
             "was made with, or start anew from its parameters: "
             "`run(..., init_params=result.params)`."
         )
     # Not in `eval_shape`, which makes 32 bits of 64.
-    _check_leaves("param", optim.get_params(wanted), optim.get_params(found))
-    _check_leaves("param", expected.local_state, local)
-    _check_leaves("state of the optimiser at", wanted, found)
-
-
-def check_plates(sites: dict[str, ParamSite], params: dict[str, Any], touched: TouchedRows) -> None:
-    """Refuse parameters whose rows are not as many as those of their plates in this step.
-
-    Raises:
-        ValueError: With the parameter and its plate.
-    """
-    for name, site in sites.items():
-        for axis, plate in site.plates.items():
-            shape = jnp.shape(jax.tree.leaves(params[name])[0])
-            if shape[axis] != touched.plates[plate].size:
-                raise ValueError(
-                    f"param '{name}' has shape {shape} in the state, with {shape[axis]} rows at "
-                    f"axis {axis}, but its plate '{plate}' has {touched.plates[plate].size} in "
-                    "this step. A state belongs to a model whose plates have the same sizes."
-                )
-
-
-def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
-    # `result_type` alone would hide that an array has 64 bits where these are not enabled.
-    dtype = leaf.dtype if isinstance(leaf, jax.Array) else jnp.result_type(leaf)
-    return jax.ShapeDtypeStruct(jnp.shape(leaf), dtype)
-
-
-def _check_names(wanted: set[str], found: set[str]) -> None:
-    if wanted != found:
-        raise ValueError(
-            f"the state must hold the parameters of this model and guide, {sorted(wanted)}; it "
-            f"lacks {sorted(wanted - found)}, and has {sorted(found - wanted)} beside them. If "
-            "the model has changed, call `init` again."
-        )
+    _check_leaves("param", *(optim.get_params(o) for o, _ in (wanted, found)))
+    _check_leaves("param", wanted[1], found[1])
+    _check_leaves("state of the optimiser at", wanted[0], found[0])
 
 
 def _check_leaves(what: str, wanted: Any, found: Any) -> None:

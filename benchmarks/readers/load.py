@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from numpyro_largecat.data.classification import ClassificationData
-from numpyro_largecat.data.context import next_token_classification
-from numpyro_largecat.data.files import find_file
-from numpyro_largecat.data.images import load_mnist, load_mnist100, load_omniglot
-from numpyro_largecat.data.names import load_names
-from numpyro_largecat.data.readers import read_tokens, read_xml_classification
+from benchmarks.readers.classification_data import ClassificationData
+from benchmarks.readers.context_features import next_token_classification
+from benchmarks.readers.find_file import find_file
+from benchmarks.readers.images import load_mnist, load_mnist100, load_omniglot
+from benchmarks.readers.python_names import load_names
+from benchmarks.readers.tokens import read_tokens
+from numpyro_largecat.data.extreme_classification import read_xml_classification
 
 _logger = logging.getLogger(__name__)
 
@@ -27,10 +28,10 @@ _NAMES = ("names", "bibtex", "delicious", *_IMAGES, "ptb")
 def load(name: str, directory: str | PathLike[str] | None = None) -> ClassificationData:
     r"""Load a data set by name.
 
-    - ``"names"``: see :func:`~numpyro_largecat.data.names.load_names`; the only one that needs
+    - ``"names"``: see :func:`~benchmarks.readers.python_names.load_names`; the only one that needs
       no files. ``directory`` is its ``root``.
     - ``"bibtex"``, ``"delicious"``: files ``bibtex_train.txt`` and ``bibtex_test.txt``, or
-      likewise, in the format of :func:`~numpyro_largecat.data.readers.read_xml_classification`.
+      likewise, in the format of :func:`~numpyro_largecat.data.read_xml_classification`.
       The class of a point is its first label, and the classes are those seen in the training
       part: 148 for Bibtex, 352 for Delicious. Points without a label are dropped (none in
       Bibtex; 10 and 4 in Delicious), and so are test points whose first label is not a class

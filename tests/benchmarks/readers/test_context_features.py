@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numpyro_largecat.data import context_features, next_token_classification
+from benchmarks.readers.context_features import context_features, next_token_classification
 
 
 def random_contexts(num_tokens=30, num_categories=20, size=3000):

@@ -8,7 +8,7 @@ import gzip
 import numpy as np
 import pytest
 
-from numpyro_largecat.data import load
+from benchmarks.readers import load
 
 
 def write_idx(path, array):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of published file formats. Each reads plain and gzip-compressed files."""
+"""The text format of the Extreme Classification Repository."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from array import array
 from os import PathLike
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from numpyro_largecat.data.files import malformed, open_binary
 
-_IDX_UNSIGNED_BYTE = 0x08
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -104,88 +102,6 @@ def read_xml_classification(path: str | PathLike[str]) -> tuple[csr_array, csr_a
         shape=(num_points, num_labels),
     )
     return features, labels
-
-
-def read_idx(path: str | PathLike[str]) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes, the format of MNIST.
-
-    Shapes: whatever the file says, (60000, 28, 28) for the MNIST training images.
-
-    Args:
-        path: The file, plain or compressed with gzip.
-
-    Returns:
-        The array in the file, a read-only view of its bytes.
-
-    Raises:
-        ValueError: If the file is not an idx file of unsigned bytes or has the wrong length.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "labels-idx1-ubyte"
-        >>> _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1]))
-        >>> read_idx(path).tolist()
-        [7, 2, 1]
-    """
-    with open_binary(path) as file:
-        content = file.read()
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _IDX_UNSIGNED_BYTE:
-        raise ValueError(
-            f"{path} must be an idx file of unsigned bytes, which starts with the bytes 00 00 08; "
-            f"got a file that starts with {content[:3].hex(' ') or 'nothing'}."
-        )
-    start = 4 + 4 * content[3]
-    if len(content) < start:
-        raise ValueError(
-            f"{path} must have a header of {start} bytes for its {content[3]} axes; "
-            f"got {len(content)} bytes in all. The file may be cut short."
-        )
-    shape = tuple(np.frombuffer(content[4:start], ">u4").tolist())
-    size = int(np.prod(shape, dtype=np.int64))
-    if len(content) - start != size:
-        raise ValueError(
-            f"{path} must have {size} bytes after its header, for its shape {shape}; "
-            f"got {len(content) - start}. The file may be cut short."
-        )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-
-
-def read_tokens(path: str | PathLike[str]) -> list[str]:
-    r"""Read a text of space-separated tokens and end each line with the token ``<eos>``.
-
-    This is how the Penn Treebank files of language modelling are read.
-
-    Args:
-        path: The UTF-8 file, plain or compressed with gzip.
-
-    Returns:
-        All tokens in order, one ``<eos>`` after the tokens of each line.
-
-    Raises:
-        ValueError: If a line is not UTF-8 or already holds ``<eos>``. The message has the file
-            name and the line number.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "text.txt"
-        >>> _ = path.write_text(" no it was n't \n but N \n")
-        >>> read_tokens(path)
-        ['no', 'it', 'was', "n't", '<eos>', 'but', 'N', '<eos>']
-    """
-    tokens: list[str] = []
-    with open_binary(path) as file:
-        for line_number, line in enumerate(file, start=1):
-            try:
-                words = line.decode().split()
-            except UnicodeDecodeError as error:
-                raise malformed(path, line_number, "UTF-8 text", line) from error
-            if "<eos>" in words:
-                raise malformed(
-                    path, line_number, "no `<eos>`, since one is added after each line", line
-                )
-            tokens += words
-            tokens.append("<eos>")
-    return tokens
 
 
 def _xml_header(path: str | PathLike[str], line: bytes) -> tuple[int, int, int]:

@@ -11,49 +11,39 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
-from numpyro.infer.svi import SVIRunResult
 
 from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
-from numpyro_largecat.svi.param_sites import ParamSite
+from numpyro_largecat.svi.stored_params import StoredParam
 
 MOST_ROWS = 8  # of a plate
 MOST_ENTRIES = 16  # of an array
 MOST_ITERATES = 1000  # that are kept, evenly spaced over the steps
 
-Index = tuple[NDArray[np.int64], ...]  # one entry of each axis for each watched number
+Index = tuple[NDArray[np.int64], ...]  # one entry of each axis for each recorded number
 
 
-class RecordedResult(SVIRunResult):
-    """NumPyro's ``SVIRunResult``, with values that some entries of the parameters had on the way.
-
-    ``iterates`` is empty after ``_replace``, and where the fit ran inside a transformation.
-    """
-
-    iterates: dict[str, NDArray[Any]] = {}  # (iterates, entries), unconstrained, by parameter
+Recorded = dict[str, list[Index | None]]  # of each leaf of a parameter; None if it is left out
 
 
-Watched = dict[str, list[Index | None]]  # of each leaf of a parameter; None if it is not recorded
-
-
-def watch_entries(sites: dict[str, ParamSite], params: Any, touched: TouchedRows) -> Watched:
+def choose_entries(sites: dict[str, StoredParam], params: Any, touched: TouchedRows) -> Recorded:
     """Choose entries to record: of a table, in rows that the first minibatch touched.
 
     None are chosen where the fit is traced, so that the rows are not known.
     """
     if not all(is_concrete(leaf) for leaf in jax.tree.leaves((params, touched))):
         return {}
-    found: Watched = {}
+    found: Recorded = {}
     for name, value in params.items():
         rows = {a: _some_rows(touched.plates[p]) for a, p in sites[name].plates.items()}
         found[name] = [_some_entries(leaf, rows) for leaf in jax.tree.leaves(value)]
     return found
 
 
-def take_entries(watched: Watched, params: Any) -> dict[str, Array]:
+def recorded_values(recorded: Recorded, params: Any) -> dict[str, Array]:
     """Values of the entries, by parameter: O(entries)."""
     found = {}
-    for name, indices in watched.items():
+    for name, indices in recorded.items():
         leaves = zip(jax.tree.leaves(params[name]), indices, strict=True)
         parts = [jnp.ravel(leaf[i]) for leaf, i in leaves if i is not None]
         if parts:
@@ -62,7 +52,7 @@ def take_entries(watched: Watched, params: Any) -> dict[str, Array]:
 
 
 class IterateLog:
-    """Values of the watched entries over the steps of a fit, thinned to bound their number."""
+    """Values of the recorded entries over the steps of a fit, thinned to bound their number."""
 
     def __init__(self) -> None:
         self._stride = 1

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters of a batch of distributions, and which axis of each runs over the components."""
+"""Copy a batch of distributions with other parameters, such as those of some components alone."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,8 @@ from numpyro.distributions.distribution import (
     TransformedDistribution,
 )
 
+from numpyro_largecat.handlers.internals import copy_transform, mask_of
+
 Replace = Callable[[Array, int], Array]  # of a parameter and of how many axes it has in an event
 
 # Axes of each parameter beyond those of what the transform is applied to.
@@ -27,7 +28,7 @@ TRANSFORM_PARAMETERS: dict[type, dict[str, int]] = {
     transforms.PowerTransform: {"exponent": 0},
     transforms.LowerCholeskyAffine: {"loc": 0, "scale_tril": 1},
 }
-# Axes in an event of arrays that a distribution keeps beside its arguments.
+# Axes in an event of arrays that a distribution keeps besides its arguments.
 DERIVED_ARRAYS = {(dist.LowRankMultivariateNormal, "_capacitance_tril"): 2}
 # Their parts have other batch axes than they, or are hidden in a function.
 UNEVEN = (dist.EulerMaruyama, dist.GaussianCopula, dist.MixtureSameFamily, dist.MixtureGeneral)
@@ -70,24 +71,29 @@ def _distribution(d: Any, replace: Replace, batch_shape: tuple[int, ...], inner:
         )
         return Independent(base, ndims, validate_args=False)
     if isinstance(d, MaskedDistribution):
-        mask = d._mask if isinstance(d._mask, bool) else replace(d._mask, inner)
+        mask = mask_of(d)
+        mask = mask if isinstance(mask, bool) else replace(mask, inner)
         return MaskedDistribution(_distribution(d.base_dist, replace, batch_shape, inner), mask)
-    new = object.__new__(type(d))
-    fields = {*type(d).gather_pytree_data_fields(), *type(d).gather_pytree_aux_fields()}
-    undeclared = [n for n in d.__dict__ if n not in fields and not hasattr(type(d), n)]
+    names = type(d).gather_pytree_data_fields(), type(d).gather_pytree_aux_fields()
+    declared = {*names[0], *names[1]}
+    undeclared = [n for n in d.__dict__ if n not in declared and not hasattr(type(d), n)]
     if undeclared:  # what the class has of that name is computed from the others, and cached
         raise NotImplementedError(
             f"{type(d).__name__} keeps {undeclared} without declaring it, so that single "
             f"components cannot be taken from it. {_how_to_declare(undeclared[0])}"
         )
-    for name in fields & d.__dict__.keys():
-        setattr(new, name, _field(d, name, replace, batch_shape, inner))
+    data, aux = (
+        tuple(_field(d, n, value, replace, batch_shape, inner) for n, value in pairs)
+        for pairs in map(zip, names, d.tree_flatten())
+    )
+    new = type(d).tree_unflatten(aux, data)
     dist.Distribution.__init__(new, batch_shape, d.event_shape, validate_args=False)
     return new
 
 
-def _field(d: Any, name: str, replace: Replace, batch_shape: tuple[int, ...], inner: int) -> Any:
-    value = d.__dict__[name]
+def _field(
+    d: Any, name: str, value: Any, replace: Replace, batch_shape: tuple[int, ...], inner: int
+) -> Any:
     if name == "transforms" and isinstance(d, TransformedDistribution):
         return _transforms(d, replace, inner)
     if isinstance(value, dist.Distribution):
@@ -135,13 +141,13 @@ def _transforms(d: Any, replace: Replace, inner: int) -> list[Any]:
         leaves = jax.tree.leaves(transform)
         if not parameters and any(jnp.ndim(leaf) > 0 for leaf in leaves):
             raise cannot_take(d, f"the parameters of {type(transform).__name__}")
-        moved = copy.copy(transform)
-        moved._inv = transform._inv if isinstance(transform._inv, transforms.Transform) else None
-        for name, more in parameters.items():
-            array = getattr(transform, name)
-            if jnp.ndim(array) > 0:
-                setattr(moved, name, replace(array, inner + event_dim + more))
-        new.append(moved)
+        arrays = {name: getattr(transform, name) for name in parameters}
+        moved = {
+            name: replace(array, inner + event_dim + parameters[name])
+            for name, array in arrays.items()
+            if jnp.ndim(array) > 0
+        }
+        new.append(copy_transform(transform, moved))
         event_dim += transform.codomain.event_dim - transform.domain.event_dim
     return new
 

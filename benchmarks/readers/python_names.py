@@ -11,8 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from numpyro_largecat.data.classification import ClassificationData
-from numpyro_largecat.data.context import next_token_classification
+from benchmarks.readers.classification_data import ClassificationData
+from benchmarks.readers.context_features import next_token_classification
 
 _logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def load_names(
     - The classes are the names seen at least ``min_count`` times in the training files, sorted.
     - Observations whose next name is not a class are dropped, in both parts; how many is
       logged at level INFO, as is the number of files that could not be tokenized.
-    - The features are those of :func:`~numpyro_largecat.data.context.context_features`. Names
+    - The features are those of :func:`~benchmarks.readers.context_features.context_features`. Names
       that are not classes count as one "rare" name there, and the places before the start of a
       file as a "start" name.
 

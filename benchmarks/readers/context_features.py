@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import svds
 
-from numpyro_largecat.data.classification import ClassificationData
+from benchmarks.readers.classification_data import ClassificationData
 
 _logger = logging.getLogger(__name__)
 

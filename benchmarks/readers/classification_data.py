@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one container that every classification data set of this package is returned in."""
+"""The one form of every classification data set here."""
 
 from __future__ import annotations
 
