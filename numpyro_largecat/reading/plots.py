@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 
 from numpyro_largecat.reading.metrics import calibration_bins
 
+__all__ = ["accuracy_by_frequency", "confusion", "elbo", "intervals", "reliability"]
+
 
 def elbo(
     losses: ArrayLike,
