@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.extend.core import Literal
+
+from numpyro_largecat.handlers.internals import Literal, run_equation
 
 ELEMENTWISE = frozenset(
     "add add_any sub mul div neg max min exp log log1p expm1 tanh logistic sqrt integer_pow "
@@ -60,16 +61,8 @@ class _Step:
 
     def result(self, i: int) -> Any:
         if self.results is None:
-            results = _do(self.eqn, [node.whole() for node in self.inputs])
-            self.results = results if self.eqn.primitive.multiple_results else [results]
+            self.results = run_equation(self.eqn, [node.whole() for node in self.inputs])
         return self.results[i]
-
-
-def _do(eqn: Any, values: list[Any]) -> Any:
-    params = eqn.primitive.get_bind_params(eqn.params)
-    if isinstance(params, tuple):  # before JAX 0.10
-        values, params = [*params[0], *values], params[1]
-    return eqn.primitive.bind(*values, **params)
 
 
 @dataclass(eq=False)
@@ -129,7 +122,7 @@ def _new_entries(node: _Node, index: Index, done: dict[Any, Array]) -> Array:
     name = eqn.primitive.name
     if name in ELEMENTWISE:
         values = [_entries(x, _unspread(x, index), done) if x.shape else x.whole() for x in inputs]
-        return eqn.primitive.bind(*values, **eqn.params)
+        return run_equation(eqn, values)[0]
     if name == "transpose":
         axes = np.argsort(eqn.params["permutation"])
         return _entries(inputs[0], tuple(index[axis] for axis in axes), done)

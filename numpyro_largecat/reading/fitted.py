@@ -15,6 +15,7 @@ from numpyro.infer.autoguide import AutoGuideList
 
 from numpyro_largecat._checks import check_arguments, check_count, check_integers
 from numpyro_largecat.handlers.guide_tables import guide_parts
+from numpyro_largecat.handlers.internals import has_seen_model
 from numpyro_largecat.handlers.static_arguments import with_jax_arrays
 from numpyro_largecat.reading import diagnosis, predictions
 from numpyro_largecat.reading.bound_fit import BoundFit
@@ -528,7 +529,7 @@ def _check_guide_has_run(guide: Any) -> None:
         ValueError: If a part of it has not looked at its model yet.
     """
     parts = [part for part in guide_parts(guide) if not isinstance(part, AutoGuideList)]
-    if any(part.prototype_trace is None for part in parts):
+    if not all(has_seen_model(part) for part in parts):
         raise ValueError(
             "the guide has not been run yet, and finds its sites in its first run. Run it once "
             "with arguments as in training, among them labels: "
