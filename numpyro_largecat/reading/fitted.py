@@ -14,7 +14,7 @@ from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoGuideList
 
 from numpyro_largecat._checks import check_arguments, check_count, check_integers
-from numpyro_largecat.handlers.guide_tables import guide_parts
+from numpyro_largecat.handlers.automatic_guides import guide_parts
 from numpyro_largecat.handlers.internals import has_seen_model
 from numpyro_largecat.handlers.static_arguments import with_jax_arrays
 from numpyro_largecat.reading import diagnosis, predictions
