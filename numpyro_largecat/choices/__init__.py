@@ -5,8 +5,9 @@
 compare with, ``update_rules`` the ways to move what ``sample_choice`` keeps for each observation.
 """
 
+from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.choices.error_families import ErrorFamily
 from numpyro_largecat.choices.error_guides import AutoError
 from numpyro_largecat.choices.gaussian_weights import GaussianWeights
 
-__all__ = ["AutoError", "ErrorFamily", "GaussianWeights"]
+__all__ = ["AutoError", "ChoiceDistribution", "ErrorFamily", "GaussianWeights"]

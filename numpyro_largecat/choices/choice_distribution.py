@@ -43,8 +43,30 @@ utility_vector = _UtilityVector()
 class ChoiceDistribution(dist.Distribution):
     """Base of distributions over K classes that are given by utilities of all or some of them.
 
-    A subclass lists in ``pytree_data_fields`` its own arrays with one entry for each observation,
-    passes them to the constructor as ``local``, and defines ``_log_prob(value)``.
+    A subclass defines ``_log_prob(value)``, most often with ``competitors``. It lists arrays of its
+    own, with one entry for each observation, in ``pytree_data_fields``, and passes them to this
+    constructor as ``local``.
+
+    Args:
+        utilities: Utilities psi in nats, shape (..., K), or (..., M) for ``classes``; -inf for a
+            class that is not available.
+        classes: What ``with class_plate(...) as classes`` gives. None for all classes.
+        local: Arrays with one entry for each observation, shape (...), by name, kept as attributes.
+        validate_args: Also check values, outside ``jit``. Shapes are always checked.
+
+    Raises:
+        ValueError: If shapes do not fit.
+        TypeError: If ``classes`` are not those of a class plate.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_largecat as lc
+        >>> class Margin(lc.choices.ChoiceDistribution):
+        ...     def _log_prob(self, value):
+        ...         distances, weights = self.competitors(value)
+        ...         return -(weights * jnp.maximum(0, 1 - distances)).sum(axis=-1)
+        >>> Margin(jnp.array([0.0, 3.0, 0.5])).log_prob(0).item()  # -(0 + 4 + 1.5)
+        -5.5
     """
 
     arg_constraints = {"utilities": utility_vector}
@@ -54,7 +76,7 @@ class ChoiceDistribution(dist.Distribution):
     def __init__(
         self,
         utilities: ArrayLike,
-        classes: ClassSubset | None,
+        classes: ClassSubset | None = None,
         *,
         local: dict[str, ArrayLike | None] | None = None,
         validate_args: bool | None = None,

@@ -24,6 +24,7 @@ from numpyro_largecat.choices.error_posteriors import (
     Locations,
 )
 from numpyro_largecat.choices.kept_per_row import upper_quantile
+from numpyro_largecat.handlers.internals import has_seen_model
 from numpyro_largecat.handlers.run_model import sites_of
 from numpyro_largecat.handlers.sites import base_distribution, is_latent
 
@@ -87,7 +88,7 @@ class AutoError(AutoGuide):
         Returns:
             The value of the site, by name.
         """
-        if self.prototype_trace is None:
+        if not has_seen_model(self):
             self._setup_prototype(*args, **kwargs)
         created = self._create_plates(*args, **kwargs)
         plates = partial(_opened, [created[name] for name in self._prototype_frames])
@@ -137,7 +138,7 @@ class AutoError(AutoGuide):
 
     def _read(self, params: dict[str, Any], args: Any, kwargs: Any) -> Locations:
         """Give the locations and scales that parameters hold, of whole tables."""
-        if self.prototype_trace is None:
+        if not has_seen_model(self):
             raise RuntimeError("The guide has not been run yet: fit it first.")
         with substitute(data=params):
             return self.posterior.loc_and_scale(self._described, nullcontext, args, kwargs)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from jax import Array
-from numpyro.primitives import apply_stack
+
+from numpyro_largecat.handlers.internals import apply_stack
 
 Message = dict[str, Any]  # NumPyro's message of one statement, or a site of a trace
 

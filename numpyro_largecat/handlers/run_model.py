@@ -12,8 +12,8 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.distributions.transforms import biject_to
 from numpyro.handlers import seed, substitute, trace
-from numpyro.infer.util import helpful_support_errors
 
+from numpyro_largecat.handlers.internals import helpful_support_errors
 from numpyro_largecat.handlers.shared_rows import share_rows
 from numpyro_largecat.handlers.sites import Site, Sites, is_latent
 from numpyro_largecat.handlers.touched_rows import TouchedRows

@@ -18,6 +18,12 @@ from numpyro_largecat.handlers.plate_facts import (
     rows_request,
     tell_plate_facts,
 )
+from numpyro_largecat.handlers.sites import (
+    param_options,
+    plates_of,
+    scale_of,
+    tell_rows_are_taken,
+)
 from numpyro_largecat.handlers.touched_rows import TouchedRows, rows_of_plate
 from numpyro_largecat.ops.subsampling import draw_without_replacement
 
@@ -62,7 +68,7 @@ class share_rows(Messenger):
         if msg["type"] == "param":
             self._refuse_other_plates(msg)
             if self.gathered(msg["name"]):
-                msg["kwargs"]["event_dim"] = None
+                tell_rows_are_taken(msg)
             if self.lookup is not None and msg["value"] is None:
                 msg["value"] = self.lookup(msg)
 
@@ -70,8 +76,9 @@ class share_rows(Messenger):
         """Record the rows of a plate that is new; take the rows of a parameter that is whole."""
         if msg["type"] == "param":
             check_param_rows(msg, self.touched.plates)
-            if msg["kwargs"].get("event_dim") is not None:
-                self._take_rows(msg)
+            event_dim = param_options(msg).event_dim
+            if event_dim is not None:
+                self._take_rows(msg, event_dim)
         if msg["type"] != "plate":
             return
         if rows_request(msg) is not None:
@@ -79,26 +86,26 @@ class share_rows(Messenger):
         elif msg["name"] not in self.touched.plates:
             self.touched.plates[msg["name"]] = rows_of_plate(msg)
 
-    def _take_rows(self, msg: dict[str, Any]) -> None:
+    def _take_rows(self, msg: dict[str, Any], event_dim: int) -> None:
         """Slice for the plates, since NumPyro's do not where they hold as many rows as there are.
 
         Handlers further out have seen the whole value and ``event_dim`` before.
         """
         for frame in msg["cond_indep_stack"]:
             plate = self.touched.plates[frame.name]
-            axis = frame.dim - msg["kwargs"]["event_dim"]
+            axis = frame.dim - event_dim
             shape = jnp.shape(msg["value"])
             if plate.full or len(shape) < -axis or shape[axis] == 1:
                 continue
             if plate.size > 1:
                 msg["value"] = jnp.take(msg["value"], plate.indices, axis=axis, mode="clip")
-        msg["kwargs"] = {**msg["kwargs"], "event_dim": None}
+        tell_rows_are_taken(msg)
 
     def _refuse_other_plates(self, msg: dict[str, Any]) -> None:
         """A parameter is stored by the rows of its plates, so all statements must have the same."""
-        if msg["kwargs"].get("event_dim") is None and not self.gathered(msg["name"]):
+        if param_options(msg).event_dim is None and not self.gathered(msg["name"]):
             return
-        plates = {frame.name for frame in msg["cond_indep_stack"]}
+        plates = plates_of(msg)
         known = self.frames.setdefault(msg["name"], plates)
         if known != plates:
             raise ValueError(
@@ -113,7 +120,7 @@ class share_rows(Messenger):
         if request is not None:
             is_given = request.source == "given rows"
             if name in self.touched.helpers and (is_given or msg["value"] is None):
-                if is_given:  # anew in each run, in arrays of their own
+                if is_given:  # by the user, as a new array in each run
                     self._compare(plate_of(msg), msg["value"])
                 msg["value"] = self.touched.helpers[name]
         elif plate_facts(msg).kind != "plain":  # it follows its helper site
@@ -144,9 +151,8 @@ class share_rows(Messenger):
     def _weigh(self, msg: dict[str, Any]) -> None:
         for frame in msg["cond_indep_stack"]:
             if msg["type"] == "sample" and frame.name in self.as_before:
-                # Rows that the model draws anew in each run, or a plate opened twice.
-                scale = 1.0 if msg["scale"] is None else msg["scale"]
-                msg["scale"] = jnp.where(self.as_before[frame.name], scale, jnp.nan)
+                # The model draws other rows in each run, or opens the plate twice.
+                msg["scale"] = jnp.where(self.as_before[frame.name], scale_of(msg), jnp.nan)
             if frame.name not in self.plain_plates:
                 continue
             plate = self.touched.plates[frame.name]

@@ -41,6 +41,16 @@ def param_options(site: Site) -> ParamOptions:
     )
 
 
+def rows_are_taken(msg: Site) -> bool:
+    """Whether handlers took the rows of a parameter, so that its value is not whole."""
+    return msg["kwargs"].get("event_dim", 0) is None
+
+
+def tell_rows_are_taken(msg: Site) -> None:
+    """Keep plates from taking rows of a parameter, in a message whose value is not whole."""
+    msg["kwargs"] = {**msg["kwargs"], "event_dim": None}
+
+
 def of_type(kind: str, sites: Sites) -> Sites:
     """The sites of a trace of one type, such as "param" or "plate"."""
     return {name: site for name, site in sites.items() if site["type"] == kind}

@@ -8,12 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpyro
 from jax import Array
-from numpyro.contrib.control_flow import scan
-from numpyro.handlers import infer_config
 from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import is_concrete
-from numpyro_largecat.handlers.internals import open_handlers
+from numpyro_largecat.handlers.internals import is_scan_open
 from numpyro_largecat.handlers.plate_facts import PlateFacts, tell_plate_facts
 from numpyro_largecat.handlers.sites import param_options
 
@@ -88,11 +86,7 @@ def _refuse_scan(name: str) -> None:
     Raises:
         NotImplementedError: If the body of a scan opens it.
     """
-    if any(
-        isinstance(handler, infer_config)
-        and getattr(handler.config_fn, "__module__", None) == scan.__module__
-        for handler in open_handlers()
-    ):
+    if is_scan_open():
         raise NotImplementedError(
             f"plate '{name}' holds some of its rows and is opened inside of "
             "`numpyro.contrib.control_flow.scan`, where no inference can learn which. Open it "

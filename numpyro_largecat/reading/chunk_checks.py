@@ -15,7 +15,8 @@ from numpyro.infer.autoguide import AutoGuideList
 from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import is_concrete
-from numpyro_largecat.handlers.guide_tables import guide_parts
+from numpyro_largecat.handlers.automatic_guides import guide_parts
+from numpyro_largecat.handlers.internals import has_seen_model
 from numpyro_largecat.handlers.sites import is_latent, param_options
 from numpyro_largecat.ops.finfo import finfo
 
@@ -31,7 +32,7 @@ def check_guide_has_run(guide: Any) -> None:
         ValueError: If a part of it has not looked at its model yet.
     """
     parts = [part for part in guide_parts(guide) if not isinstance(part, AutoGuideList)]
-    if any(part.prototype_trace is None for part in parts):
+    if not all(has_seen_model(part) for part in parts):
         raise ValueError(
             "the guide has not been run yet, and finds its sites in its first run. Run it once "
             "with arguments as in training, among them labels: "

@@ -12,8 +12,9 @@ from jax import Array, random
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_largecat._checks import check_arguments
+from numpyro_largecat.handlers.automatic_guides import free_start_values, set_up_anew
 from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.handlers.guide_tables import free_start_values, set_up_anew
+from numpyro_largecat.handlers.internals import addresses_of
 from numpyro_largecat.handlers.run_model import as_drawn, sites_of
 from numpyro_largecat.handlers.sites import Sites, is_latent, of_type
 from numpyro_largecat.handlers.static_arguments import split_arguments
@@ -155,7 +156,7 @@ def _without_aliases(state: Any) -> Any:
         leaf = jnp.asarray(leaf)
         if isinstance(leaf, jax.core.Tracer) or not leaf.is_fully_addressable:
             return leaf
-        pointers = {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}
+        pointers = addresses_of(leaf)
         if pointers & seen:
             return jnp.copy(leaf)
         seen.update(pointers)

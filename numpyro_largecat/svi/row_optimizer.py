@@ -96,7 +96,8 @@ def check_row_wise(optim: Any, params: Any, axes: dict[str, tuple[int, ...]]) ->
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
     for name, row_axes in axes.items():
         shapes[name] = _with_rows(shapes[name], row_axes, [4] * len(row_axes))
-    some: Any = {name: dict.fromkeys(row_axes, np.arange(2)) for name, row_axes in axes.items()}
+    two: Any = np.arange(2)  # one of JAX would be an argument that the compiled program lacks
+    some = {name: dict.fromkeys(row_axes, two) for name, row_axes in axes.items()}
     owners = find_owners(optim, shapes, axes)
     by_name: list[str | None] = [
         name if name in axes else None

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.example_libraries.optimizers import OptimizerState
+
+from numpyro_largecat.handlers.internals import OptimizerState
 
 
 class RuledParam(NamedTuple):

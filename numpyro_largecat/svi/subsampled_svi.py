@@ -9,8 +9,8 @@ from typing import Any
 from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.elbo import ELBO
-from numpyro.optim import _NumPyroOptim
 
+from numpyro_largecat.handlers.internals import takes_gradient_steps
 from numpyro_largecat.svi.first_run import first_run
 from numpyro_largecat.svi.loop import RunOptions, compiled_loop, run_loop
 from numpyro_largecat.svi.plan import Plan
@@ -101,7 +101,7 @@ class SubsampledSVI(SVI):
                 "multi_sample_guide=True. Use `num_particles=` instead."
             )
         super().__init__(model, guide, optim, loss, **static_kwargs)
-        if type(self.optim).eval_and_update is not _NumPyroOptim.eval_and_update:
+        if not takes_gradient_steps(self.optim):
             raise NotImplementedError(
                 f"SubsampledSVI takes gradient steps, but {type(self.optim).__name__} evaluates "
                 "the loss on its own; use numpyro.infer.SVI with it."

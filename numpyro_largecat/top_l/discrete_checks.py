@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_largecat._checks import check_count, is_concrete
-from numpyro_largecat.handlers.internals import is_inside_scan
+from numpyro_largecat.handlers.internals import is_of_scan
 from numpyro_largecat.handlers.sites import is_latent
 from numpyro_largecat.top_l.marked_sites import is_marked
 
@@ -38,7 +38,7 @@ def check_marks(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
             continue
         if not is_marked(site):
             raise not_marked(name)
-        if is_inside_scan(site):
+        if is_of_scan(site):
             raise NotImplementedError(
                 f"the discrete site '{name}' is inside of a `scan`, where it would have a value at "
                 "each step: TopL_ELBO takes discrete sites in plates only."

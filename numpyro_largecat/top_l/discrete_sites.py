@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.ops.provenance import eval_provenance
 
+from numpyro_largecat.handlers.internals import eval_provenance
 from numpyro_largecat.handlers.sites import log_prob_of, unmasked, without_expand
 from numpyro_largecat.ops.top_l import take_last
 from numpyro_largecat.top_l.discrete_checks import (

@@ -26,12 +26,12 @@ from tests.memory import temp_bytes
 
 N, K, D = 120, 6, 4
 fit_double_sum = partial(lc.fit_double_sum, progress_bar=False)
-NUM_PASSES = 1500
+STUDIES = [400, pytest.param(1500, marks=pytest.mark.slow)]  # passes; fewer end farther off
 
 
-def fading(peak):
+def fading(peak, num_passes):
     """Schedule that ends at 0, so that the noise of the steps averages out."""
-    return lambda i: peak * (1 - i / NUM_PASSES) ** 2
+    return lambda i: peak * (1 - i / num_passes) ** 2
 
 
 def small_data(seed=0):
@@ -70,45 +70,53 @@ def fit(rule, x, y, **options):
     return fit_double_sum(jax.random.key(0), x, y, K, rule, **options)
 
 
-@pytest.mark.parametrize(
-    ("ridge", "rule"),
-    [
-        (0.0, lc.double_sum.ImplicitSGD(fading(0.12))),
-        (0.0, lc.double_sum.UMax(fading(0.12))),
-        (0.5, lc.double_sum.ImplicitSGD(fading(0.12))),
-        (0.5, lc.double_sum.UMax(fading(0.12))),
-        (0.5, lc.double_sum.Vanilla(fading(0.06))),
-        (0.5, lc.double_sum.UMax(fading(0.12), double_sum="utilities")),
-        (0.5, lc.double_sum.Vanilla(fading(0.12), double_sum="utilities")),
-    ],
-)
-def test_unbiased_rules_reach_the_optimum(ridge, rule):
-    """FALSE_ALARM = 1e-4: over keys the gap has mean 4e-4 at most, and deviation 1.2e-4."""
+def gap_after(num_passes, make, ridge, **options):
+    """Relative distance to the best loss; ``make`` takes the schedule for a peak."""
     x, y = small_data()
     best = log_loss(best_weights(x, y, ridge), x, y, ridge)
-    w = fit(rule, x, y, num_passes=NUM_PASSES, ridge=ridge).w
-    loss = log_loss(np.asarray(w, np.float64), x, y, ridge)
-    assert 0 <= loss / best - 1 < 1e-3
+    rule = make(lambda peak: fading(peak, num_passes))
+    w = fit(rule, x, y, num_passes=num_passes, ridge=ridge, **options).w
+    return log_loss(np.asarray(w, np.float64), x, y, ridge) / best - 1
 
 
+@pytest.mark.parametrize("num_passes", STUDIES)
+@pytest.mark.parametrize(
+    ("ridge", "make"),
+    [
+        (0.0, lambda sizes: lc.double_sum.ImplicitSGD(sizes(0.12))),
+        (0.0, lambda sizes: lc.double_sum.UMax(sizes(0.12))),
+        (0.5, lambda sizes: lc.double_sum.ImplicitSGD(sizes(0.12))),
+        (0.5, lambda sizes: lc.double_sum.UMax(sizes(0.12))),
+        (0.5, lambda sizes: lc.double_sum.Vanilla(sizes(0.06))),
+        (0.5, lambda sizes: lc.double_sum.UMax(sizes(0.12), double_sum="utilities")),
+        (0.5, lambda sizes: lc.double_sum.Vanilla(sizes(0.12), double_sum="utilities")),
+    ],
+)
+def test_unbiased_rules_reach_the_optimum(ridge, make, num_passes):
+    """FALSE_ALARM = 1e-4: over keys the gap has mean 4e-4 at most, and deviation 1.2e-4.
+
+    After 400 passes mean 1.1e-3 and deviation 5e-4.
+    """
+    assert 0 <= gap_after(num_passes, make, ridge) < (1e-3 if num_passes == 1500 else 4e-3)
+
+
+@pytest.mark.parametrize("num_passes", STUDIES)
 @pytest.mark.parametrize("rule", [OneVsEach, ImportanceSampling, NoiseContrast])
-def test_biased_rules_stop_short_of_it(rule):
-    """FALSE_ALARM = 1e-5: over keys the gap is 0.02 or 0.09, with a deviation of 5e-4."""
-    (x, y), ridge = small_data(), 0.5
-    best = log_loss(best_weights(x, y, ridge), x, y, ridge)
-    w = fit(rule(fading(0.12)), x, y, num_passes=NUM_PASSES, ridge=ridge).w
-    assert log_loss(np.asarray(w, np.float64), x, y, ridge) / best - 1 > 0.015
+def test_biased_rules_stop_short_of_it(rule, num_passes):
+    """FALSE_ALARM = 1e-5: over keys the gap is 0.02 or 0.09, with a deviation of 1.5e-3."""
+    gap = gap_after(num_passes, lambda sizes: rule(sizes(0.12)), 0.5)
+    assert gap > (0.015 if num_passes == 1500 else 0.013)
 
 
+@pytest.mark.parametrize("num_passes", STUDIES)
 @pytest.mark.parametrize(("batch_size", "num_sampled"), [(1, 2), (3, 2)])
-def test_minibatches_reach_the_optimum_too(batch_size, num_sampled):
+def test_minibatches_reach_the_optimum_too(batch_size, num_sampled, num_passes):
     """FALSE_ALARM = 1e-4, as above; batches of 3 leave no rest in 120, and have repeated labels."""
-    (x, y), ridge = small_data(), 0.5
-    best = log_loss(best_weights(x, y, ridge), x, y, ridge)
-    options = {"batch_size": batch_size, "num_sampled": num_sampled, "num_passes": NUM_PASSES}
-    w = fit(lc.double_sum.ImplicitSGD(fading(0.12)), x, y, ridge=ridge, **options).w
-    loss = log_loss(np.asarray(w, np.float64), x, y, ridge)
-    assert 0 <= loss / best - 1 < 1e-3
+    options = {"batch_size": batch_size, "num_sampled": num_sampled}
+    gap = gap_after(
+        num_passes, lambda sizes: lc.double_sum.ImplicitSGD(sizes(0.12)), 0.5, **options
+    )
+    assert 0 <= gap < 1e-3
 
 
 def test_minibatches_of_sparse_rows_are_those_of_dense_ones(x64):
@@ -241,7 +249,7 @@ def test_u_max_keeps_to_where_the_optimum_is():
 )
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_scratch_memory_does_not_grow_with_categories(rule, ridge, is_sparse):
-    """A copy of the table in each step would show."""
+    """A copy of the table in each step would show, or one number for each class."""
 
     def scratch(num_categories):
         x, y = small_data()
@@ -258,7 +266,7 @@ def test_scratch_memory_does_not_grow_with_categories(rule, ridge, is_sparse):
 
         return temp_bytes(one_pass, w, u, data, donate_argnums=(0, 1))
 
-    assert scratch(10**5) <= scratch(10**3) + 100
+    assert scratch(10**6) < 10**6
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1.0])
@@ -283,7 +291,7 @@ def test_scratch_memory_of_minibatches_does_not_grow_with_categories(ridge):
 
         return temp_bytes(one_pass, w, u, data, batches, x_batches, donate_argnums=(0, 1))
 
-    assert scratch(10**5) <= scratch(10**3) + 100
+    assert scratch(10**6) < 10**6
 
 
 def test_schedules_and_decay():

@@ -65,9 +65,9 @@ def corpus_bound(fit, corpus, num_sweeps=300):
 @pytest.mark.usefixtures("x64")
 def test_bound_is_that_of_the_equations() -> None:
     """After a fit that has converged, the recorded bound is the reference's."""
-    corpus = topic_corpus(50)
+    corpus = topic_corpus(20)
     exact = Options(max_sweeps=400, tolerance=1e-9, num_restarts=0)
-    fit = fit_topics(KEY, corpus, K, num_active=K, num_passes=150, options=exact)
+    fit = fit_topics(KEY, corpus, K, num_active=K, num_passes=80, options=exact)
     assert fit.bounds[-1] - fit.bounds[-2] < 1e-2
     assert fit.bounds[-1] == pytest.approx(corpus_bound(fit, corpus), abs=0.1)
 

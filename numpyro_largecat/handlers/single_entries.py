@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some entries of a function's result, without computing the others."""
+"""Single entries of a function's result, without computing the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.extend.core import Literal
+
+from numpyro_largecat.handlers.internals import Literal, run_equation
 
 ELEMENTWISE = frozenset(
     "add add_any sub mul div neg max min exp log log1p expm1 tanh logistic sqrt integer_pow "
@@ -20,7 +21,7 @@ ELEMENTWISE = frozenset(
 CALLS = frozenset(("jit", "pjit", "closed_call"))
 
 
-def take_entries(fn: Callable[[], dict[str, tuple[Array, Array]]]) -> dict[str, Array]:
+def single_entries(fn: Callable[[], dict[str, tuple[Array, Array]]]) -> dict[str, Array]:
     r"""Evaluate ``values[..., entry]`` at the cost of these entries, where the operations allow it.
 
     .. math:: \mathrm{result}_n = \mathrm{values}_{n,\, \mathrm{entry}_n}, \qquad
@@ -29,6 +30,9 @@ def take_entries(fn: Callable[[], dict[str, tuple[Array, Array]]]) -> dict[str, 
     Element-wise operations, broadcasts, transposes and matrix products of the last steps of ``fn``
     are done for these entries alone: of the product of (N, D) and (D, M) only N inner products
     remain. What comes before, and other operations, are computed whole.
+
+    This reads the traced program, since a model forms its utilities as it likes and there is no
+    statement that could ask it for the utility of one class of each observation.
 
     Cost: O(N D) in place of O(N M D), for linear utilities.
 
@@ -60,16 +64,8 @@ class _Step:
 
     def result(self, i: int) -> Any:
         if self.results is None:
-            results = _do(self.eqn, [node.whole() for node in self.inputs])
-            self.results = results if self.eqn.primitive.multiple_results else [results]
+            self.results = run_equation(self.eqn, [node.whole() for node in self.inputs])
         return self.results[i]
-
-
-def _do(eqn: Any, values: list[Any]) -> Any:
-    params = eqn.primitive.get_bind_params(eqn.params)
-    if isinstance(params, tuple):  # before JAX 0.10
-        values, params = [*params[0], *values], params[1]
-    return eqn.primitive.bind(*values, **params)
 
 
 @dataclass(eq=False)
@@ -129,7 +125,7 @@ def _new_entries(node: _Node, index: Index, done: dict[Any, Array]) -> Array:
     name = eqn.primitive.name
     if name in ELEMENTWISE:
         values = [_entries(x, _unspread(x, index), done) if x.shape else x.whole() for x in inputs]
-        return eqn.primitive.bind(*values, **eqn.params)
+        return run_equation(eqn, values)[0]
     if name == "transpose":
         axes = np.argsort(eqn.params["permutation"])
         return _entries(inputs[0], tuple(index[axis] for axis in axes), done)

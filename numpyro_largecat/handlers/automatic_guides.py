@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start values that autoguides keep: the one place that makes them anew, and frees them.
+"""The start values that autoguides keep: the one place that makes and frees them.
 
-``AutoNormal`` and ``AutoDelta`` keep the initial location of each site in ``_init_locs``, a second
-table as large as the parameter that is made from it. Once the parameter exists they need no more of
-it than its shape. Setting ``prototype_trace`` to None makes a guide find its start values again.
+``AutoNormal`` and ``AutoDelta`` keep the start value of each site, a second table as large as the
+parameter that is made from it. Once the parameter exists they need no more of it than its shape.
 """
 
 from __future__ import annotations
@@ -15,11 +14,13 @@ import jax
 import numpy as np
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 
+from numpyro_largecat.handlers.internals import forget_model, start_values
+
 
 def set_up_anew(guide: Any) -> None:
     """Make an automatic guide and its parts learn their model anew at the next call."""
     for part in guide_parts(guide):
-        part.prototype_trace = None
+        forget_model(part)
 
 
 def free_start_values(guide: Any, row_axes: Mapping[str, tuple[int, ...]]) -> None:
@@ -30,11 +31,12 @@ def free_start_values(guide: Any, row_axes: Mapping[str, tuple[int, ...]]) -> No
         row_axes: Axes of each parameter that are rows of plates, by name.
     """
     for part in guide_parts(guide):
-        for name, value in getattr(part, "_init_locs", {}).items():
+        known = start_values(part)
+        for name, value in known.items():
             axes = row_axes.get(f"{name}_{part.prefix}_loc", ())
             if axes and not isinstance(value, jax.core.Tracer):
                 first = tuple(slice(1 if axis in axes else None) for axis in range(value.ndim))
-                part._init_locs[name] = np.broadcast_to(np.asarray(value[first]), value.shape)
+                known[name] = np.broadcast_to(np.asarray(value[first]), value.shape)
 
 
 def guide_parts(guide: Any) -> Iterator[AutoGuide]:
