@@ -108,7 +108,7 @@ def test_a_table_in_a_full_plate_is_refused_only_where_a_chunk_of_it_is_read():
     result = svi.run(jax.random.key(0), 1, x, Y, progress_bar=False)
     assert np.isfinite(result.losses).all()
     with pytest.raises(ValueError, match=r"param 'loc' inside plate 'classes'.*event_dim=0\)"):
-        lc.top_classes(model, guide, result.params, x, num_top=2, chunk_size=5)
+        lc.Fitted(model, guide, result.params, chunk_size=5).on(x).top_classes(2)
 
 
 def test_a_plain_plate_that_subsamples_says_the_same():
