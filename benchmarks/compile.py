@@ -37,6 +37,7 @@ from benchmarks.records import (
 from numpyro_largecat.data import Corpus
 
 NAME = "compile"
+KEY = jax.random.key(3)
 NUM_ROWS, BATCH_SIZE, NUM_SAMPLED, NUM_FEATURES = 1_000, 100, 50, 8
 NUM_TOPICS, NUM_DOCUMENTS = 20, 200
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -81,20 +82,18 @@ PROPOSALS: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-def arviz_of_two_draws(fit: Any, x: Any, y: Any) -> tuple[()]:
+def arviz_of_two_draws(fitted: lc.Fitted, x: Any, y: Any) -> tuple[()]:
     """The posterior of one class, and the log likelihood."""
-    rows = jnp.arange(len(x))
-    lc.to_arviz(jax.random.key(3), *fit, x, y, rows, rows={"classes": [0]}, num_draws=2, obs=y)
+    given = fitted.on(x, y, jnp.arange(len(x)))
+    given.to_arviz(rng_key=KEY, rows={"classes": [0]}, num_draws=2, obs=y)
     return ()
 
 
 PREDICTIONS: dict[str, Callable[..., Any]] = {
-    "top_classes": lambda fit, x, y: lc.top_classes(*fit, x),
-    "top_classes, draws": lambda fit, x, y: lc.top_classes(
-        *fit, x, rng_key=jax.random.key(3), num_draws=2
-    ),
-    "log_likelihood": lambda fit, x, y: lc.log_likelihood(*fit, x, obs=y),
-    "draw_choices": lambda fit, x, y: lc.draw_choices(jax.random.key(3), *fit, x, num_draws=2),
+    "top_classes": lambda fitted, x, y: fitted.on(x).top_classes(),
+    "top_classes, draws": lambda fitted, x, y: fitted.on(x).top_classes(rng_key=KEY, num_draws=2),
+    "log_likelihood": lambda fitted, x, y: fitted.on(x).log_likelihood(y),
+    "draw_choices": lambda fitted, x, y: fitted.on(x).draw_choices(rng_key=KEY, num_draws=2),
     "to_arviz": arviz_of_two_draws,
 }
 
@@ -134,8 +133,8 @@ class Softmax:
 
     def prediction(self, name: str) -> Call:
         """One of ``PREDICTIONS``."""
-        fit = self.model, self.guide, self.svi.get_params(self.init())
-        return partial(PREDICTIONS[name], fit, self.x[:BATCH_SIZE], self.y[:BATCH_SIZE])
+        fitted = lc.Fitted(self.model, self.guide, self.svi.get_params(self.init()))
+        return partial(PREDICTIONS[name], fitted, self.x[:BATCH_SIZE], self.y[:BATCH_SIZE])
 
 
 def topics(num_words: int, method: Any) -> Call:

@@ -28,22 +28,11 @@ from numpyro_largecat.mixtures.mixture_fit import MixtureFit
 from numpyro_largecat.plates.class_plate import class_plate
 from numpyro_largecat.plates.data_plate import data_plate
 from numpyro_largecat.plates.proposals import FrequencyProposal, HeadProposal
-from numpyro_largecat.reading.diagnosis import Diagnosis, Finding, diagnose
+from numpyro_largecat.reading import plots
+from numpyro_largecat.reading.findings import Diagnosis
+from numpyro_largecat.reading.fitted import Fitted
 from numpyro_largecat.reading.metrics import score_predictions
-from numpyro_largecat.reading.plots import (
-    plot_accuracy_by_frequency,
-    plot_confusion,
-    plot_elbo,
-    plot_intervals,
-    plot_reliability,
-)
-from numpyro_largecat.reading.predictions import (
-    TopClasses,
-    draw_choices,
-    log_likelihood,
-    top_classes,
-)
-from numpyro_largecat.reading.to_arviz import to_arviz
+from numpyro_largecat.reading.predictions import TopClasses
 from numpyro_largecat.svi.adaptive_steps import adaptive_steps
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.averaging import average_iterates, averaged_params
@@ -62,10 +51,12 @@ __all__ = [  # noqa: RUF022  grouped by idea
     # 1. which rows exist this step
     "class_plate",
     "data_plate",
+    "Fitted",
     "FrequencyProposal",
     "HeadProposal",
     "plates",
     # 2. likelihoods that sum over classes
+    "plots",
     "sample_choice",
     "UtilityCategorical",
     "AugmentedCategorical",
@@ -86,20 +77,9 @@ __all__ = [  # noqa: RUF022  grouped by idea
     "average_iterates",
     "averaged_params",
     # what a fit says
-    "top_classes",
     "TopClasses",
-    "log_likelihood",
-    "draw_choices",
     "score_predictions",
-    "to_arviz",
-    "diagnose",
     "Diagnosis",
-    "Finding",
-    "plot_accuracy_by_frequency",
-    "plot_confusion",
-    "plot_elbo",
-    "plot_intervals",
-    "plot_reliability",
     # sums over the L best values
     "TopLCategorical",
     "TopLMixture",

@@ -82,18 +82,17 @@ def test_of_a_step(proposal, noise):
     assert inlined_gathers(density, X, Y, Y) <= MOST
 
 
-@pytest.mark.parametrize("function", [lc.top_classes, lc.log_likelihood, lc.draw_choices])
-def test_of_predictions(function):
+@pytest.mark.parametrize("method", ["top_classes", "log_likelihood", "draw_choices"])
+def test_of_predictions(method):
     model = choice_model()
     guide = AutoDelta(model)
     numpyro.handlers.seed(guide, KEY)(
         jnp.zeros((1, FEATURES)), jnp.zeros(1, int), jnp.zeros(1, int)
     )
-    first = (KEY,) if function is lc.draw_choices else ()
 
     def predict(table, x, y):
-        options = {"obs": y} if function is lc.log_likelihood else {}
-        return function(*first, model, guide, {"w_auto_loc": table}, x, **options)
+        options = {"log_likelihood": {"obs": y}, "draw_choices": {"rng_key": KEY}}.get(method, {})
+        return getattr(lc.Fitted(model, guide, {"w_auto_loc": table}).on(x), method)(**options)
 
     assert inlined_gathers(predict, shape(NUM_CATEGORIES, FEATURES), X, Y) <= MOST
 

@@ -97,7 +97,7 @@ class AugmentedCategorical(ChoiceDistribution):
         raise NotImplementedError(
             "AugmentedCategorical cannot draw a class: its `error` is that of the class that has "
             "been chosen. Draw from `lc.UtilityCategorical(utilities, noise=...)` with all "
-            "classes, which needs no error; to predict, use `lc.top_classes`."
+            "classes, which needs no error; to predict, use `lc.Fitted(...).on(x).top_classes()`."
         )
 
 

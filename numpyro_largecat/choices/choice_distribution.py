@@ -113,7 +113,7 @@ class ChoiceDistribution(dist.Distribution):
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         """Log probability, or its bound or estimate, of each class in ``value``."""
         del intermediates
-        self._refuse_chunk("log_prob", "Sum over the chunks with `lc.log_likelihood`.")
+        self._refuse_chunk("log_prob", "Read the fit by `lc.Fitted(...).on(x).log_likelihood(y)`.")
         check_integers("value", value)
         check_in_range("`value`", value, self.num_categories, "classes")
         return _known_log_prob(self, as_ids(value))
@@ -173,8 +173,8 @@ def _check_classes(classes: ClassSubset, shape: tuple[int, ...]) -> None:
         raise ValueError(
             "`classes` holds no labels, so the likelihood of an observation would lack its own "
             "class. Give them to the plate, `class_plate(..., labels=y)`; to predict without "
-            "labels, use `lc.top_classes` or `lc.draw_choices` with the name of that plate, in "
-            "place of `Predictive`."
+            "labels, use `lc.Fitted(...).on(x).draw_choices(rng_key=key)` in place of "
+            "`Predictive`."
         )
     if shape[-1] != classes.weights.shape[-1]:
         raise ValueError(

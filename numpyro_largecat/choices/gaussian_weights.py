@@ -57,7 +57,7 @@ def gaussian_weights(
 
     The parameters are ``name + "_auto_loc"`` and ``name + "_auto_scale"``, with the names, shapes
     and constraints of ``AutoNormal``: its guide of a model that draws the weights instead can take
-    them, for ``to_arviz`` or posterior draws. Here the guide has no site for the weights; it is
+    them, for ArviZ or posterior draws. Here the guide has no site for the weights; it is
     ``lambda *args, **kwargs: None`` where the model has no other latent site. The divergence is the
     factor ``name + "_kl"``, which the plate weighs as the prior of a drawn site.
 

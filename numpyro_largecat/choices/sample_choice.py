@@ -66,7 +66,7 @@ def sample_choice(
     class in closed form. Latent values that are drawn are followed as above, through the means.
     With all classes that bound is taken at its best u, and nothing is kept; it is not exact, since
     the expected log softmax has no closed form. Draws of the choice are exact. In
-    ``lc.top_classes`` the utilities are at their means.
+    ``lc.Fitted`` the utilities are at their means.
 
     **Bias.** The step that moves u uses the classes of the same step, as in the paper. On its
     first visit an observation takes the best u for them, as in the stateless form, whose ELBO is
@@ -131,7 +131,7 @@ def sample_choice(
         raise ValueError(
             f"site '{name}' needs `obs=` while the class plate holds a subset of the classes. To "
             "draw choices, leave `num_sampled` out of the plate; to predict, use "
-            "`lc.top_classes`."
+            "`lc.Fitted(...).on(x).top_classes()`."
         )
     check_integers("obs", obs)
     shape = _choice_shape(name, choice, obs)

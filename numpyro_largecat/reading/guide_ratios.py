@@ -34,17 +34,10 @@ from numpyro_largecat.handlers.sites import (
     log_prob_of,
     plates_of,
     scale_of,
-    unmasked,
 )
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
-
-
-class RowWeights(NamedTuple):
-    """Which observations stand for the data: some with certainty, others as a sample."""
-
-    weights: Array  # (...), like the choice; the number of observations that each stands for
-    is_sampled: Array  # (...), False for those that are there with certainty
+from numpyro_largecat.reading.observed_choice import RowWeights
 
 
 class Ratios(NamedTuple):
@@ -229,7 +222,7 @@ def _sums_without(
 ) -> tuple[Array, Array]:
     """Log of the sum over all classes but these, and the utilities of the labels elsewhere."""
 
-    def visit(chunk: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+    def add(found: tuple[Array, Array], chunk: Array) -> tuple[Array, Array]:
         classes = utilities.classes_of(chunk)
         psi, _ = _choice(
             utilities.traces(classes[0], utilities.chunk_size, key, noise)[1][utilities.site]
@@ -240,7 +233,7 @@ def _sums_without(
         return log_sum, jnp.maximum(found[1], _own(psi, labels, classes))
 
     nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)
-    return lax.fori_loop(0, utilities.num_chunks, visit, (nothing, nothing))
+    return utilities.visit(add, (nothing, nothing))
 
 
 def _row_ratios(sites: Any, plate: str, size: int) -> Array:
@@ -272,10 +265,3 @@ def _sum_outside(sites: Any, plate: str, inner: frozenset[str], weights: Array) 
                 by_row = plates & inner and log_prob.shape == jnp.shape(weights)
                 total += sign * (log_prob * (weights if by_row else scale_of(site))).sum()
     return total
-
-
-def rows_of_site(site: dict[str, Any]) -> RowWeights:
-    """How the observations of a choice weigh in the model."""
-    shape = site["fn"].shape()
-    weights = jnp.broadcast_to(jnp.where(unmasked(site["fn"])[1], scale_of(site), 0.0), shape)
-    return RowWeights(weights, weights > 1)

@@ -12,8 +12,8 @@ from jax import Array, random
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_largecat._checks import check_arguments
+from numpyro_largecat.handlers.automatic_guides import free_start_values, set_up_anew
 from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.handlers.guide_tables import free_start_values, set_up_anew
 from numpyro_largecat.handlers.internals import addresses_of
 from numpyro_largecat.handlers.run_model import as_drawn, sites_of
 from numpyro_largecat.handlers.sites import Sites, is_latent, of_type

@@ -14,7 +14,7 @@ from numpyro.infer.autoguide import (
     AutoSemiDAIS,
 )
 
-from numpyro_largecat.handlers.guide_tables import guide_parts
+from numpyro_largecat.handlers.automatic_guides import guide_parts
 from numpyro_largecat.handlers.run_model import sites_of
 from numpyro_largecat.handlers.sites import is_latent
 from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 from numpyro.handlers import replay
 
-from numpyro_largecat.handlers.entries import take_entries
 from numpyro_largecat.handlers.run_model import at_centre, sites_of
 from numpyro_largecat.handlers.shared_rows import share_rows
+from numpyro_largecat.handlers.single_entries import single_entries
 from numpyro_largecat.handlers.sites import Site, Sites, param_options
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.plan import Plan
@@ -128,7 +128,7 @@ class RowLoss:
             found = {name: param_options(sites[name]).follow for name in self.local_rows}
             return {name: (f.values, f.entry) for name, f in found.items() if f is not None}
 
-        return take_entries(followed)
+        return single_entries(followed)
 
     def _values(self, params: Any) -> dict[str, Any]:
         """Constrained values of rows, as model and guide see them."""

@@ -173,9 +173,8 @@ def test_predictions_give_unavailable_classes_no_probability(num_sampled):
     model, guide, result = fitted(num_sampled)
     w = result.params["w_auto_loc"]
     expected = jax.nn.log_softmax(jnp.where(AVAILABLE, X @ w.T, -jnp.inf))
-    arguments = (model, guide, result.params, X, AVAILABLE)
-    observed = lc.log_likelihood(*arguments, obs=Y, chunk_size=4)
-    top = lc.top_classes(*arguments, num_top=NUM_CATEGORIES, chunk_size=4)
+    new = lc.Fitted(model, guide, result.params, chunk_size=4).on(X, AVAILABLE)
+    observed, top = new.log_likelihood(Y), new.top_classes(NUM_CATEGORIES)
     np.testing.assert_allclose(observed, expected[jnp.arange(NUM_ROWS), Y], rtol=1e-4)
     found = np.full((NUM_ROWS, NUM_CATEGORIES), -np.inf)
     for n, (classes, log_probs) in enumerate(zip(*top, strict=True)):

@@ -280,7 +280,7 @@ def test_predictions_need_no_errors():
     """Of rows that have none, from the model and guide with their errors hidden."""
     model = known_weights("gumbel")
     guide = lc.ErrorGuideList(model, None, errors={"y_error": lc.LocalErrors()})
-    found = lc.top_classes(*without_errors(model, guide), {}, None, num_top=3)
+    found = lc.Fitted(*without_errors(model, guide), {}).on(None).top_classes(3)
     assert found.classes.tolist() == [[11, 10, 9]]  # one row, which stands for any number
     table = np.linspace(-1, 1, NUM_CATEGORIES)
     expected = [reference.softmax_log_prob(table, k) for k in (11, 10, 9)]

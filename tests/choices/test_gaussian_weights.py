@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import cache, partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -271,8 +271,8 @@ def test_with_all_classes_the_bound_is_at_its_best_and_nothing_is_kept(with_plat
 
 
 def test_predictions_are_those_of_the_means():
-    predict = partial(lc.log_likelihood, closed_form(2), no_guide, chunk_size=4)
-    found = jax.jit(predict)(TABLES | {"y_u": U}, X, obs=Y)
+    fitted = lc.Fitted(closed_form(2), no_guide, TABLES | {"y_u": U}, chunk_size=4)
+    found = jax.jit(lambda x: fitted.on(x).log_likelihood(Y))(X)
     expected = jax.nn.log_softmax(moments()[0])[np.arange(3), Y]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 

@@ -304,7 +304,7 @@ BAD = [
     ),
     (observations_on_the_wrong_axis, ValueError, "must have the 3 rows of plate 'data' at axis -2"),
     (utilities_of_all_classes, ValueError, "one column for each row of the class plate, 8"),
-    (utilities_of_no_subset_to_predict, ValueError, "no labels.*predict.*`lc.draw_choices`"),
+    (utilities_of_no_subset_to_predict, ValueError, "no labels.*predict.*`lc.Fitted.*draw_choices"),
     (observations_with_more_axes, ValueError, r"obs.shape=\(3, 3\) and \(3,\) before the classes"),
     (observations_with_more_axes_of_all_classes, ValueError, r"obs.shape=\(3, 3\) and \(3,\) bef"),
     (row_ids_as_rows, TypeError, r"`rows` must be what `with lc.data_plate\(..., rows\) as rows:`"),

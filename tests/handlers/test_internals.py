@@ -26,6 +26,8 @@ from numpyro.optim import Adam, Minimize, optax_to_numpyro
 import numpyro_largecat
 from numpyro_largecat.handlers import internals
 
+pytestmark = pytest.mark.smoke  # so that the oldest versions are looked at too
+
 PACKAGE = Path(numpyro_largecat.__file__).parent
 OF_OTHERS = ("_replace", "_asdict", "_fields")  # of `NamedTuple`: documented
 

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Single entries of results are those of the whole, and cost less."""
+
 from __future__ import annotations
 
 import jax
@@ -6,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_largecat.handlers.entries import take_entries
+from numpyro_largecat.handlers.single_entries import single_entries
 
 N, D, M = 5, 3, 7
 KEYS = jax.random.split(jax.random.key(0), 4)
@@ -62,7 +64,7 @@ UTILITIES = {
 @pytest.mark.parametrize("compiled", [False, True])
 def test_entries_are_those_of_the_whole(name, compiled):
     fn = UTILITIES[name]
-    take = jax.jit(take_entries, static_argnums=0) if compiled else take_entries
+    take = jax.jit(single_entries, static_argnums=0) if compiled else single_entries
     taken = take(lambda: {"y": (fn(), ROWS)})["y"]
     whole = fn()
     assert taken.dtype == whole.dtype
@@ -73,7 +75,7 @@ def test_entries_are_those_of_the_whole(name, compiled):
 def test_leading_axes_and_several_results():
     deep = jnp.stack([X, 2 * X])
     rows = jnp.stack([ROWS, ROWS[::-1]])
-    taken = take_entries(
+    taken = single_entries(
         lambda: {"deep": (deep @ W.T + B, rows), "one": (B, jnp.array(4)), "plain": (X, ROWS % D)}
     )
     expected = jnp.take_along_axis(deep @ W.T + B, rows[..., None], -1)[..., 0]
@@ -84,7 +86,7 @@ def test_leading_axes_and_several_results():
 
 def test_works_on_traced_values():
     def total(x, w):
-        return take_entries(lambda: {"y": (x @ w.T, ROWS)})["y"].sum()
+        return single_entries(lambda: {"y": (x @ w.T, ROWS)})["y"].sum()
 
     expected = jax.grad(lambda x, w: (x @ w.T)[jnp.arange(N), ROWS].sum())(X, W)
     np.testing.assert_allclose(jax.jit(jax.grad(total))(X, W), expected, rtol=1e-5)
@@ -104,5 +106,5 @@ def test_a_linear_model_does_n_inner_products(name):
         "einsum": lambda x, w: jnp.einsum("nd,kd->nk", x, w),
     }[name]
     rows = jnp.arange(n)
-    taken = jax.jit(lambda x, w: take_entries(lambda: {"y": (fn(x, w), rows)}))
+    taken = jax.jit(lambda x, w: single_entries(lambda: {"y": (fn(x, w), rows)}))
     assert taken.lower(x, w).compile().cost_analysis()["flops"] < 4 * n * d

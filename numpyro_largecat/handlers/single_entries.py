@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some entries of a function's result, without computing the others."""
+"""Single entries of a function's result, without computing the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ELEMENTWISE = frozenset(
 CALLS = frozenset(("jit", "pjit", "closed_call"))
 
 
-def take_entries(fn: Callable[[], dict[str, tuple[Array, Array]]]) -> dict[str, Array]:
+def single_entries(fn: Callable[[], dict[str, tuple[Array, Array]]]) -> dict[str, Array]:
     r"""Evaluate ``values[..., entry]`` at the cost of these entries, where the operations allow it.
 
     .. math:: \mathrm{result}_n = \mathrm{values}_{n,\, \mathrm{entry}_n}, \qquad
@@ -30,6 +30,9 @@ def take_entries(fn: Callable[[], dict[str, tuple[Array, Array]]]) -> dict[str, 
     Element-wise operations, broadcasts, transposes and matrix products of the last steps of ``fn``
     are done for these entries alone: of the product of (N, D) and (D, M) only N inner products
     remain. What comes before, and other operations, are computed whole.
+
+    This reads the traced program, since a model forms its utilities as it likes and there is no
+    statement that could ask it for the utility of one class of each observation.
 
     Cost: O(N D) in place of O(N M D), for linear utilities.
 
