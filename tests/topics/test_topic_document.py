@@ -115,16 +115,6 @@ def test_shapes_broadcast(topics, concentration, value, shape) -> None:
         np.testing.assert_allclose(found[index], one, rtol=1e-5)
 
 
-def test_documents_under_vmap_and_expanded_are_the_same() -> None:
-    """With topics in common; tests/test_distributions.py has ``vmap`` over topics, and ``jit``."""
-    d = lc.TopicDocument(TOPICS, CONCENTRATION, 3)
-    expected = d.log_prob(DOCUMENTS)
-    np.testing.assert_allclose(jax.vmap(d.log_prob)(jnp.asarray(DOCUMENTS)), expected, rtol=1e-5)
-    expanded = d.expand([6])
-    assert expanded.batch_shape == (6,) and expanded.event_shape == (1, 2)
-    np.testing.assert_allclose(expanded.log_prob(DOCUMENTS), expected, rtol=1e-5)
-
-
 def test_gradient_under_vmap_is_that_of_each() -> None:
     """Over documents, and over topics."""
 
