@@ -51,12 +51,10 @@ __all__ = [  # noqa: RUF022  grouped by idea
     # 1. which rows exist this step
     "class_plate",
     "data_plate",
-    "Fitted",
     "FrequencyProposal",
     "HeadProposal",
     "plates",
     # 2. likelihoods that sum over classes
-    "plots",
     "sample_choice",
     "UtilityCategorical",
     "AugmentedCategorical",
@@ -77,9 +75,11 @@ __all__ = [  # noqa: RUF022  grouped by idea
     "average_iterates",
     "averaged_params",
     # what a fit says
+    "Fitted",
     "TopClasses",
-    "score_predictions",
     "Diagnosis",
+    "score_predictions",
+    "plots",
     # sums over the L best values
     "TopLCategorical",
     "TopLMixture",

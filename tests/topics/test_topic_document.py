@@ -115,22 +115,6 @@ def test_shapes_broadcast(topics, concentration, value, shape) -> None:
         np.testing.assert_allclose(found[index], one, rtol=1e-5)
 
 
-def test_it_is_the_same_under_jit_vmap_expand_and_as_a_pytree() -> None:
-    d = lc.TopicDocument(TOPICS, CONCENTRATION, 3)
-    expected = d.log_prob(DOCUMENTS)
-    np.testing.assert_allclose(jax.vmap(d.log_prob)(jnp.asarray(DOCUMENTS)), expected, rtol=1e-5)
-    leaves, structure = jax.tree.flatten(d)
-    again = jax.jit(lambda leaves, x: jax.tree.unflatten(structure, leaves).log_prob(x))
-    np.testing.assert_allclose(again(leaves, DOCUMENTS), expected, rtol=1e-5)
-    expanded = d.expand([6])
-    assert expanded.batch_shape == (6,) and expanded.event_shape == (1, 2)
-    np.testing.assert_allclose(expanded.log_prob(DOCUMENTS), expected, rtol=1e-5)
-    of_topics = jax.vmap(lambda t: lc.TopicDocument(t, CONCENTRATION, 3).log_prob(DOCUMENTS[0]))
-    np.testing.assert_allclose(
-        of_topics(jnp.stack([TOPICS, TOPICS])), expected[jnp.array([0, 0])], rtol=1e-5
-    )
-
-
 def test_gradient_under_vmap_is_that_of_each() -> None:
     """Over documents, and over topics."""
 
