@@ -269,7 +269,7 @@ def test_a_dependence_is_seen_wherever_the_rows_are(across, loc):
 
 
 def test_noise_of_the_model_is_no_dependence():
-    """A site that the guide lacks is drawn anew for each class, also where it seldom differs."""
+    """A site that the guide lacks is drawn anew for each class, also where it rarely differs."""
 
     def model(y=None):
         with lc.class_plate("classes", 300) as classes:
