@@ -206,8 +206,8 @@ class ChunkedUtilities:
     ) -> tuple[dict[str, Any], Any]:
         """The guide's sites with these classes, and the model to run with them.
 
-        Without a key ``seed`` moves what the model draws besides the sites of the guide. The handler
-        ``around`` comes first around model and guide.
+        Without a key ``seed`` moves what the model draws besides the sites of the guide. The
+        handler ``around`` comes first around model and guide.
         """
         rng_key = jax.random.key(seed) if key is None else key
 
