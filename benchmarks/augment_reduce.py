@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 from numpyro.infer import Trace_ELBO
 
 import numpyro_largecat as lc
+from benchmarks.readers import load
 from benchmarks.records import (
     MachineRecord,
     Record,
@@ -50,7 +51,6 @@ from benchmarks.records import (
     print_table,
     write_json,
 )
-from numpyro_largecat.data import load
 
 NAME = "augment_reduce"
 NOISE = {
@@ -213,7 +213,7 @@ def make_model(method: str, problem: Problem, setting: Setting, start: Params) -
             else:
                 utilities = x @ w.T + b
             if method == "one-vs-each":
-                numpyro.sample("y", lc.OneVsEach(utilities, classes), obs=y)
+                numpyro.sample("y", lc.bounds.OneVsEach(utilities, classes), obs=y)
             else:
                 noise = NOISE[method]
                 lc.sample_choice("y", utilities, classes=classes, rows=batch, noise=noise, obs=y)

@@ -26,6 +26,7 @@ from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_largecat as lc
+from benchmarks.readers import load
 from benchmarks.records import (
     MachineRecord,
     Record,
@@ -36,7 +37,6 @@ from benchmarks.records import (
 )
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.choices.error_families import FAMILIES
-from numpyro_largecat.data import load
 from numpyro_largecat.ops.logistic_bound import logistic_bound
 from numpyro_largecat.plates.class_subset import ClassSubset
 
@@ -89,10 +89,12 @@ def synthetic_utilities() -> tuple[Array, Array, Array]:
 
 def best_gaussian(psi: Array, y: Array, noise: str) -> Array:
     """Location and log precision of the best Gaussian error, with all classes."""
-    rule = lc.GaussianNaturalGradient()
+    rule = lc.update_rules.GaussianNaturalGradient()
 
     def derivatives(q: Array) -> tuple[Array, Array]:
-        d = lc.GaussianErrorBound(psi, noise=noise, loc=q[..., 0], scale=jnp.exp(-0.5 * q[..., 1]))
+        d = lc.bounds.GaussianErrorBound(
+            psi, noise=noise, loc=q[..., 0], scale=jnp.exp(-0.5 * q[..., 1])
+        )
         return d.expected_derivatives(y)
 
     def step(_: int, q: Array) -> Array:
@@ -104,7 +106,7 @@ def best_gaussian(psi: Array, y: Array, noise: str) -> Array:
 def all_cases(psi: Array, y: Array, counts: Array) -> dict[str, Case]:
     """Every bound with its best local state at these utilities."""
     u = jax.nn.logsumexp(psi, axis=-1) - jnp.take_along_axis(psi, y[:, None], axis=-1)[:, 0]
-    alpha = lc.Bouchard(psi).best_alpha()
+    alpha = lc.bounds.Bouchard(psi).best_alpha()
     is_head = jnp.zeros(psi.shape[-1], bool).at[jnp.argsort(-counts)[:NUM_HEAD]].set(True)
 
     def softmax(bound: Callable[..., Any], **kwargs: Any) -> Case:
@@ -124,16 +126,16 @@ def all_cases(psi: Array, y: Array, counts: Array) -> dict[str, Case]:
         """The head is summed exactly, so the plate must hold it: labels have weight 1."""
         del rng_key
         head = is_head if classes is None else is_head[classes.indices] & (classes.weights == 1)
-        return lc.OneVsEach(psi, classes, together=head).log_prob(y)
+        return lc.bounds.OneVsEach(psi, classes, together=head).log_prob(y)
 
     cases = {
         "A&R softmax, u kept": Case("gumbel", augment_reduce),
         "importance sampling (stateless u)": softmax(lc.UtilityCategorical)._replace(
             is_unbiased=False
         ),
-        "one-vs-each": softmax(lc.OneVsEach),
+        "one-vs-each": softmax(lc.bounds.OneVsEach),
         "one-vs-each, labels and head together": Case("gumbel", hierarchy),
-        "Bouchard, alpha kept": softmax(lc.Bouchard, alpha=alpha),
+        "Bouchard, alpha kept": softmax(lc.bounds.Bouchard, alpha=alpha),
     }
     u_logistic = jax.jit(lc.UtilityCategorical(psi, noise="logistic").optimal_u)(y)
 
@@ -156,7 +158,7 @@ def _gaussian_cases(psi: Array, y: Array, noise: str) -> tuple[Estimate, Estimat
 
     def at_nodes(psi: Array, classes: ClassSubset | None, y: Array, rng_key: Array) -> Array:
         del rng_key
-        d = lc.GaussianErrorBound(psi, classes, noise, loc=loc, scale=scale)
+        d = lc.bounds.GaussianErrorBound(psi, classes, noise, loc=loc, scale=scale)
         return d.log_prob(y)
 
     def at_draw(psi: Array, classes: ClassSubset | None, y: Array, rng_key: Array) -> Array:

@@ -37,6 +37,7 @@ from benchmarks.records import (
 from numpyro_largecat.data import Corpus
 
 NAME = "compile"
+KEY = jax.random.key(3)
 NUM_ROWS, BATCH_SIZE, NUM_SAMPLED, NUM_FEATURES = 1_000, 100, 50, 8
 NUM_TOPICS, NUM_DOCUMENTS = 20, 200
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -81,20 +82,18 @@ PROPOSALS: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-def arviz_of_two_draws(fit: Any, x: Any, y: Any) -> tuple[()]:
+def arviz_of_two_draws(fitted: lc.Fitted, x: Any, y: Any) -> tuple[()]:
     """The posterior of one class, and the log likelihood."""
-    rows = jnp.arange(len(x))
-    lc.to_arviz(jax.random.key(3), *fit, x, y, rows, rows={"classes": [0]}, num_draws=2, obs=y)
+    given = fitted.on(x, y, jnp.arange(len(x)))
+    given.to_arviz(rng_key=KEY, rows={"classes": [0]}, num_draws=2, obs=y)
     return ()
 
 
 PREDICTIONS: dict[str, Callable[..., Any]] = {
-    "top_classes": lambda fit, x, y: lc.top_classes(*fit, x),
-    "top_classes, draws": lambda fit, x, y: lc.top_classes(
-        *fit, x, rng_key=jax.random.key(3), num_draws=2
-    ),
-    "log_likelihood": lambda fit, x, y: lc.log_likelihood(*fit, x, obs=y),
-    "draw_choices": lambda fit, x, y: lc.draw_choices(jax.random.key(3), *fit, x, num_draws=2),
+    "top_classes": lambda fitted, x, y: fitted.on(x).top_classes(),
+    "top_classes, draws": lambda fitted, x, y: fitted.on(x).top_classes(rng_key=KEY, num_draws=2),
+    "log_likelihood": lambda fitted, x, y: fitted.on(x).log_likelihood(y),
+    "draw_choices": lambda fitted, x, y: fitted.on(x).draw_choices(rng_key=KEY, num_draws=2),
     "to_arviz": arviz_of_two_draws,
 }
 
@@ -134,8 +133,8 @@ class Softmax:
 
     def prediction(self, name: str) -> Call:
         """One of ``PREDICTIONS``."""
-        fit = self.model, self.guide, self.svi.get_params(self.init())
-        return partial(PREDICTIONS[name], fit, self.x[:BATCH_SIZE], self.y[:BATCH_SIZE])
+        fitted = lc.Fitted(self.model, self.guide, self.svi.get_params(self.init()))
+        return partial(PREDICTIONS[name], fitted, self.x[:BATCH_SIZE], self.y[:BATCH_SIZE])
 
 
 def topics(num_words: int, method: Any) -> Call:
@@ -144,21 +143,22 @@ def topics(num_words: int, method: Any) -> Call:
     words = [rng.choice(num_words, 10, replace=False) for _ in range(NUM_DOCUMENTS)]
     corpus = Corpus.from_rows([(row, np.ones(10)) for row in words], num_words)
     fit = partial(lc.fit_topics, jax.random.key(0), corpus, NUM_TOPICS, num_passes=1)
-    return lambda: fit(method=method).topics
+    return lambda: fit(method=method, progress_bar=False).topics
 
 
-def mixture(num_components: int, algorithm: Any) -> Call:
+def mixture(num_components: int, method: Any) -> Call:
     """A fit to points in two dimensions."""
     x = np.random.default_rng(0).standard_normal((2 * num_components, 2), np.float32)
-    family = lc.DiagonalGaussianFamily(np.zeros(2), np.ones(2))
-    fit = partial(lc.fit_mixture, jax.random.key(0), x, family, num_components, num_passes=1)
-    return lambda: fit(algorithm=algorithm, progress_bar=False).counts
+    family = lc.mixtures.DiagonalGaussianFamily(np.zeros(2), np.ones(2))
+    fit = partial(lc.fit_mixture, jax.random.key(0), x, num_components, family, num_passes=1)
+    return lambda: fit(method=method, progress_bar=False).counts
 
 
 def double_sum(num_categories: int, rule: Any) -> Call:
     """A fit by steps on one observation and one class."""
     fit, data = lc.fit_double_sum, Softmax(num_categories)
-    return lambda: fit(jax.random.key(0), data.x, data.y, num_categories, rule, num_epochs=1).w
+    arguments = jax.random.key(0), data.x, data.y, num_categories, rule
+    return lambda: fit(*arguments, num_passes=1, progress_bar=False).w
 
 
 def entry_points(num_categories: int) -> dict[str, Callable[[], Call]]:
@@ -174,7 +174,11 @@ def entry_points(num_categories: int) -> dict[str, Callable[[], Call]]:
     for method in ("memoized", "stochastic"):
         found[f"fit_topics, {method}"] = partial(topics, k, method)
         found[f"fit_mixture, {method}"] = partial(mixture, min(k, 1_000), method)
-    for rule in (lc.ImplicitSGD(1.0), lc.UMax(1.0), lc.Vanilla(1e-3)):
+    for rule in (
+        lc.double_sum.ImplicitSGD(1.0),
+        lc.double_sum.UMax(1.0),
+        lc.double_sum.Vanilla(1e-3),
+    ):
         found[f"fit_double_sum, {type(rule).__name__}"] = partial(double_sum, k, rule)
     return found
 

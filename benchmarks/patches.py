@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import numpyro_largecat as lc
+from benchmarks.readers import find_file
 from benchmarks.records import (
     MachineRecord,
     Record,
@@ -41,18 +42,11 @@ from benchmarks.records import (
     print_table,
     write_json,
 )
-from numpyro_largecat.data.files import find_file
-from numpyro_largecat.mixtures.fit_mixture import (
-    Model,
-    Step,
-    memoized_steps,
-    mixture_model,
-    stochastic_steps,
-)
 from numpyro_largecat.mixtures.global_step import Statistics
 from numpyro_largecat.mixtures.mixture_fit import MixtureFit
-from numpyro_largecat.mixtures.row_stream import RowStream
-from numpyro_largecat.mixtures.seeding import num_candidates, seed_statistics
+from numpyro_largecat.mixtures.passes import Model, Step, memoized_steps, stochastic_steps
+from numpyro_largecat.mixtures.row_stream import RowStream, look_at
+from numpyro_largecat.mixtures.start_statistics import num_candidates, seed_statistics
 
 NAME = "patches"
 SIZE, STRIDE = 8, 4
@@ -60,7 +54,7 @@ IMAGES_PER_BATCH = 4
 CONCENTRATION = 10.0
 PRIOR_STRENGTH = 10.0  # patches
 PRIOR_SHARE = 0.1  # prior variance, of the mean variance of the patches
-DELAY, FORGETTING = 1.0, 0.55
+OPTIONS = lc.mixtures.Options(delay=1.0, forgetting=0.55)
 DENSE = 0  # L = K, whatever K is
 SPEED_ROWS = 36_000
 SPEED_COMPONENTS = 200
@@ -92,10 +86,12 @@ class Problem(NamedTuple):
     batches: list[NDArray[np.float32]]  # (n, 64) each
     held_out: NDArray[np.float32]  # (M, 64)
 
-    def family(self) -> lc.ZeroMeanGaussianFamily:
+    def family(self) -> lc.mixtures.ZeroMeanGaussianFamily:
         """The components, with a prior worth ``PRIOR_STRENGTH`` patches of little variance."""
         variance = np.mean([np.square(batch, dtype=np.float64).mean() for batch in self.batches])
-        return lc.ZeroMeanGaussianFamily(PRIOR_SHARE * variance * np.eye(SIZE**2), PRIOR_STRENGTH)
+        return lc.mixtures.ZeroMeanGaussianFamily(
+            PRIOR_SHARE * variance * np.eye(SIZE**2), PRIOR_STRENGTH
+        )
 
 
 class Point(NamedTuple):
@@ -159,7 +155,17 @@ class Run:
     def fit(self) -> MixtureFit:
         """The mixture as it is now."""
         assert self.latest is not None
-        return self.model.fit(self.latest.statistics, np.array([self.latest.bound]))
+        model, statistics = self.model, self.latest.statistics
+        return MixtureFit(
+            model.family,
+            model.mixing,
+            model.objective,
+            model.num_active,
+            statistics.counts,
+            statistics.features,
+            np.array([self.latest.bound]),
+            model.look.dtype,
+        )
 
     def score(self, held_out: NDArray[np.float32]) -> None:
         """Add a point to the curve."""
@@ -179,25 +185,25 @@ class Run:
 
 
 def start_run(
-    problem: Problem, algorithm: str, num_active: int, start: Statistics, num_passes: int
+    problem: Problem, method: str, num_active: int, start: Statistics, num_passes: int
 ) -> Run:
     """Set up a fit, and compile its step."""
     num_components = len(start.counts)
     rng = np.random.default_rng(0)
     stream = RowStream(problem.batches, None, rng)
-    model = mixture_model(
-        problem.family(),
-        lc.DirichletMixing(CONCENTRATION),
+    family = problem.family()
+    model = Model(
+        family,
+        lc.mixtures.DirichletMixing(CONCENTRATION),
         "variational",
         num_active or num_components,
-        stream,
-        rng,
+        look_at(stream, family, 1, rng),
     )
     posterior = model.global_step(start)
-    jax.block_until_ready(model.summary(problem.batches[0], posterior))
-    if algorithm == "memoized":
+    jax.block_until_ready(model.sum_batch(problem.batches[0], posterior))
+    if method == "memoized":
         return Run(model, memoized_steps(model, start, stream, num_passes))
-    steps = stochastic_steps(model, start, stream, num_passes, DELAY, FORGETTING, rng)
+    steps = stochastic_steps(model, start, stream, num_passes, OPTIONS, rng)
     return Run(model, steps)
 
 
@@ -341,7 +347,7 @@ def local_step_times(problem: Problem, effort: Effort) -> list[Record]:
     for _ in range(effort.num_timings):
         for num_active, model in runs.items():
             began = time.perf_counter()
-            jax.block_until_ready(model.summary(x, posterior))
+            jax.block_until_ready(model.sum_batch(x, posterior))
             times[num_active].append(time.perf_counter() - began)
     rows, records = [], []
     for num_active, seconds in times.items():

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predictions over all K classes beside the matrix product that they cannot do without.
 
-``lc.top_classes`` and ``lc.log_likelihood`` at the centre of the guide, for rows with D features,
-against ``x @ w.T`` in the same chunks of classes, whose product is summed so that nothing of it is
-kept. The share is the product's time over ours, of runs that alternate: 1 would be the speed of the
-product alone. The scratch memory is what XLA allocates beside the tables and the result.
+``top_classes`` and ``log_likelihood`` of ``lc.Fitted`` at the centre of the guide, for rows with D
+features, against ``x @ w.T`` in the same chunks of classes, whose product is summed so that nothing
+of it is kept. The share is the product's time over ours, of runs that alternate: 1 would be the
+speed of the product alone. The scratch memory is what XLA allocates besides the tables and the
+result.
 """
 
 from __future__ import annotations
@@ -71,10 +72,11 @@ def product(params: dict[str, Array], x: Array) -> Array:
 def measure(sizes: argparse.Namespace) -> dict[str, tuple[list[float], int]]:
     """Seconds of each repeat, and scratch bytes, of each function."""
     model, guide, params, x, y = make_problem(sizes.categories, sizes.features, sizes.rows)
+    fitted = partial(lc.Fitted, model, guide, chunk_size=CHUNK)
     functions: dict[str, Callable[..., Any]] = {
         "matrix product": product,
-        "top_classes": partial(lc.top_classes, model, guide, chunk_size=CHUNK),
-        "log_likelihood": partial(lc.log_likelihood, model, guide, obs=y, chunk_size=CHUNK),
+        "top_classes": lambda params, x: fitted(params).on(x).top_classes(),
+        "log_likelihood": lambda params, x: fitted(params).on(x).log_likelihood(y),
     }
     compiled = {name: jax.jit(fn).lower(params, x).compile() for name, fn in functions.items()}
     found: dict[str, tuple[list[float], int]] = {}

@@ -118,7 +118,7 @@ def ways_to_draw(problem: Problem) -> dict[str, Way]:
     }
 
 
-def utilities(x: Array, w: Array, b: Array, classes: lc.ClassSubset) -> Array:
+def utilities(x: Array, w: Array, b: Array, classes: lc.plates.ClassSubset) -> Array:
     """Linear utilities, for classes shared by all observations or not."""
     if not classes.per_observation:
         return x @ w.T + b

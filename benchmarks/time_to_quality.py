@@ -35,6 +35,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.initialization import init_to_mean
 
 import numpyro_largecat as lc
+from benchmarks.readers import load
 from benchmarks.records import (
     MachineRecord,
     Record,
@@ -43,7 +44,6 @@ from benchmarks.records import (
     print_table,
     write_json,
 )
-from numpyro_largecat.data import load
 
 NAME = "time_to_quality"
 METHODS = ("numpyro", "subsampled")

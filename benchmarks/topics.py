@@ -53,7 +53,7 @@ from numpyro_largecat.ops.topics.document_fit import (
     solve_documents,
 )
 from numpyro_largecat.topics.document_chunks import CHUNK, Chunk, Shapes, chunks_of, on_all_cores
-from numpyro_largecat.topics.fit_topics import completion_score
+from numpyro_largecat.topics.topic_fit import completion_score
 
 NAME = "topics"
 ALPHA = 0.5
@@ -231,10 +231,11 @@ def our_fit(num_active: int, corpus: Corpus, num_topics: int, num_passes: int) -
         jax.random.key(0),
         corpus,
         num_topics,
-        num_active or num_topics,
         concentration=ALPHA / num_topics,
         word_concentration=WORD_CONCENTRATION,
+        num_active=num_active or num_topics,
         num_passes=num_passes,
+        progress_bar=False,
     ).topics
 
 

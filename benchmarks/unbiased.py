@@ -47,6 +47,7 @@ from scipy.sparse import csr_array
 
 import numpyro_largecat as lc
 from benchmarks.biased_rules import ImportanceSampling, NoiseContrast, OneVsEach
+from benchmarks.readers import load
 from benchmarks.records import (
     MachineRecord,
     Record,
@@ -55,7 +56,6 @@ from benchmarks.records import (
     print_table,
     write_json,
 )
-from numpyro_largecat.data import load
 
 NAME = "unbiased"
 FOLDERS = {"bibtex": "xml", "delicious": "xml", "mnist": "mnist"}
@@ -75,9 +75,9 @@ RULES: dict[str, Any] = {
     "one-vs-each": OneVsEach,
     "NCE": NoiseContrast,
     "importance sampling": ImportanceSampling,
-    "vanilla": lc.Vanilla,
-    "U-max": lc.UMax,
-    "implicit": lc.ImplicitSGD,
+    "vanilla": lc.double_sum.Vanilla,
+    "U-max": lc.double_sum.UMax,
+    "implicit": lc.double_sum.ImplicitSGD,
 }
 BIASED = ("one-vs-each", "NCE", "importance sampling")
 MINIBATCH = "implicit, minibatches"
@@ -117,7 +117,7 @@ class Problem(NamedTuple):
 class Sizes(NamedTuple):
     """How much work a run does."""
 
-    num_epochs: int
+    num_passes: int
     timed_epochs: int
     speed_rows: int
     speed_categories: tuple[int, ...]
@@ -185,7 +185,13 @@ def fit_rule(method: str, problem: Problem, features: Any, rate: float, **option
     options |= batch_sizes(method, problem.num_categories)
     try:
         return lc.fit_double_sum(
-            random.key(0), features, problem.y, problem.num_categories, rule, **options
+            random.key(0),
+            features,
+            problem.y,
+            problem.num_categories,
+            rule,
+            progress_bar=False,
+            **options,
         )
     except FloatingPointError:
         return None
@@ -198,7 +204,7 @@ def finite(loss: Any) -> float:
 
 def loss_at_rate(method: str, problem: Problem, features: Any, rate: float, epochs: int) -> float:
     """Log-loss after the last epoch, infinite if the fit diverges."""
-    fit = fit_rule(method, problem, features, rate, num_epochs=epochs)
+    fit = fit_rule(method, problem, features, rate, num_passes=epochs)
     return math.inf if fit is None else finite(log_loss(fit.w, problem.x, problem.y))
 
 
@@ -224,25 +230,25 @@ def run_rule(method: str, problem: Problem, exponent: int, sizes: Sizes) -> Resu
     while fit is None:
         dense = jnp.asarray(problem.x)  # the losses of all epochs are quicker from dense rows
         rate = 10.0**exponent
-        options = {"num_epochs": sizes.num_epochs, "record_losses": True}
+        options = {"num_passes": sizes.num_passes, "record_losses": True}
         fit = fit_rule(method, problem, dense, rate, **options)
         if fit is not None and not fit.losses[-1] < math.log(problem.num_categories):
             fit = None
         exponent -= 1
     features = problem.features()
-    fit_rule(method, problem, features, rate, num_epochs=1)
+    fit_rule(method, problem, features, rate, num_passes=1)
     start = time.perf_counter()
-    timed = fit_rule(method, problem, features, rate, num_epochs=sizes.timed_epochs)
+    timed = fit_rule(method, problem, features, rate, num_passes=sizes.timed_epochs)
     jax.block_until_ready(timed.w)
-    seconds = (time.perf_counter() - start) * sizes.num_epochs / sizes.timed_epochs
+    seconds = (time.perf_counter() - start) * sizes.num_passes / sizes.timed_epochs
     losses = [finite(fit.losses[epoch - 1]) for epoch in curve_epochs(sizes)]
     return Result(rate, losses, seconds)
 
 
 def curve_epochs(sizes: Sizes) -> list[int]:
     """Epochs at which the log-loss is recorded."""
-    step = sizes.num_epochs // NUM_CURVE_POINTS
-    return list(range(step, sizes.num_epochs + 1, step))
+    step = sizes.num_passes // NUM_CURVE_POINTS
+    return list(range(step, sizes.num_passes + 1, step))
 
 
 def run_svi(method: str, problem: Problem, rate: float, sizes: Sizes, last_only: bool) -> Result:
@@ -278,7 +284,7 @@ def run_svi(method: str, problem: Problem, rate: float, sizes: Sizes, last_only:
     compiled = jax.jit(epoch, donate_argnums=0).lower(state, run_key, batches).compile()
     seconds, losses = 0.0, []
     points = curve_epochs(sizes)[-1:] if last_only else curve_epochs(sizes)
-    for number in range(1, sizes.num_epochs + 1):
+    for number in range(1, sizes.num_passes + 1):
         start = time.perf_counter()
         state = compiled(state, random.fold_in(run_key, number), batches)
         jax.block_until_ready(state)
@@ -294,7 +300,7 @@ def run_problem(problem: Problem, sizes: Sizes) -> dict[str, Result]:
     features = tenth.features()
     results = {}
     for method in (*RULES, MINIBATCH):
-        epochs = sizes.num_epochs
+        epochs = sizes.num_passes
         at_rate = partial(loss_at_rate, method, tenth, features, epochs=epochs)
         exponent = tune(
             lambda rate, at_rate=at_rate: at_rate(rate=rate), sizes.exponents, sizes.more_decades
@@ -318,7 +324,7 @@ def _progress(name: str, method: str, result: Result) -> None:
 
 def sensitivity(problem: Problem, sizes: Sizes) -> dict[str, list[float]]:
     """Log-loss of each of the six methods on all rows at each rate of the paper."""
-    features, epochs = problem.features(), sizes.num_epochs
+    features, epochs = problem.features(), sizes.num_passes
     return {
         method: [loss_at_rate(method, problem, features, 10.0**e, epochs) for e in sizes.exponents]
         for method in RULES
@@ -333,16 +339,19 @@ def speeds(num_categories: int, sizes: Sizes) -> dict[str, tuple[float, float]]:
     problem = normalised("speed", x, y, num_categories)
     features = jnp.asarray(problem.x)
     rules = {
-        "implicit": (lc.ImplicitSGD, 1),
-        "U-max": (lc.UMax, 1),
-        "vanilla": (lc.Vanilla, 1),
-        MINIBATCH: (lc.ImplicitSGD, BATCH[0]),
+        "implicit": (lc.double_sum.ImplicitSGD, 1),
+        "U-max": (lc.double_sum.UMax, 1),
+        "vanilla": (lc.double_sum.Vanilla, 1),
+        MINIBATCH: (lc.double_sum.ImplicitSGD, BATCH[0]),
     }
 
-    def seconds(method: str, num_epochs: int) -> float:
+    def seconds(method: str, num_passes: int) -> float:
         make, _ = rules[method]  # plain SGD takes as long at any rate, but overflows at this one
-        rule = make(1.0 if make is lc.ImplicitSGD else 1e-4 / sizes.speed_rows)
-        options = batch_sizes(method, num_categories) | {"num_epochs": num_epochs}
+        rule = make(1.0 if make is lc.double_sum.ImplicitSGD else 1e-4 / sizes.speed_rows)
+        options = batch_sizes(method, num_categories) | {
+            "num_passes": num_passes,
+            "progress_bar": False,
+        }
         start = time.perf_counter()
         fit = lc.fit_double_sum(random.key(0), features, y, num_categories, rule, **options)
         jax.block_until_ready(fit.w)
@@ -352,10 +361,10 @@ def speeds(num_categories: int, sizes: Sizes) -> dict[str, tuple[float, float]]:
     least: dict[tuple[str, int], float] = {}
     for number in range(sizes.speed_rounds + 1):
         for method in rules:
-            for num_epochs in (1, 1 + more):
-                taken = seconds(method, num_epochs)
+            for num_passes in (1, 1 + more):
+                taken = seconds(method, num_passes)
                 if number > 0:  # the first round compiles
-                    key = (method, num_epochs)
+                    key = (method, num_passes)
                     least[key] = min(least.get(key, math.inf), taken)
     result = {}
     for method, (_, batch_size) in rules.items():
@@ -443,7 +452,7 @@ def plot_results(
         for number, (method, cell) in enumerate(cells.items()):
             style = {"label": method, "color": f"C{number}", "marker": "o", "markersize": 3}
             axes[0, column].plot(epochs, cell.losses, **style)
-            axes[1, column].plot(epochs / sizes.num_epochs * cell.seconds, cell.losses, **style)
+            axes[1, column].plot(epochs / sizes.num_passes * cell.seconds, cell.losses, **style)
         axes[0, column].set(title=name, xlabel="epochs", yscale="log")
         axes[1, column].set(xlabel="seconds of steps", xscale="log", yscale="log")
     for row in axes:

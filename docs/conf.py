@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-import importlib
+import inspect
+from types import ModuleType
 
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -34,19 +35,26 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 
-PUBLIC_MODULES = ("numpyro_largecat", "numpyro_largecat.data")
-
 
 def warn_about_missing_entries(app: Sphinx, env: BuildEnvironment) -> None:
     """Warn, which fails the build, about a public name that the API page leaves out."""
     del app
-    entries = env.get_domain("py").data["objects"] | env.get_domain("py").data["modules"]
-    for module in PUBLIC_MODULES:
-        for name in importlib.import_module(module).__all__:
-            if not name.startswith("__") and f"{module}.{name}" not in entries:
-                logging.getLogger(__name__).warning(
-                    "the public name %s.%s has no entry in the documentation", module, name
-                )
+    entries = env.get_domain("py").data["objects"]
+    for name in public_names(numpyro_largecat, "numpyro_largecat"):
+        if name not in entries:
+            logging.getLogger(__name__).warning("the API page has no entry for %s", name)
+
+
+def public_names(module: ModuleType, path: str) -> list[str]:
+    """What a module gives, and what its modules give besides, such as ``bounds.Bouchard``."""
+    names = []
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.ismodule(value):
+            names += public_names(value, f"{path}.{name}")
+        elif module is numpyro_largecat or name not in numpyro_largecat.__all__:
+            names.append(f"{path}.{name}")
+    return names
 
 
 def setup(app: Sphinx) -> None:

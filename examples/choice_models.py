@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -32,10 +33,12 @@ from numpyro.infer import MCMC, NUTS, Trace_ELBO, init_to_feasible
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_largecat as lc
-from numpyro_largecat.data import ChoiceData, read_modecanada, read_swissmetro
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `benchmarks`, beside this folder
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+from benchmarks.readers import ChoiceData, read_modecanada, read_swissmetro
 
 PRIOR_SCALE = 5.0
 LEARNING_RATE = 0.005

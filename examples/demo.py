@@ -14,6 +14,7 @@ mnist or ptb.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -29,10 +30,12 @@ from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
-from numpyro_largecat.data import ClassificationData, load
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `benchmarks`, beside this folder
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+from benchmarks.readers import ClassificationData, load
 
 
 class HeldOut(NamedTuple):
@@ -68,22 +71,24 @@ def fit(model, data: ClassificationData, args: argparse.Namespace):
     optimiser = optax.adagrad(args.learning_rate)
     svi = lc.SubsampledSVI(model, guide, optimiser, TraceMeanField_ELBO())
     batches = lc.ArrayBatches(data.x_train, data.y_train, batch_size=args.batch_size)
-    return guide, svi.run(jax.random.key(args.seed), args.steps, batches=batches)
+    result = svi.run(jax.random.key(args.seed), args.steps, batches=batches)
+    return lc.Fitted.from_svi(svi, result)
 
 
-def evaluate(model, guide, params, data: ClassificationData, num_rows: int = 500):
+def evaluate(fitted: lc.Fitted, data: ClassificationData, num_rows: int = 500):
     """Predict all held-out rows, over all classes."""
     num_top = min(10, data.num_categories)
 
     @jax.jit
     def predict(params, x, y):
-        top = lc.top_classes(model, guide, params, x, num_top=num_top)
-        return HeldOut(top, lc.log_likelihood(model, guide, params, x, obs=y))
+        new = lc.Fitted(fitted.model, fitted.guide, params).on(x)
+        return HeldOut(new.top_classes(num_top), new.log_likelihood(y))
 
     parts = []
     for start in range(0, len(data.y_test), num_rows):
         rows = np.minimum(np.arange(start, start + num_rows), len(data.y_test) - 1)
-        parts.append(jax.device_get(predict(params, data.x_test[rows], data.y_test[rows])))
+        new = predict(fitted.params, data.x_test[rows], data.y_test[rows])
+        parts.append(jax.device_get(new))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(data.y_test)], *parts)
 
 
@@ -103,33 +108,26 @@ def report(data: ClassificationData, prediction: HeldOut) -> None:
         print(f"  {name:28s}    {log_prob.mean():10.4f}     {first:5.1%}   {any_of_top:5.1%}")
 
 
-def save(model, guide, result, data: ClassificationData, prediction: HeldOut, args) -> None:
+def save(fitted: lc.Fitted, data: ClassificationData, prediction: HeldOut, args) -> None:
     """Write the posterior of the classes with the largest weights, and three pictures."""
     folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
-    location = np.asarray(result.params["weight_auto_loc"])
+    location = np.asarray(fitted.params["weight_auto_loc"])
     largest = np.argsort(-np.abs(location), axis=None)[:16]
     classes, features = np.unravel_index(largest, location.shape)
     shown = np.unique(classes)
-    posterior = lc.to_arviz(
-        jax.random.key(args.seed + 1),
-        model,
-        guide,
-        result.params,
-        data.x_train[:2],
-        data.y_train[:2],
-        jnp.arange(2),
+    posterior = fitted.on(data.x_train[:2], data.y_train[:2], jnp.arange(2)).to_arviz(
+        rng_key=jax.random.key(args.seed + 1),
         rows={"classes": shown},
         coords={
             "classes": [data.class_names[k] for k in shown],
             "feature": list(data.feature_names),
         },
         dims={"weight": ["feature"]},
-        losses=result.losses,
     )
     posterior.to_netcdf(str(folder / "posterior.nc"))
 
-    axes = lc.plot_elbo(result.losses / len(data.y_train))
+    axes = lc.plots.elbo(fitted.losses / len(data.y_train))
     axes.set_ylabel("ELBO per training observation (nats)")
     axes.figure.savefig(folder / "elbo.png", dpi=150)
 
@@ -139,21 +137,21 @@ def save(model, guide, result, data: ClassificationData, prediction: HeldOut, ar
         f"{data.class_names[k]} | {data.feature_names[d]}"
         for k, d in zip(classes, features, strict=True)
     ]
-    axes = lc.plot_intervals(draws[:, places, features], labels)
+    axes = lc.plots.intervals(draws[:, places, features], labels)
     axes.set_title("the largest weights: class | feature")
     axes.figure.savefig(folder / "weights.png", dpi=150)
 
     best, log_probs = prediction.top.classes[:, 0], prediction.top.log_probs[:, 0]
-    axes = lc.plot_reliability(np.exp(log_probs), best == data.y_test)
+    axes = lc.plots.reliability(np.exp(log_probs), best == data.y_test)
     axes.set_title("calibration of the most probable class")
     axes.figure.savefig(folder / "calibration.png", dpi=150)
 
     counts = np.bincount(data.y_train, minlength=data.num_categories)
-    axes = lc.plot_accuracy_by_frequency(best, data.y_test, counts)
+    axes = lc.plots.accuracy_by_frequency(best, data.y_test, counts)
     axes.set_title("accuracy by how frequent a class is")
     axes.figure.savefig(folder / "accuracy.png", dpi=150)
 
-    axes = lc.plot_confusion(best, data.y_test, data.class_names)
+    axes = lc.plots.confusion(best, data.y_test, data.class_names)
     axes.set_title("the classes in most errors")
     axes.figure.savefig(folder / "confusion.png", dpi=150)
     plt.close("all")
@@ -188,10 +186,10 @@ def main(argv: list[str] | None = None) -> HeldOut:
     )
     num_sampled = None if args.exact else min(args.num_sampled, data.num_categories - 1)
     model = make_model(data, num_sampled, args.prior_scale)
-    guide, result = fit(model, data, args)
-    prediction = evaluate(model, guide, result.params, data)
+    fitted = fit(model, data, args)
+    prediction = evaluate(fitted, data)
     report(data, prediction)
-    save(model, guide, result, data, prediction, args)
+    save(fitted, data, prediction, args)
     print(f"{time.perf_counter() - start:.0f} s in all")
     return prediction
 

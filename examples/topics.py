@@ -9,6 +9,7 @@ The folder must hold ``ap.dat`` and ``ap.vocab.txt`` of LDA-C, plain or with ``.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,9 @@ import numpy as np
 
 import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus, read_lda_c
-from numpyro_largecat.data.files import find_file
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `benchmarks`, beside this folder
+from benchmarks.readers import find_file
 
 
 def draw(fit: lc.TopicFit, shown: Sequence[int], shares: np.ndarray, path: Path) -> None:

@@ -1,57 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPyro models with huge categoricals, at a cost per step that does not depend on their size."""
+"""NumPyro models with huge categoricals, at a cost per step that does not depend on their size.
 
+1. A plate says which rows exist this step. ``class_plate`` draws a small, weighted subset of the
+   classes for each minibatch. Weights, priors and guides inside it have rows for these alone.
+2. A likelihood is a distribution whose ``log_prob`` is a bound that sums over classes. So a
+   weighted subset gives an unbiased estimate of it. ``sample_choice`` keeps the bound tight for
+   each observation; ``bounds``, ``baselines`` and ``update_rules`` are there for experts.
+3. SVI updates only the rows that were touched. ``SubsampledSVI`` stands in for NumPyro's ``SVI``.
+
+Besides these there are sums over the L best values, and learners in closed form: ``mixtures``,
+``topics`` and ``double_sum``.
+"""
+
+from numpyro_largecat import choices, data, double_sum, mixtures, plates, topics
+from numpyro_largecat.choices import baselines, bounds, update_rules
 from numpyro_largecat.choices.augmented_categorical import AugmentedCategorical, error_distribution
-from numpyro_largecat.choices.baselines.noise_contrastive import NoiseContrastive
-from numpyro_largecat.choices.bounds.bouchard import Bouchard
-from numpyro_largecat.choices.bounds.gaussian_error_bound import GaussianErrorBound
-from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtilityBound
-from numpyro_largecat.choices.bounds.one_vs_each import OneVsEach
-from numpyro_largecat.choices.error_families import ErrorFamily
-from numpyro_largecat.choices.error_guides import AutoError, ErrorGuideList
+from numpyro_largecat.choices.error_guides import ErrorGuideList
 from numpyro_largecat.choices.error_posteriors import AmortizedErrors, LocalErrors
-from numpyro_largecat.choices.gaussian_weights import GaussianWeights, gaussian_weights
+from numpyro_largecat.choices.gaussian_weights import gaussian_weights
 from numpyro_largecat.choices.sample_choice import sample_choice
-from numpyro_largecat.choices.update_rules import (
-    EtaEstimate,
-    GaussianNaturalGradient,
-    NaturalGradient,
-)
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
 from numpyro_largecat.data.sparse_rows import SparseRows
-from numpyro_largecat.double_sum.fit_double_sum import DoubleSumFit, fit_double_sum
-from numpyro_largecat.double_sum.rules import ImplicitSGD, UMax, Vanilla
-from numpyro_largecat.mixtures import (
-    ConjugateFamily,
-    DiagonalGaussianFamily,
-    DirichletMixing,
-    GaussianFamily,
-    MixingPrior,
-    MixtureFit,
-    MultinomialFamily,
-    StickBreaking,
-    ZeroMeanGaussianFamily,
-    fit_mixture,
-)
-from numpyro_largecat.plates.class_plate import class_chunk, class_plate, data_plate
-from numpyro_largecat.plates.class_subset import ClassSubset, RowSubset
-from numpyro_largecat.plates.proposals import ClassProposal, FrequencyProposal, HeadProposal
-from numpyro_largecat.reading.diagnosis import Diagnosis, Finding, diagnose
+from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit
+from numpyro_largecat.double_sum.fit_double_sum import fit_double_sum
+from numpyro_largecat.mixtures.fit_mixture import fit_mixture
+from numpyro_largecat.mixtures.mixture_fit import MixtureFit
+from numpyro_largecat.plates.class_plate import class_plate
+from numpyro_largecat.plates.data_plate import data_plate
+from numpyro_largecat.plates.proposals import FrequencyProposal, HeadProposal
+from numpyro_largecat.reading import plots
+from numpyro_largecat.reading.findings import Diagnosis
+from numpyro_largecat.reading.fitted import Fitted
 from numpyro_largecat.reading.metrics import score_predictions
-from numpyro_largecat.reading.plots import (
-    plot_accuracy_by_frequency,
-    plot_confusion,
-    plot_elbo,
-    plot_intervals,
-    plot_reliability,
-)
-from numpyro_largecat.reading.predictions import (
-    TopClasses,
-    draw_choices,
-    log_likelihood,
-    top_classes,
-)
-from numpyro_largecat.reading.to_arviz import to_arviz
+from numpyro_largecat.reading.predictions import TopClasses
 from numpyro_largecat.svi.adaptive_steps import adaptive_steps
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.averaging import average_iterates, averaged_params
@@ -60,81 +41,61 @@ from numpyro_largecat.top_l.hide_enumerated import hide_enumerated
 from numpyro_largecat.top_l.top_l_categorical import TopLCategorical
 from numpyro_largecat.top_l.top_l_elbo import TopL_ELBO
 from numpyro_largecat.top_l.top_l_mixture import TopLMixture
-from numpyro_largecat.topics.fit_topics import TopicFit, TopWord, fit_topics
-from numpyro_largecat.topics.topic_document import DocumentPosterior, TopicDocument
+from numpyro_largecat.topics.fit_topics import fit_topics
+from numpyro_largecat.topics.topic_document import TopicDocument
+from numpyro_largecat.topics.topic_fit import TopicFit
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AmortizedErrors",
-    "ArrayBatches",
-    "AugmentedCategorical",
-    "AutoError",
-    "Bouchard",
-    "ClassProposal",
-    "ClassSubset",
-    "ConjugateFamily",
-    "Diagnosis",
-    "DiagonalGaussianFamily",
-    "DirichletMixing",
-    "DocumentPosterior",
-    "DoubleSumFit",
-    "ErrorFamily",
-    "ErrorGuideList",
-    "EtaEstimate",
-    "Finding",
+__all__ = [  # noqa: RUF022  grouped by idea
+    # 1. which rows exist this step
+    "class_plate",
+    "data_plate",
     "FrequencyProposal",
-    "GaussianErrorBound",
-    "GaussianFamily",
-    "GaussianNaturalGradient",
-    "GaussianUtilityBound",
-    "GaussianWeights",
     "HeadProposal",
-    "ImplicitSGD",
-    "LocalErrors",
-    "MixingPrior",
-    "MixtureFit",
-    "MultinomialFamily",
-    "NaturalGradient",
-    "NoiseContrastive",
-    "OneVsEach",
-    "RowSubset",
-    "SparseRows",
-    "StickBreaking",
-    "SubsampledSVI",
-    "TopClasses",
-    "TopLCategorical",
-    "TopLMixture",
-    "TopL_ELBO",
-    "TopWord",
-    "TopicDocument",
-    "TopicFit",
-    "UMax",
+    "plates",
+    # 2. likelihoods that sum over classes
+    "sample_choice",
     "UtilityCategorical",
-    "Vanilla",
-    "ZeroMeanGaussianFamily",
+    "AugmentedCategorical",
+    "error_distribution",
+    "gaussian_weights",
+    "SparseRows",
+    "ErrorGuideList",
+    "LocalErrors",
+    "AmortizedErrors",
+    "choices",
+    "bounds",
+    "baselines",
+    "update_rules",
+    # 3. only touched rows move
+    "SubsampledSVI",
+    "ArrayBatches",
     "adaptive_steps",
     "average_iterates",
     "averaged_params",
-    "class_chunk",
-    "class_plate",
-    "data_plate",
-    "diagnose",
-    "draw_choices",
-    "error_distribution",
-    "fit_double_sum",
-    "fit_mixture",
-    "fit_topics",
-    "gaussian_weights",
-    "hide_enumerated",
-    "log_likelihood",
-    "plot_accuracy_by_frequency",
-    "plot_confusion",
-    "plot_elbo",
-    "plot_intervals",
-    "plot_reliability",
-    "sample_choice",
+    # what a fit says
+    "Fitted",
+    "TopClasses",
+    "Diagnosis",
     "score_predictions",
-    "to_arviz",
-    "top_classes",
+    "plots",
+    # sums over the L best values
+    "TopLCategorical",
+    "TopLMixture",
+    "TopL_ELBO",
+    "hide_enumerated",
+    # learners in closed form
+    "fit_mixture",
+    "MixtureFit",
+    "mixtures",
+    "fit_topics",
+    "TopicFit",
+    "TopicDocument",
+    "topics",
+    "fit_double_sum",
+    "DoubleSumFit",
+    "double_sum",
+    # documents, and file formats that users have
+    "data",
 ]

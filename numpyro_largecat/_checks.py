@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 CHECKED_AT_ONCE = 2**20  # entries of an array
+DEFAULT_ACTIVE = 8  # topics or components: next to dense for most data
 MOST = 2**31 - 1  # largest int32: ids, and so the sizes of plates, are of this type
 
 
@@ -73,6 +75,36 @@ def check_count(name: str, value: Any, minimum: int) -> int:
     return count
 
 
+def check_num_active(num_active: Any, size: int, of_what: str) -> int:
+    """Return the number L of active topics or components, in [1, K], or raise; K is ``size``.
+
+    None is 8, or K if that is less.
+    """
+    if num_active is None:
+        return min(DEFAULT_ACTIVE, size)
+    count = check_count("num_active", num_active, 1)
+    if count > size:
+        raise ValueError(
+            f"`num_active` must be at most {size}, the number of {of_what}; got {count}."
+        )
+    return count
+
+
+def check_kind(name: str, value: Any, kind: type, form: str) -> None:
+    """Raise TypeError unless ``value`` is of a kind; ``form`` is how users write it."""
+    if not isinstance(value, kind):
+        raise TypeError(f"`{name}` must be {form}; got {describe(value)}.")
+
+
+def check_one_of(name: str, value: Any, known: tuple[str, ...], *, or_else: str = "") -> None:
+    """Raise ValueError unless ``value`` is one of some strings; ``or_else`` is what else may be."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(
+            f"`{name}` must be one of {', '.join(map(repr, known))}{or_else}; got "
+            f"{describe(value)}."
+        )
+
+
 def check_integers(name: str, values: Any) -> None:
     """Raise TypeError unless ``values`` has an integer dtype."""
     dtype = values.dtype if isinstance(values, jax.Array) else np.asarray(values).dtype
@@ -92,6 +124,20 @@ def as_jax_array(values: Any) -> jax.Array:
     if isinstance(values, (np.ndarray, np.generic)):
         values = values.astype(jnp.result_type(values), copy=False)
     return jnp.asarray(values)
+
+
+def as_float_array(values: Any) -> jax.Array:
+    """Make an array of floats, also of whole numbers."""
+    array = as_jax_array(values)
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    return array.astype(jnp.result_type(float))
+
+
+def fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether an array of ``shape`` broadcasts to ``whole``, and has no more axes."""
+    pairs = zip(reversed(shape), reversed(whole), strict=False)
+    return len(shape) <= len(whole) and all(size in (1, other) for size, other in pairs)
 
 
 def as_ids(values: Any) -> jax.Array:
@@ -197,6 +243,22 @@ def check_finite(named_values: Iterable[tuple[str, Any]]) -> None:
                 f"{name} must be finite; got {_first(part, ~np.isfinite(part), start)}, and "
                 f"{sum(num_bad)} of {array.size} are not finite."
             )
+
+
+def check_arguments(fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Refuse arrays among the arguments of a model that are not finite, or overflow, by name."""
+    try:
+        bound = inspect.signature(fn).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # no signature, or one that the function itself will refuse
+        bound = {**{f"argument {i}": a for i, a in enumerate(args)}, **kwargs}
+    arrays = [
+        (f"`{name}{jax.tree_util.keystr(path)}`", leaf)
+        for name, value in bound.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value)
+        if isinstance(leaf, (np.ndarray, jax.Array, float))
+    ]
+    check_finite(arrays)
+    check_no_overflow(arrays)
 
 
 def check_distinct(name: str, values: Any) -> None:

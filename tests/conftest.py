@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import os
 import signal
 from collections.abc import Iterator
@@ -56,3 +57,15 @@ def x64() -> Iterator[None]:
     """Run one test in float64."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "gzip"])
+def write(request, tmp_path):
+    """Write bytes to a file, plain or compressed."""
+
+    def write_file(content):
+        path = tmp_path / ("file.gz" if request.param else "file")
+        path.write_bytes(gzip.compress(content) if request.param else content)
+        return path
+
+    return write_file

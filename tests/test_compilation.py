@@ -16,7 +16,9 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.util import log_density
 
 import numpyro_largecat as lc
-from numpyro_largecat.double_sum import fit_double_sum
+from numpyro_largecat.double_sum import ImplicitSGD, UMax
+from numpyro_largecat.double_sum.feature_rows import check_data
+from numpyro_largecat.double_sum.pair_steps import collect, run_pairs
 from numpyro_largecat.ops.topics.document_fit import fit_documents
 from tests.gather_chains import inlined_gathers
 
@@ -80,18 +82,17 @@ def test_of_a_step(proposal, noise):
     assert inlined_gathers(density, X, Y, Y) <= MOST
 
 
-@pytest.mark.parametrize("function", [lc.top_classes, lc.log_likelihood, lc.draw_choices])
-def test_of_predictions(function):
+@pytest.mark.parametrize("method", ["top_classes", "log_likelihood", "draw_choices"])
+def test_of_predictions(method):
     model = choice_model()
     guide = AutoDelta(model)
     numpyro.handlers.seed(guide, KEY)(
         jnp.zeros((1, FEATURES)), jnp.zeros(1, int), jnp.zeros(1, int)
     )
-    first = (KEY,) if function is lc.draw_choices else ()
 
     def predict(table, x, y):
-        options = {"obs": y} if function is lc.log_likelihood else {}
-        return function(*first, model, guide, {"w_auto_loc": table}, x, **options)
+        options = {"log_likelihood": {"obs": y}, "draw_choices": {"rng_key": KEY}}.get(method, {})
+        return getattr(lc.Fitted(model, guide, {"w_auto_loc": table}).on(x), method)(**options)
 
     assert inlined_gathers(predict, shape(NUM_CATEGORIES, FEATURES), X, Y) <= MOST
 
@@ -116,14 +117,14 @@ def test_of_a_mixture():
     assert inlined_gathers(jax.grad(density), shape(1000), shape(BATCH)) <= MOST
 
 
-@pytest.mark.parametrize("rule", [lc.ImplicitSGD(1.0), lc.UMax(1.0)], ids=repr)
+@pytest.mark.parametrize("rule", [ImplicitSGD(1.0), UMax(1.0)], ids=repr)
 def test_of_a_double_sum(rule):
     x, y = np.ones((BATCH, FEATURES), np.float32), np.arange(BATCH)
-    features, _, y = fit_double_sum._check_data(x, y, NUM_CATEGORIES)
-    data = fit_double_sum._collect(features, y, NUM_CATEGORIES, rule, 0.0)
+    features, _, y = check_data(x, y, NUM_CATEGORIES)
+    data = collect(features, y, NUM_CATEGORIES, rule, 0.0)
 
-    def epoch(w, u, data):
-        return fit_double_sum._run_epoch(w, u, KEY, data, jnp.float32(1e-3), rule=rule)
+    def one_pass(w, u, data):
+        return run_pairs(w, u, KEY, data, jnp.float32(1e-3), rule=rule)
 
     tables = shape(NUM_CATEGORIES, FEATURES), shape(BATCH)
-    assert inlined_gathers(epoch, *tables, data) <= MOST
+    assert inlined_gathers(one_pass, *tables, data) <= MOST

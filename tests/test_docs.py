@@ -4,21 +4,22 @@
 from __future__ import annotations
 
 import doctest
-import importlib
 import inspect
 import re
 from pathlib import Path
 
 import pytest
 
+import numpyro_largecat as lc
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-PUBLIC_NAMES = [
-    f"{module}.{name}"
-    for module in ("numpyro_largecat", "numpyro_largecat.data")
-    for name in importlib.import_module(module).__all__
-    if not name.startswith("__")
-]
+PUBLIC_NAMES = {f"numpyro_largecat.{name}": getattr(lc, name) for name in lc.__all__}
+for path, module in list(PUBLIC_NAMES.items()):
+    if inspect.ismodule(module):
+        del PUBLIC_NAMES[path]
+        inside = {name: getattr(module, name) for name in module.__all__ if name not in lc.__all__}
+        PUBLIC_NAMES |= {f"{path}.{name}": value for name, value in inside.items()}
 
 
 @pytest.mark.parametrize("name", PUBLIC_NAMES)
@@ -29,11 +30,7 @@ def test_public_name_is_in_the_api_page(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLIC_NAMES)
 def test_public_name_has_a_docstring_with_an_example(name: str) -> None:
-    module, _, attribute = name.rpartition(".")
-    value = getattr(importlib.import_module(module), attribute)
-    docstring = inspect.getdoc(value)
-    assert docstring
-    assert inspect.ismodule(value) or ">>> " in docstring
+    assert ">>> " in (inspect.getdoc(PUBLIC_NAMES[name]) or "")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

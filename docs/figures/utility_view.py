@@ -57,10 +57,12 @@ def log_largest_q(noise: str) -> Array:
 
 def log_normal_q(noise: str) -> Array:
     """Log density of the Gaussian with the highest bound."""
-    rule = lc.GaussianNaturalGradient()
+    rule = lc.update_rules.GaussianNaturalGradient()
 
     def derivatives(q):
-        d = lc.GaussianErrorBound(UTILITIES, noise=noise, loc=q[0], scale=jnp.exp(-0.5 * q[1]))
+        d = lc.bounds.GaussianErrorBound(
+            UTILITIES, noise=noise, loc=q[0], scale=jnp.exp(-0.5 * q[1])
+        )
         return d.expected_derivatives(CHOSEN)
 
     q = lax.fori_loop(

@@ -15,7 +15,7 @@ from numpyro_largecat.plates.class_subset import ClassSubset
 
 
 class AugmentedCategorical(ChoiceDistribution):
-    r"""Choice among K classes beside the error of the chosen class, a latent site of its own.
+    r"""Choice among K classes, given the error of the chosen class, a latent site of its own.
 
     With the error epsilon of the class that is chosen, whose prior is the density phi of ``noise``,
 
@@ -97,7 +97,7 @@ class AugmentedCategorical(ChoiceDistribution):
         raise NotImplementedError(
             "AugmentedCategorical cannot draw a class: its `error` is that of the class that has "
             "been chosen. Draw from `lc.UtilityCategorical(utilities, noise=...)` with all "
-            "classes, which needs no error; to predict, use `lc.top_classes`."
+            "classes, which needs no error; to predict, use `lc.Fitted(...).on(x).top_classes()`."
         )
 
 

@@ -13,7 +13,14 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import as_ids, as_jax_array, check_in_range, check_integers
+from numpyro_largecat._checks import (
+    as_float_array,
+    as_ids,
+    as_jax_array,
+    check_in_range,
+    check_integers,
+)
+from numpyro_largecat.handlers.sites import Site, base_distribution
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.plates.class_subset import ClassSubset, check_class_subset
 
@@ -36,8 +43,30 @@ utility_vector = _UtilityVector()
 class ChoiceDistribution(dist.Distribution):
     """Base of distributions over K classes that are given by utilities of all or some of them.
 
-    A subclass lists in ``pytree_data_fields`` its own arrays with one entry for each observation,
-    passes them to the constructor as ``local``, and defines ``_log_prob(value)``.
+    A subclass defines ``_log_prob(value)``, most often with ``competitors``. It lists arrays of its
+    own, with one entry for each observation, in ``pytree_data_fields``, and passes them to this
+    constructor as ``local``.
+
+    Args:
+        utilities: Utilities psi in nats, shape (..., K), or (..., M) for ``classes``; -inf for a
+            class that is not available.
+        classes: What ``with class_plate(...) as classes`` gives. None for all classes.
+        local: Arrays with one entry for each observation, shape (...), by name, kept as attributes.
+        validate_args: Also check values, outside ``jit``. Shapes are always checked.
+
+    Raises:
+        ValueError: If shapes do not fit.
+        TypeError: If ``classes`` are not those of a class plate.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_largecat as lc
+        >>> class Margin(lc.choices.ChoiceDistribution):
+        ...     def _log_prob(self, value):
+        ...         distances, weights = self.competitors(value)
+        ...         return -(weights * jnp.maximum(0, 1 - distances)).sum(axis=-1)
+        >>> Margin(jnp.array([0.0, 3.0, 0.5])).log_prob(0).item()  # -(0 + 4 + 1.5)
+        -5.5
     """
 
     arg_constraints = {"utilities": utility_vector}
@@ -47,14 +76,12 @@ class ChoiceDistribution(dist.Distribution):
     def __init__(
         self,
         utilities: ArrayLike,
-        classes: ClassSubset | None,
+        classes: ClassSubset | None = None,
         *,
         local: dict[str, ArrayLike | None] | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        utilities = as_jax_array(utilities)
-        if not jnp.issubdtype(utilities.dtype, jnp.floating):
-            utilities = utilities.astype(jnp.result_type(float))
+        utilities = as_float_array(utilities)
         least = 2 if classes is None else 1
         if utilities.ndim < 1 or utilities.shape[-1] < least:
             raise ValueError(
@@ -86,7 +113,7 @@ class ChoiceDistribution(dist.Distribution):
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         """Log probability, or its bound or estimate, of each class in ``value``."""
         del intermediates
-        self._refuse_chunk("log_prob", "Sum over the chunks with `lc.log_likelihood`.")
+        self._refuse_chunk("log_prob", "Read the fit by `lc.Fitted(...).on(x).log_likelihood(y)`.")
         check_integers("value", value)
         check_in_range("`value`", value, self.num_categories, "classes")
         return _known_log_prob(self, as_ids(value))
@@ -134,7 +161,7 @@ class ChoiceDistribution(dist.Distribution):
         return take_row(*self.label_entries(value)) > -jnp.inf
 
     def _refuse_chunk(self, what: str, fix: str) -> None:
-        if self.classes is not None and self.classes.kind == "chunk":
+        if self.classes is not None and self.classes.is_part:
             raise NotImplementedError(
                 f"{what} needs all classes, but the class plate holds a chunk of them. {fix}"
             )
@@ -146,8 +173,8 @@ def _check_classes(classes: ClassSubset, shape: tuple[int, ...]) -> None:
         raise ValueError(
             "`classes` holds no labels, so the likelihood of an observation would lack its own "
             "class. Give them to the plate, `class_plate(..., labels=y)`; to predict without "
-            "labels, use `lc.top_classes` or `lc.draw_choices` with the name of that plate, in "
-            "place of `Predictive`."
+            "labels, use `lc.Fitted(...).on(x).draw_choices(rng_key=key)` in place of "
+            "`Predictive`."
         )
     if shape[-1] != classes.weights.shape[-1]:
         raise ValueError(
@@ -169,11 +196,11 @@ def _with_local(
         ) from None
 
 
-def base_distribution(fn: Any) -> Any:
-    """Return the distribution under those that expand, mask or reinterpret it."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return fn
+def is_choice(site: Site) -> bool:
+    """Whether a message, or a site of a trace, is of a choice."""
+    return site["type"] == "sample" and isinstance(
+        base_distribution(site["fn"]), ChoiceDistribution
+    )
 
 
 @jax.jit

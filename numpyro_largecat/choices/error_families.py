@@ -39,7 +39,7 @@ class ErrorFamily:
         >>> def laplace_log_cdf(error):
         ...     above = jnp.log1p(-0.5 * jnp.exp(-jnp.maximum(error, 0)))
         ...     return jnp.where(error > 0, above, jnp.minimum(error, 0) - jnp.log(2.0))
-        >>> family = lc.ErrorFamily("laplace", lambda: dist.Laplace(0, 1), laplace_log_cdf)
+        >>> family = lc.choices.ErrorFamily("laplace", lambda: dist.Laplace(0, 1), laplace_log_cdf)
         >>> d = lc.UtilityCategorical(jnp.array([0.0, 1.0]), noise=family)
         >>> bool(jnp.exp(d.log_prob(jnp.arange(2))).sum().round(4) == 1)
         True
@@ -83,6 +83,6 @@ def error_family(noise: str | ErrorFamily) -> ErrorFamily:
         return noise
     if noise not in FAMILIES:
         raise ValueError(
-            f"`noise` must be one of {tuple(FAMILIES)} or an lc.ErrorFamily; got {noise!r}."
+            f"`noise` must be one of {tuple(FAMILIES)} or an lc.choices.ErrorFamily; got {noise!r}."
         )
     return FAMILIES[noise]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guides of the error of the chosen class, alone or beside a guide of all other sites."""
+"""Guides of the error of the chosen class, alone or with a guide of all other sites."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ import jax
 import jax.numpy as jnp
 import numpyro
 from jax import Array, random
-from numpyro.handlers import block, seed, substitute, trace
+from numpyro.handlers import block, substitute
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 
 from numpyro_largecat.choices.augmented_categorical import AugmentedCategorical
-from numpyro_largecat.choices.choice_distribution import base_distribution
 from numpyro_largecat.choices.error_posteriors import (
-    FAMILIES,
+    POSTERIORS,
     ErrorPosterior,
     ErrorSite,
     LocalErrors,
     Locations,
 )
 from numpyro_largecat.choices.kept_per_row import upper_quantile
-from numpyro_largecat.handlers.without_draws import at_feasible_values
+from numpyro_largecat.handlers.internals import has_seen_model
+from numpyro_largecat.handlers.run_model import sites_of
+from numpyro_largecat.handlers.sites import base_distribution, is_latent
 
 
 class AutoError(AutoGuide):
@@ -53,7 +54,7 @@ class AutoError(AutoGuide):
         ...         error = numpyro.sample("y_error", lc.error_distribution("gumbel"))
         ...         choice = lc.AugmentedCategorical(jnp.zeros((2, 5)), error=error, noise="gumbel")
         ...         numpyro.sample("y", choice, obs=y)
-        >>> guide = lc.AutoError(model, "y_error", lc.LocalErrors("gumbel"))
+        >>> guide = lc.choices.AutoError(model, "y_error", lc.LocalErrors("gumbel"))
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     error = guide(jnp.array([0, 3]))["y_error"]
         >>> error.shape
@@ -87,7 +88,7 @@ class AutoError(AutoGuide):
         Returns:
             The value of the site, by name.
         """
-        if self.prototype_trace is None:
+        if not has_seen_model(self):
             self._setup_prototype(*args, **kwargs)
         created = self._create_plates(*args, **kwargs)
         plates = partial(_opened, [created[name] for name in self._prototype_frames])
@@ -137,7 +138,7 @@ class AutoError(AutoGuide):
 
     def _read(self, params: dict[str, Any], args: Any, kwargs: Any) -> Locations:
         """Give the locations and scales that parameters hold, of whole tables."""
-        if self.prototype_trace is None:
+        if not has_seen_model(self):
             raise RuntimeError("The guide has not been run yet: fit it first.")
         with substitute(data=params):
             return self.posterior.loc_and_scale(self._described, nullcontext, args, kwargs)
@@ -155,15 +156,14 @@ class AutoError(AutoGuide):
 
     @property
     def _family(self) -> Callable[..., Any]:
-        return FAMILIES[self.posterior.family]
+        return POSTERIORS[self.posterior.family]
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         """Learn the plates and shape of the site; nothing is computed."""
         found: list[Any] = []
 
         def run() -> None:
-            sites = trace(at_feasible_values(seed(self.model, 0))).get_trace(*args, **kwargs)
-            found.append(self._describe(sites))
+            found.append(self._describe(sites_of(self.model, args, kwargs)))
 
         with block():
             jax.eval_shape(run)
@@ -171,7 +171,7 @@ class AutoError(AutoGuide):
         self.prototype_trace: dict[str, Any] = {}  # no arrays of the model are kept
 
     def _describe(self, sites: dict[str, Any]) -> tuple[ErrorSite, dict[str, Any], dict[str, int]]:
-        latent = [n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]]
+        latent = [name for name, site in sites.items() if is_latent(site)]
         if self.site not in latent:
             raise ValueError(
                 f"`site` must name a latent site of the model, that of an error; got "

@@ -20,7 +20,7 @@ from numpyro.distributions import constraints
 
 from numpyro_largecat._checks import check_count
 
-FAMILIES = {"gumbel": dist.Gumbel, "normal": dist.Normal, "logistic": dist.Logistic}
+POSTERIORS = {"gumbel": dist.Gumbel, "normal": dist.Normal, "logistic": dist.Logistic}
 Locations = tuple[Array, Array]  # location and scale of the errors' distributions
 Plates = Callable[[], AbstractContextManager[None]]  # opens the plates of the site
 
@@ -31,7 +31,7 @@ class ErrorSite(NamedTuple):
     name: str  # what names of parameters start with, "{site}_{prefix}"
     whole: tuple[int, ...]  # shape over all rows of the data
     event_dim: int
-    start: float  # the error that one of K exceeds in the mean: suits K equal utilities
+    start: float  # the error that one of K exceeds on average: suits K equal utilities
 
 
 class ErrorPosterior(Protocol):
@@ -39,7 +39,7 @@ class ErrorPosterior(Protocol):
 
     @property
     def family(self) -> str:
-        """Name of the family in ``FAMILIES``."""
+        """Name of the family in ``POSTERIORS``."""
 
     @property
     def needs_data(self) -> bool:
@@ -58,23 +58,12 @@ class LocalErrors:
     The parameters "{site}_{prefix}_loc" and "{site}_{prefix}_scale" have one entry for each of the
     N rows of the data; ``SubsampledSVI`` moves those of the minibatch. So the data plate must
     carry true row ids, as ``lc.data_plate("data", N, rows)`` does. Locations start at the quantile
-    1 - 1/K of the errors, which one of K errors exceeds in the mean: with K equal utilities the
+    1 - 1/K of the errors, which one of K errors exceeds on average: with K equal utilities the
     error of the chosen class is the largest of K.
 
     With Gumbel errors the exact posterior is ``Gumbel(log eta*, 1)``, and that of logistic errors
-    is nearly a Gumbel. The gap between the bound and the exact log probability at the best
-    location and scale, in nats (greatest over K from 3 to 10^5, equal and spread utilities):
-
-    ==============  ========  ========  ==========
-    errors          "gumbel"  "normal"  "logistic"
-    ==============  ========  ========  ==========
-    Gumbel          0         0.081     0.145
-    logistic        0.023     0.081     0.145
-    Normal          0.060     0.059     0.107
-    ==============  ========  ========  ==========
-
-    For logistic errors "gumbel" leaves 0.002 from K = 30 on; for Normal errors "normal" is the
-    better one where K is small or the chosen class improbable.
+    is nearly a Gumbel. For Normal errors "normal" is the better one where K is small or the chosen
+    class improbable. The page "How to choose" has the gaps that each family leaves.
 
     Cost: O(B) per step; two floats for each of N rows, and the optimiser's state of them.
 
@@ -187,8 +176,8 @@ class AmortizedErrors:
 
 
 def _check_family(family: str, init_scale: float) -> None:
-    if family not in FAMILIES:
-        raise ValueError(f"`family` must be one of {tuple(FAMILIES)}; got {family!r}.")
+    if family not in POSTERIORS:
+        raise ValueError(f"`family` must be one of {tuple(POSTERIORS)}; got {family!r}.")
     if not 0 < init_scale < math.inf:
         raise ValueError(f"`init_scale` must be positive; got {init_scale}.")
 

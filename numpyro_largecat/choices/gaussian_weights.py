@@ -13,9 +13,9 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
-from numpyro.primitives import _PYRO_STACK
 
-from numpyro_largecat._checks import check_count, is_concrete
+from numpyro_largecat._checks import check_count, fits, is_concrete
+from numpyro_largecat.handlers.internals import open_plates
 from numpyro_largecat.plates.class_plate import class_plate
 from numpyro_largecat.plates.class_subset import ClassSubset, check_class_subset
 
@@ -29,7 +29,7 @@ class GaussianWeights(NamedTuple):
 
     Example:
         >>> import numpyro_largecat as lc
-        >>> lc.GaussianWeights._fields
+        >>> lc.choices.GaussianWeights._fields
         ('loc', 'variance')
     """
 
@@ -57,7 +57,7 @@ def gaussian_weights(
 
     The parameters are ``name + "_auto_loc"`` and ``name + "_auto_scale"``, with the names, shapes
     and constraints of ``AutoNormal``: its guide of a model that draws the weights instead can take
-    them, for ``to_arviz`` or posterior draws. Here the guide has no site for the weights; it is
+    them, for ArviZ or posterior draws. Here the guide has no site for the weights; it is
     ``lambda *args, **kwargs: None`` where the model has no other latent site. The divergence is the
     factor ``name + "_kl"``, which the plate weighs as the prior of a drawn site.
 
@@ -69,17 +69,7 @@ def gaussian_weights(
     **What it changes.** Gradients have no noise from draws of the weights, only that of rows and
     classes. The bound is, on average, that of drawn weights: there u follows the draw, here it does
     so in closed form. With one u for all draws, as in the paper, the bound would be looser and the
-    posterior more over-confident. Measured on two softmax regressions, batches of 200:
-
-    ===================================================  ====================  ==================
-    Ratio                                                K=50 N=2000 D=5 S=10  K=5 N=1000 D=3 S=2
-    ===================================================  ====================  ==================
-    gradient variance in means, to one draw of weights   0.79                  0.76
-    gradient variance in scales, to one draw of weights  0.003                 0.003
-    posterior sd, to AutoNormal, exact likelihood        0.960                 0.863
-    the same, drawn weights on subsets                   0.963                 0.863
-    the same, one u for all draws                        0.731                 0.701
-    ===================================================  ====================  ==================
+    posterior more over-confident; the page "How to choose" has figures.
 
     Deviations are too small where classes are few and likely, since u does not follow the utilities
     of the other classes; with drawn weights just as much.
@@ -88,8 +78,7 @@ def gaussian_weights(
     of the plate. Plates around the class plate add their axes in front, as everywhere.
 
     Cost: O(M) per step with ``SubsampledSVI``; the tables are made once, at its ``init``. The
-    utilities take two products of features and weights, where drawn weights take one: on two CPU
-    cores, with K = 10**5, D = 128 and batches of 500 and 100 classes, 4.6 ms per step and not 3.3.
+    utilities take two products of features and weights, where drawn weights take one.
 
     Args:
         name: Name of the weights.
@@ -156,7 +145,7 @@ def gaussian_weights(
 def _whole_batch_shape(name: str, classes: ClassSubset) -> tuple[int, ...]:
     """Sizes of all rows of the open plates, by their dims."""
     check_class_subset(classes)
-    plates = [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
+    plates = open_plates()
     if not any(isinstance(plate, class_plate) and plate.classes is classes for plate in plates):
         raise ValueError(
             f"weights '{name}' must be inside the class plate that `classes` comes from: "
@@ -185,11 +174,7 @@ def _check_prior(
     name: str, prior_loc: ArrayLike, prior_scale: ArrayLike, shape: tuple[int, ...]
 ) -> None:
     shapes = jnp.shape(prior_loc), jnp.shape(prior_scale)
-    try:
-        fits = jnp.broadcast_shapes(*shapes, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
+    if not all(fits(own, shape) for own in shapes):
         raise ValueError(
             f"`prior_loc` and `prior_scale` of weights '{name}' must broadcast to the shape "
             f"{shape} of the rows that exist this step; got {shapes[0]} and {shapes[1]}."

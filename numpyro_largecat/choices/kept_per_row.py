@@ -33,7 +33,7 @@ from numpyro_largecat.plates.class_subset import ClassSubset
 MOST_NEWTON_STEPS = 15  # Newton steps of u on the first visit, at most; most rows take three
 
 
-class LocalState(NamedTuple):
+class KeptPerRow(NamedTuple):
     """The local parameter of one family of errors, and the bound that it makes."""
 
     suffix: str  # of the parameter's name
@@ -44,16 +44,16 @@ class LocalState(NamedTuple):
     bound: Callable[[Array], ChoiceDistribution]
 
 
-def local_state(
+def kept_per_row(
     utilities: Array,
     classes: ClassSubset,
     family: ErrorFamily,
     obs: ArrayLike,
     variances: ArrayLike | None = None,
-) -> LocalState:
-    """Choose the form of the local state that suits ``family``, or ``variances`` of utilities.
+) -> KeptPerRow:
+    """Choose what is kept that suits ``family``, or ``variances`` of utilities.
 
-    Statistics take the utilities as constants, since only the local state is moved by them. The
+    Statistics take the utilities as constants, since only what is kept is moved by them. The
     bounds of softmax and logistic errors take a u below 0, to which one that follows a draw may
     come, as 0, which is always better: eta is at least 1.
     """
@@ -65,14 +65,14 @@ def local_state(
 
 def _softmax(
     utilities: Array, classes: ClassSubset, family: ErrorFamily, obs: ArrayLike
-) -> LocalState:
+) -> KeptPerRow:
     del family
 
     def log_eta_hat(u: Array, classes: ClassSubset) -> Array:
         del u
         return UtilityCategorical(lax.stop_gradient(utilities), classes).optimal_u(obs)
 
-    return LocalState(
+    return KeptPerRow(
         suffix="u",
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
         update_rule=NaturalGradient(),
@@ -84,12 +84,12 @@ def _softmax(
 
 def _logistic(
     utilities: Array, classes: ClassSubset, family: ErrorFamily, obs: ArrayLike
-) -> LocalState:
+) -> KeptPerRow:
     def log_eta_hat(u: Array, classes: ClassSubset) -> Array:
         constant = ChoiceDistribution(lax.stop_gradient(utilities), classes)
         return log_eta_hat_logistic(*constant.competitors(obs), jnp.maximum(u, 0))
 
-    return LocalState(
+    return KeptPerRow(
         suffix="u",
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
         update_rule=NaturalGradient(newton_steps=MOST_NEWTON_STEPS),
@@ -101,7 +101,7 @@ def _logistic(
 
 def _gaussian_utilities(
     utilities: Array, variances: Array, classes: ClassSubset, obs: ArrayLike
-) -> LocalState:
+) -> KeptPerRow:
     def bound(u: Array) -> GaussianUtilityBound:
         return GaussianUtilityBound(utilities, variances, classes, u=u, slope=_best_slope(u))
 
@@ -110,7 +110,7 @@ def _gaussian_utilities(
         constant = GaussianUtilityBound(means, spread, classes, u=u, slope=_best_slope(u))
         return constant.optimal_u(obs)
 
-    return LocalState(
+    return KeptPerRow(
         suffix="u",
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
         update_rule=NaturalGradient(newton_steps=MOST_NEWTON_STEPS),
@@ -151,7 +151,7 @@ def _best_slope(u: Array) -> Array:
 
 def _gaussian(
     utilities: Array, classes: ClassSubset, family: ErrorFamily, obs: ArrayLike
-) -> LocalState:
+) -> KeptPerRow:
     def bound(value: Array, utilities: Array = utilities) -> GaussianErrorBound:
         loc, scale = value[..., 0], jnp.exp(-0.5 * value[..., 1])
         return GaussianErrorBound(utilities, classes, family, loc=loc, scale=scale)
@@ -171,7 +171,7 @@ def _gaussian(
         return jnp.stack([moved, jnp.zeros_like(moved)], axis=-1)
 
     quantile = upper_quantile(family, classes.num_categories)
-    return LocalState(
+    return KeptPerRow(
         suffix="error",
         start=jnp.array([quantile, 0.0], utilities.dtype),
         update_rule=GaussianNaturalGradient(),
@@ -182,7 +182,7 @@ def _gaussian(
 
 
 def upper_quantile(family: ErrorFamily, num_categories: int) -> float:
-    """Error that one of K exceeds in the mean: a start for the error of the chosen class."""
+    """Error that one of K exceeds on average: a start for the error of the chosen class."""
     target = math.log1p(-1.0 / num_categories)
     with jax.ensure_compile_time_eval():
         low, high = jnp.array(-10.0), jnp.array(100.0)

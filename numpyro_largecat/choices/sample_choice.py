@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statements for models: an observed choice together with the local state that it needs."""
+"""A statement for models: an observed choice together with what it keeps for each row."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 import numpyro
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
-from numpyro.primitives import Messenger
 
-from numpyro_largecat._checks import check_integers
+from numpyro_largecat._checks import check_integers, fits
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily, error_family
-from numpyro_largecat.choices.kept_per_row import local_state, on_all_classes
+from numpyro_largecat.choices.kept_per_row import kept_per_row, on_all_classes
 from numpyro_largecat.choices.update_rules import Followed, UpdateRule
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
-from numpyro_largecat.plates.class_subset import (
-    ClassSubset,
-    RowSubset,
-    check_class_subset,
-    check_row_subset,
-)
+from numpyro_largecat.handlers.internals import open_plates
+from numpyro_largecat.plates.class_subset import ClassSubset, check_class_subset
+from numpyro_largecat.plates.data_plate import data_plate
+from numpyro_largecat.plates.row_subset import RowSubset, check_row_subset
 
 
 def sample_choice(
@@ -71,7 +67,7 @@ def sample_choice(
     class in closed form. Latent values that are drawn are followed as above, through the means.
     With all classes that bound is taken at its best u, and nothing is kept; it is not exact, since
     the expected log softmax has no closed form. Draws of the choice are exact. In
-    ``lc.top_classes`` the utilities are at their means.
+    ``lc.Fitted`` the utilities are at their means.
 
     **Bias.** The step that moves u uses the classes of the same step, as in the paper. On its
     first visit an observation takes the best u for them, as in the stateless form, whose ELBO is
@@ -136,10 +132,29 @@ def sample_choice(
         raise ValueError(
             f"site '{name}' needs `obs=` while the class plate holds a subset of the classes. To "
             "draw choices, leave `num_sampled` out of the plate; to predict, use "
-            "`lc.top_classes`."
+            "`lc.Fitted(...).on(x).top_classes()`."
         )
     check_integers("obs", obs)
     shape = _choice_shape(name, choice, obs)
+    rows = _checked_rows(name, rows, shape)
+    whole = list(shape)
+    whole[rows.dim] = rows.size
+    kept = kept_per_row(choice.utilities, classes, family, obs, variances)
+    value = numpyro.param(
+        f"{name}_{kept.suffix}",
+        jnp.broadcast_to(kept.start, (*whole, *kept.start.shape)),
+        event_dim=kept.start.ndim,
+        update_rule=kept.update_rule if update_rule is None else update_rule,
+        statistic=kept.statistic,
+        follow=Followed(*choice.label_entries(obs), kept.shift),
+    )
+    if jnp.shape(value) != (*shape, *kept.start.shape):
+        raise _outside_of_plate(name, rows, jnp.shape(value))
+    return numpyro.sample(name, kept.bound(value), obs=obs)
+
+
+def _checked_rows(name: str, rows: RowSubset | None, shape: tuple[int, ...]) -> RowSubset:
+    """The rows that choices of ``shape`` belong to; their plate must be open."""
     if rows is None:
         raise ValueError(
             f"site '{name}' keeps a local variable for each row of the data, but has no `rows`. "
@@ -148,30 +163,23 @@ def sample_choice(
             "lc.UtilityCategorical(utilities, classes), obs=y)`, whose bias the docs explain."
         )
     check_row_subset(rows)
-    whole = list(shape)
     if len(shape) < -rows.dim or shape[rows.dim] != rows.indices.shape[0]:
         raise ValueError(
             f"site '{name}' must have the {rows.indices.shape[0]} rows of plate '{rows.name}' at "
             f"axis {rows.dim}; got choices of shape {shape}."
         )
-    whole[rows.dim] = rows.size
-    local = local_state(choice.utilities, classes, family, obs, variances)
-    with _open_plates() as plates:
-        value = numpyro.param(
-            f"{name}_{local.suffix}",
-            jnp.broadcast_to(local.start, (*whole, *local.start.shape)),
-            event_dim=local.start.ndim,
-            update_rule=local.update_rule if update_rule is None else update_rule,
-            statistic=local.statistic,
-            follow=Followed(*choice.label_entries(obs), local.shift),
-        )
-    if rows.name not in plates or jnp.shape(value) != (*shape, *local.start.shape):
-        raise ValueError(
-            f"site '{name}' must be inside its data plate: `with lc.data_plate('{rows.name}', ...) "
-            f"as rows:`; it is inside plates {sorted(plates)}, and its local variable has shape "
-            f"{jnp.shape(value)}."
-        )
-    return numpyro.sample(name, local.bound(value), obs=obs)
+    plates = open_plates()
+    if not any(isinstance(p, data_plate) and p.rows.name == rows.name for p in plates):
+        raise _outside_of_plate(name, rows, shape)
+    return rows
+
+
+def _outside_of_plate(name: str, rows: RowSubset, shape: tuple[int, ...]) -> ValueError:
+    around = sorted(plate.name for plate in open_plates())
+    return ValueError(
+        f"site '{name}' must be inside its data plate: `with lc.data_plate('{rows.name}', ...) "
+        f"as rows:`; it is inside plates {around}, and its local variable has shape {shape}."
+    )
 
 
 def _with_all_classes(
@@ -183,25 +191,12 @@ def _with_all_classes(
     obs: ArrayLike | None,
 ) -> ChoiceDistribution:
     """The likelihood of all classes, or utilities of a chunk of them, where nothing is kept."""
-    if variances is None or (classes is not None and classes.kind == "chunk"):
+    if variances is None or (classes is not None and classes.is_part):
         return UtilityCategorical(utilities, classes, family)
     if obs is not None:
         check_integers("obs", obs)
         _choice_shape(name, ChoiceDistribution(utilities, classes), obs)
     return on_all_classes(utilities, variances, classes, obs)
-
-
-class _open_plates(Messenger):
-    """Find the plates that are open around a statement."""
-
-    def __enter__(self) -> set[str]:
-        self.plates: set[str] = set()
-        super().__enter__()
-        return self.plates
-
-    def postprocess_message(self, msg: dict[str, Any]) -> None:
-        """Handlers further out, the plates, have added themselves by now."""
-        self.plates |= {frame.name for frame in msg["cond_indep_stack"]}
 
 
 def _refuse_more_axes(name: str, batch_shape: tuple[int, ...], obs: ArrayLike) -> None:
@@ -219,11 +214,8 @@ def _refuse_more_axes(name: str, batch_shape: tuple[int, ...], obs: ArrayLike) -
 def _choice_shape(name: str, choice: ChoiceDistribution, obs: ArrayLike) -> tuple[int, ...]:
     _refuse_more_axes(name, choice.batch_shape, obs)
     shapes = (jnp.shape(obs), choice.batch_shape)
-    try:
-        shape = lax.broadcast_shapes(*shapes)
-    except ValueError:
-        shape = None
-    if shape is None or shape not in shapes:  # a column of labels would broadcast with the rows
+    shape = max(shapes, key=lambda shape: (len(shape), math.prod(shape)))
+    if not all(fits(own, shape) for own in shapes):  # a column of labels would broadcast with rows
         raise ValueError(
             f"site '{name}' must have one row of utilities for each observation; got "
             f"obs.shape={jnp.shape(obs)} and utilities.shape={choice.utilities.shape}. If the "

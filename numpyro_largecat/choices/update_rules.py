@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
@@ -15,6 +16,10 @@ from numpyro_largecat.ops.fixed_point import LONGEST_STEP, newton_step
 MOST_FIRST_STEPS = 5  # Newton steps on the first visit of a row, at most
 FIRST_TOLERANCE = 1e-3  # of the value after them
 LEAST_PRECISION = 1e-4  # of q(error)
+
+__all__ = ["EtaEstimate", "GaussianNaturalGradient", "NaturalGradient", "UpdateRule"]
+
+__all__ = ["EtaEstimate", "GaussianNaturalGradient", "NaturalGradient", "UpdateRule"]
 
 Statistic = Callable[[Array, Array], Any]  # of the parameter, and of its shift in this step
 Shift = Callable[[Array, Array], Array]  # of the parameter, and of a distance
@@ -38,7 +43,8 @@ class EtaEstimate(NamedTuple):
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> lc.EtaEstimate(log_eta_hat=jnp.array([3.0]), log_least=jnp.array([0.7])).log_least[0]
+        >>> estimate = lc.update_rules.EtaEstimate(jnp.array([3.0]), log_least=jnp.array([0.7]))
+        >>> estimate.log_least[0]
         Array(0.7, dtype=float32)
     """
 
@@ -65,6 +71,19 @@ class UpdateRule(Protocol):
     of everything else are then taken at the moved values. The site gives ``statistic=``, a function
     of the parameter and of its shift in this step. It may give ``follow=``, a ``Followed``, which
     shifts the parameter for this step alone.
+
+    A later ``run`` uses the compiled loops of an earlier one if its rules are equal: a frozen
+    dataclass compares by its fields, any other object by identity.
+
+    Example:
+        >>> import numpyro_largecat as lc
+        >>> class TakeTheNewest:
+        ...     def init(self, value):
+        ...         return ()
+        ...     def update(self, value, state, statistic):
+        ...         return statistic(value).log_eta_hat, state
+        >>> isinstance(TakeTheNewest(), lc.update_rules.UpdateRule)
+        True
     """
 
     def init(self, value: Array) -> Any:
@@ -76,6 +95,7 @@ class UpdateRule(Protocol):
         """Move ``value``, given the statistic of the site as a function of it, for some rows."""
 
 
+@dataclass(frozen=True)
 class NaturalGradient:
     r"""Natural-gradient step on eta, for a local variable u = log eta.
 
@@ -110,8 +130,8 @@ class NaturalGradient:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> rule = lc.NaturalGradient()
-        >>> estimate = lc.EtaEstimate(jnp.array([3.0]), jnp.array([0.7]))
+        >>> rule = lc.update_rules.NaturalGradient()
+        >>> estimate = lc.update_rules.EtaEstimate(jnp.array([3.0]), jnp.array([0.7]))
         >>> u, visits = rule.update(jnp.zeros(1), jnp.array([0]), lambda u: estimate)
         >>> u.tolist(), visits.tolist()
         ([3.0], [1])
@@ -120,9 +140,12 @@ class NaturalGradient:
         Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 1 (local step).
     """
 
-    def __init__(self, exponent: float = 0.9, newton_steps: int = 0) -> None:
-        self.exponent = _check_exponent(exponent)
-        self.newton_steps = check_count("newton_steps", newton_steps, 0)
+    exponent: float = 0.9
+    newton_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _check_exponent(self.exponent)
+        check_count("newton_steps", self.newton_steps, 0)
 
     def init(self, value: Array) -> Array:
         """No observation has been visited."""
@@ -146,10 +169,6 @@ class NaturalGradient:
         moved = jnp.logaddexp(log_kept + value, log_new + log_eta_hat(value))
         return moved.astype(value.dtype), state + 1
 
-    def __repr__(self) -> str:
-        """Show the exponent."""
-        return f"NaturalGradient(exponent={self.exponent}, newton_steps={self.newton_steps})"
-
 
 def _on_new_rows(
     is_new: Array, value: Array, most_steps: int, step: Callable[[Array, Array], Array]
@@ -169,6 +188,7 @@ def _on_new_rows(
     return lax.while_loop(goes_on, repeat, (value, jnp.array(0), is_new.any()))[0]
 
 
+@dataclass(frozen=True)
 class GaussianNaturalGradient:
     r"""Natural-gradient step on the Gaussian q(error) = Normal(loc, 1 / precision) of a row.
 
@@ -196,7 +216,7 @@ class GaussianNaturalGradient:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> rule = lc.GaussianNaturalGradient()
+        >>> rule = lc.update_rules.GaussianNaturalGradient()
         >>> def derivatives(value):  # of f(error) = -2 (error - 3)^2
         ...     return -4 * (value[..., 0] - 3), jnp.full(1, -4.0)
         >>> value, visits = rule.update(jnp.zeros((1, 2)), jnp.array([0]), derivatives)
@@ -208,8 +228,10 @@ class GaussianNaturalGradient:
         Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 2 (whose place it takes).
     """
 
-    def __init__(self, exponent: float = 0.9) -> None:
-        self.exponent = _check_exponent(exponent)
+    exponent: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check_exponent(self.exponent)
 
     def init(self, value: Array) -> Array:
         """No observation has been visited."""
@@ -227,10 +249,6 @@ class GaussianNaturalGradient:
         value = _on_new_rows((state == 0)[..., None], value, MOST_FIRST_STEPS, newton)
         log_kept, log_new = _log_step_sizes(state, self.exponent, value.dtype)
         return _gaussian_step(value, log_kept, log_new, statistic(value)), state + 1
-
-    def __repr__(self) -> str:
-        """Show the exponent."""
-        return f"GaussianNaturalGradient(exponent={self.exponent})"
 
 
 def _gaussian_step(
@@ -253,10 +271,9 @@ def _log_step_sizes(visits: Array, exponent: float, dtype: Any) -> tuple[Array, 
     return log_kept, jnp.log(alpha)
 
 
-def _check_exponent(exponent: float) -> float:
+def _check_exponent(exponent: float) -> None:
     if not 0.5 < exponent <= 1:
         raise ValueError(
             "`exponent` must be in (0.5, 1], for the step sizes to satisfy the Robbins-Monro "
             f"conditions; got {exponent}."
         )
-    return exponent

@@ -68,8 +68,8 @@ class UtilityCategorical(ChoiceDistribution):
     ``event_shape`` is ().
 
     Cost: O(K) time and memory per observation with all classes, O(M) with a subset; with errors
-    other than Gumbel's some 40 evaluations of their CDF at each class, in bounded memory beside the
-    utilities. ``sample`` takes O(K) time per draw and bounded memory beside the utilities.
+    other than Gumbel's some 40 evaluations of their CDF at each class, in bounded memory besides
+    the utilities. ``sample`` takes O(K) time per draw and bounded memory besides the utilities.
 
     Args:
         utilities: Mean utilities psi in nats, shape (..., K), or (..., M) for ``classes``.
@@ -168,7 +168,7 @@ class UtilityCategorical(ChoiceDistribution):
             raise NotImplementedError(
                 "UtilityCategorical cannot draw a class from a subset of the classes. Evaluate the "
                 "model with all of them: leave `num_sampled` out of the class plate, or wrap the "
-                'model in `lc.class_chunk(model, name="...", start=0, size=num_categories)`.'
+                'model in `lc.plates.class_chunk(model, name="...", start=0, size=num_categories)`.'
             )
         draw_noise = draw_gumbel if self.noise is GUMBEL else self.noise.sample
         return noisy_max(key, self.utilities, draw_noise, sample_shape)

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The double sum: linear softmax, one observation and class at a time."""
+"""Rules of ``fit_double_sum``, which ``sample_choice`` takes too."""
+
+from numpyro_largecat.double_sum.rules import DoubleSumRule, ImplicitSGD, UMax, Vanilla
+
+__all__ = ["DoubleSumRule", "ImplicitSGD", "UMax", "Vanilla"]

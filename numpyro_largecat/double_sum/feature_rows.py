@@ -10,7 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_largecat._checks import check_finite, check_in_range, check_integers
+from numpyro_largecat._checks import (
+    as_ids,
+    check_count,
+    check_finite,
+    check_in_range,
+    check_integers,
+)
 from numpyro_largecat.data.sparse_rows import SparseRows
 
 
@@ -167,3 +173,34 @@ def _as_floats(name: str, values: Any) -> Array:
         floats = floats.astype(jnp.result_type(float))
     check_finite([(f"`{name}`", floats)])
     return floats
+
+
+def check_data(x: Any, y: Any, num_categories: Any) -> tuple[FeatureRows, int, Array]:
+    """Rows of x, the number of its features, and labels as int32, or raise."""
+    check_count("num_categories", num_categories, 2)
+    features: FeatureRows
+    if isinstance(x, SparseRows):
+        features, num_features = padded_rows(x), x.num_features
+        num_rows = len(features.values)
+    else:
+        if callable(x):
+            raise TypeError(
+                "`x` must be an array or SparseRows, since the utilities are `x @ w.T`; got a "
+                "function. For a network or other utilities that are not linear use "
+                "`lc.SubsampledSVI`, with the same rule as `update_rule=` of `lc.sample_choice`."
+            )
+        if hasattr(x, "tocsr"):
+            raise TypeError(
+                f"`x` must be an array or SparseRows; got {type(x).__name__}. Convert it with "
+                "`lc.SparseRows.from_scipy(x)`."
+            )
+        features = dense_rows(x)
+        num_rows, num_features = features.x.shape
+    check_integers("y", y)
+    if np.shape(y) != (num_rows,):
+        raise ValueError(
+            f"`y` must hold one label for each of the {num_rows} rows of `x`, shape ({num_rows},); "
+            f"got shape {np.shape(y)}."
+        )
+    check_in_range("`y`", y, num_categories, "labels")
+    return features, num_features, as_ids(y)

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from numpyro_largecat.choices.update_rules import EtaEstimate
 from numpyro_largecat.ops.double_sum.implicit_step import best_u, implicit_step
 
-Schedule = Callable[[int], float]  # of the epoch, such as an optax schedule
+Schedule = Callable[[int], float]  # of the number of passes before, such as an optax schedule
 DoubleSum = Literal["gaps", "utilities"]
-DECAY = 0.9  # of the step size, each epoch
+DECAY = 0.9  # of the step size, in each pass
 
 
 class Pair(NamedTuple):
@@ -60,6 +60,11 @@ class DoubleSumRule:
     size and so takes it from ``pair`` alone. ``SubsampledSVI``, where the rule is the
     ``update_rule=`` of ``sample_choice``, moves u by ``move_u``, for utilities of any form, and w
     by its optimiser.
+
+    Example:
+        >>> import numpyro_largecat as lc
+        >>> isinstance(lc.double_sum.UMax(0.1), lc.double_sum.DoubleSumRule)
+        True
     """
 
     step_size: float | Schedule
@@ -70,12 +75,12 @@ class DoubleSumRule:
             return
         if np.ndim(self.step_size) or np.asarray(self.step_size).dtype.kind not in "iuf":
             raise TypeError(
-                "`step_size` must be a number, or a schedule of the epoch; "
+                "`step_size` must be a number, or a schedule of the pass; "
                 f"got {self.step_size!r} of type {type(self.step_size).__name__}."
             )
         if not 0 < self.step_size < math.inf:
             raise ValueError(
-                "`step_size` must be above 0 and finite, or a schedule of the epoch; "
+                "`step_size` must be above 0 and finite, or a schedule of the pass; "
                 f"got {self.step_size}."
             )
 
@@ -94,9 +99,11 @@ class DoubleSumRule:
     def update(
         self, value: Array, state: Array, statistic: Callable[[Array], EtaEstimate]
     ) -> tuple[Array, Array]:
-        """Move u = ``value``; ``state`` counts visits, of which there is one in each epoch."""
-        epoch: Any = state
-        size = self.step_size(epoch) if callable(self.step_size) else self.step_size * DECAY**epoch
+        """Move u = ``value``; ``state`` counts visits, of which there is one in each pass."""
+        visits: Any = state
+        size = (
+            self.step_size(visits) if callable(self.step_size) else self.step_size * DECAY**visits
+        )
         moved = self.move_u(value, statistic(value), jnp.asarray(size, value.dtype))
         return moved.astype(value.dtype), state + 1
 
@@ -112,14 +119,15 @@ class Vanilla(DoubleSumRule):
               w_y \leftarrow w_y + \mathrm{force}\,x
 
     and the ridge. The force is exponential in the utilities: it overflows unless the step size is
-    tiny, and ``fit_double_sum`` then says in which epoch. Use it to compare with. In
+    tiny, and ``fit_double_sum`` then says in which pass. Use it to compare with. In
     ``SubsampledSVI`` u moves by ``-step_size * (1 - exp(-u) * eta_hat)``.
 
     Args:
-        step_size: Step size of the first epoch, above 0, decayed by 0.9 in each; or a schedule of
-            the epoch, such as ``optax.cosine_decay_schedule(1.0, 50)``. It is N times the paper's
-            eta, and so that of the mean over the observations. In ``SubsampledSVI`` the epoch is
-            the number of earlier visits of the observation.
+        step_size: Step size of the first pass, above 0, and 0.9 times that of the pass before in
+            each other; or a schedule of the number of passes before, such as
+            ``optax.cosine_decay_schedule(1.0, 50)``. It is N times the paper's eta, and so that of
+            the mean over the observations. In ``SubsampledSVI`` the earlier visits of each
+            observation count as passes.
         double_sum: "gaps" for f of Eq. 6, or "utilities" for that of Raman et al., Eq. 8, whose
             ``u`` estimates log sum_k exp(x @ w[k]).
 
@@ -128,7 +136,7 @@ class Vanilla(DoubleSumRule):
 
     Example:
         >>> import numpyro_largecat as lc
-        >>> lc.Vanilla(0.1)
+        >>> lc.double_sum.Vanilla(0.1)
         Vanilla(step_size=0.1, double_sum='gaps')
 
     References:
@@ -175,7 +183,7 @@ class UMax(DoubleSumRule):
 
     Example:
         >>> import numpyro_largecat as lc
-        >>> lc.UMax(0.1)
+        >>> lc.double_sum.UMax(0.1)
         UMax(step_size=0.1, delta=1.0, double_sum='gaps')
 
     References:
@@ -243,7 +251,7 @@ class ImplicitSGD(DoubleSumRule):
 
     Example:
         >>> import numpyro_largecat as lc
-        >>> lc.ImplicitSGD(1.0)
+        >>> lc.double_sum.ImplicitSGD(1.0)
         ImplicitSGD(step_size=1.0)
 
     References:
@@ -285,21 +293,21 @@ def _explicit_move_u(u: Array, estimate: EtaEstimate, rate: Array) -> Array:
     return u + rate * jnp.expm1(estimate.log_eta_hat - u)
 
 
-def step_sizes(step_size: float | Schedule, num_epochs: int) -> NDArray[np.float64]:
-    """Step size of each epoch.
+def step_sizes(step_size: float | Schedule, passes: range) -> NDArray[np.float64]:
+    """Step size of each pass.
 
     Raises:
         ValueError: If one that a schedule gives is negative or not finite.
     """
     if not callable(step_size):
-        return np.array([step_size * DECAY**epoch for epoch in range(num_epochs)])
-    sizes = np.array([float(step_size(epoch)) for epoch in range(num_epochs)])
+        return np.array([step_size * DECAY**i for i in passes])
+    sizes = np.array([float(step_size(i)) for i in passes])
     bad = ~(sizes >= 0) | ~np.isfinite(sizes)
     if bad.any():
-        epoch = int(np.argmax(bad))
+        first = int(np.argmax(bad))
         raise ValueError(
             "`step_size` must give finite step sizes of at least 0; "
-            f"got {sizes[epoch]} for epoch {epoch}."
+            f"got {sizes[first]} for pass {passes[first]}."
         )
     return sizes
 

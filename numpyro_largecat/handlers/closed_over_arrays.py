@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from numpyro_largecat.handlers.internals import ClosedJaxpr, Jaxpr, run_jaxpr
 
 
 class compiled:
@@ -51,7 +52,7 @@ class compiled:
     def program(self, *args: Any) -> Callable[..., Any]:
         """The function traced for ``args``, to be called with others of their shapes and dtypes.
 
-        Its arguments are those of ``fn`` without the static ones. Nothing is traced anew for
+        Its arguments are those of ``fn`` without the static ones. Nothing is traced again for
         arguments like earlier ones.
         """
         evaluate, form, constants = self._parts(args)
@@ -92,7 +93,7 @@ class _Form(NamedTuple):
 
 
 def _evaluate(form: _Form, constants: list[Array], first: list[Any], rest: list[Any]) -> Any:
-    leaves = jax.core.eval_jaxpr(form.jaxpr, constants, *first, *rest)
+    leaves = run_jaxpr(form.jaxpr, constants, *first, *rest)
     return jax.tree.unflatten(form.result, leaves)
 
 

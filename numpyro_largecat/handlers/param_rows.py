@@ -4,30 +4,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-if TYPE_CHECKING:
-    from numpyro_largecat.handlers.shared_rows import PlateRows
+from numpyro_largecat.handlers.sites import param_options, rows_are_taken
+from numpyro_largecat.handlers.touched_rows import PlateRows
 
 
 def check_param_rows(msg: dict[str, Any], plates: Mapping[str, PlateRows]) -> None:
     """Refuse a parameter that has not the rows of a plate, or does not say on which axis.
 
     Args:
-        msg: Message of a ``numpyro.param`` statement, whose value is whole unless its ``event_dim``
-            is there and None, as handlers leave it that took the rows.
+        msg: Message of a ``numpyro.param`` statement.
         plates: The plates of the step, by name.
 
     Raises:
         ValueError: With the parameter, the plate and the ``event_dim`` to give.
     """
-    name, value, kwargs = msg["name"], msg["value"], msg["kwargs"]
-    if kwargs.get("event_dim", 0) is None or not jax.tree_util.all_leaves([value]):
+    name, value, event_dim = msg["name"], msg["value"], param_options(msg).event_dim
+    if rows_are_taken(msg) or not jax.tree_util.all_leaves([value]):
         return
-    shape, event_dim = jnp.shape(value), kwargs.get("event_dim")
+    shape = jnp.shape(value)
     for frame in msg["cond_indep_stack"]:
         plate = plates.get(frame.name)
         if plate is None:  # hidden by a handler

@@ -1,47 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of which plate a step touches, and a handler that makes model and guide use them."""
+"""A handler that makes the plates of one name hold the same rows, in model and guide."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from numpyro.primitives import Messenger
 
 from numpyro_largecat.handlers.param_rows import check_param_rows
-from numpyro_largecat.ops.subsampling import draw_without_replacement
-from numpyro_largecat.ops.table_rows import merge_repeats
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("indices", "weights", "stored", "position"),
-    meta_fields=("size", "full"),
+from numpyro_largecat.handlers.plate_facts import (
+    PlateFacts,
+    plate_facts,
+    plate_of,
+    rows_request,
+    tell_plate_facts,
 )
-@dataclass(frozen=True)
-class PlateRows:
-    """The rows of one plate this step; M entries, of which some may be padding or repeats."""
-
-    indices: Array  # (M,), row of each entry, valid for reading
-    size: int  # number of rows of the whole plate
-    full: bool  # whether the entries are all rows in order
-    weights: Array | None  # (M,), scale of each entry, if the plate gives its entries their own
-    stored: Array  # (M,), distinct rows to read and write; `size` where there is none
-    position: Array | None  # (M,), place of each entry in `stored`; None if entry m is stored[m]
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=("plates", "helpers"), meta_fields=())
-@dataclass
-class TouchedRows:
-    """The rows of all plates this step, by plate name, filled in as a model is run."""
-
-    plates: dict[str, PlateRows] = field(default_factory=dict)
-    helpers: dict[str, Array] = field(default_factory=dict)  # values of the plates' helper sites
+from numpyro_largecat.handlers.sites import (
+    param_options,
+    plates_of,
+    scale_of,
+    tell_rows_are_taken,
+)
+from numpyro_largecat.handlers.touched_rows import TouchedRows, rows_of_plate
+from numpyro_largecat.ops.subsampling import draw_without_replacement
 
 
 class share_rows(Messenger):
@@ -84,7 +68,7 @@ class share_rows(Messenger):
         if msg["type"] == "param":
             self._refuse_other_plates(msg)
             if self.gathered(msg["name"]):
-                msg["kwargs"]["event_dim"] = None
+                tell_rows_are_taken(msg)
             if self.lookup is not None and msg["value"] is None:
                 msg["value"] = self.lookup(msg)
 
@@ -92,35 +76,36 @@ class share_rows(Messenger):
         """Record the rows of a plate that is new; take the rows of a parameter that is whole."""
         if msg["type"] == "param":
             check_param_rows(msg, self.touched.plates)
-            if msg["kwargs"].get("event_dim") is not None:
-                self._take_rows(msg)
+            event_dim = param_options(msg).event_dim
+            if event_dim is not None:
+                self._take_rows(msg, event_dim)
         if msg["type"] != "plate":
             return
-        if msg["kwargs"].get("is_helper"):
+        if rows_request(msg) is not None:
             self.touched.helpers.setdefault(msg["name"], msg["value"])
         elif msg["name"] not in self.touched.plates:
-            self.touched.plates[msg["name"]] = _plate_rows(msg)
+            self.touched.plates[msg["name"]] = rows_of_plate(msg)
 
-    def _take_rows(self, msg: dict[str, Any]) -> None:
+    def _take_rows(self, msg: dict[str, Any], event_dim: int) -> None:
         """Slice for the plates, since NumPyro's do not where they hold as many rows as there are.
 
         Handlers further out have seen the whole value and ``event_dim`` before.
         """
         for frame in msg["cond_indep_stack"]:
             plate = self.touched.plates[frame.name]
-            axis = frame.dim - msg["kwargs"]["event_dim"]
+            axis = frame.dim - event_dim
             shape = jnp.shape(msg["value"])
             if plate.full or len(shape) < -axis or shape[axis] == 1:
                 continue
             if plate.size > 1:
                 msg["value"] = jnp.take(msg["value"], plate.indices, axis=axis, mode="clip")
-        msg["kwargs"] = {**msg["kwargs"], "event_dim": None}
+        tell_rows_are_taken(msg)
 
     def _refuse_other_plates(self, msg: dict[str, Any]) -> None:
         """A parameter is stored by the rows of its plates, so all statements must have the same."""
-        if msg["kwargs"].get("event_dim") is None and not self.gathered(msg["name"]):
+        if param_options(msg).event_dim is None and not self.gathered(msg["name"]):
             return
-        plates = {frame.name for frame in msg["cond_indep_stack"]}
+        plates = plates_of(msg)
         known = self.frames.setdefault(msg["name"], plates)
         if known != plates:
             raise ValueError(
@@ -131,13 +116,14 @@ class share_rows(Messenger):
 
     def _process_plate(self, msg: dict[str, Any]) -> None:
         name, (size, subsample_size) = msg["name"], msg["args"]
-        if msg["kwargs"].get("is_helper"):
-            is_given = msg["kwargs"]["given_ids"]
+        request = rows_request(msg)
+        if request is not None:
+            is_given = request.source == "given rows"
             if name in self.touched.helpers and (is_given or msg["value"] is None):
-                if is_given:  # anew in each run, in arrays of their own
-                    self._compare(name.removesuffix("_rows"), msg["value"])
+                if is_given:  # by the user, as a new array in each run
+                    self._compare(plate_of(msg), msg["value"])
                 msg["value"] = self.touched.helpers[name]
-        elif "full" in msg["kwargs"]:  # one of ours, which follows its helper site
+        elif plate_facts(msg).kind != "plain":  # it follows its helper site
             self.plain_plates.discard(name)
             if name in self.touched.plates:
                 self._compare(name, msg["value"])
@@ -148,9 +134,9 @@ class share_rows(Messenger):
                 msg["args"] = (size, msg["value"].shape[0])
             elif msg["value"] is None:
                 msg["fn"] = _draw_rows
-                msg["kwargs"]["distinct"] = True
+                tell_plate_facts(msg, PlateFacts(is_distinct=True))
             elif subsample_size is None or subsample_size == size:
-                msg["kwargs"]["full"] = True
+                tell_plate_facts(msg, PlateFacts(is_full=True))
 
     def _compare(self, name: str, indices: Array) -> None:
         """See whether a plate that is opened again holds the rows that it held before."""
@@ -165,9 +151,8 @@ class share_rows(Messenger):
     def _weigh(self, msg: dict[str, Any]) -> None:
         for frame in msg["cond_indep_stack"]:
             if msg["type"] == "sample" and frame.name in self.as_before:
-                # Rows that the model draws anew in each run, or a plate opened twice.
-                scale = 1.0 if msg["scale"] is None else msg["scale"]
-                msg["scale"] = jnp.where(self.as_before[frame.name], scale, jnp.nan)
+                # The model draws other rows in each run, or opens the plate twice.
+                msg["scale"] = jnp.where(self.as_before[frame.name], scale_of(msg), jnp.nan)
             if frame.name not in self.plain_plates:
                 continue
             plate = self.touched.plates[frame.name]
@@ -187,15 +172,3 @@ def _draw_rows(size: int, subsample_size: int, rng_key: Array | None = None, **_
     return draw_without_replacement(
         rng_key, size, subsample_size, min_population=size, max_population=size
     )
-
-
-def _plate_rows(msg: dict[str, Any]) -> PlateRows:
-    size, indices, known = msg["args"][0], msg["value"], msg["kwargs"]
-    weights = known.get("row_weights")
-    if known.get("full") or known.get("distinct"):
-        return PlateRows(indices, size, bool(known.get("full")), None, indices, None)
-    if weights is not None and not known.get("repeats"):  # padding aside, which has weight 0
-        return PlateRows(indices, size, False, weights, jnp.where(weights > 0, indices, size), None)
-    valid = (indices >= 0) & (indices < size) if weights is None else weights > 0
-    stored, position = merge_repeats(jnp.where(valid, indices, size), size)
-    return PlateRows(indices, size, False, weights, stored, position)

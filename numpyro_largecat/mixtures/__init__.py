@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conjugate learning of mixtures of exponential families, with L-sparse responsibilities."""
+"""Families and priors for ``fit_mixture``, and its options."""
 
-from numpyro_largecat.mixtures.diagonal_gaussian import DiagonalGaussianFamily
-from numpyro_largecat.mixtures.family import ConjugateFamily
-from numpyro_largecat.mixtures.fit_mixture import fit_mixture
-from numpyro_largecat.mixtures.gaussian import GaussianFamily, ZeroMeanGaussianFamily
-from numpyro_largecat.mixtures.mixing import DirichletMixing, MixingPrior, StickBreaking
-from numpyro_largecat.mixtures.mixture_fit import MixtureFit
-from numpyro_largecat.mixtures.multinomial import MultinomialFamily
+from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
+from numpyro_largecat.mixtures.diagonal_gaussian_family import DiagonalGaussianFamily
+from numpyro_largecat.mixtures.gaussian_families import GaussianFamily, ZeroMeanGaussianFamily
+from numpyro_largecat.mixtures.mixing_priors import DirichletMixing, MixingPrior, StickBreaking
+from numpyro_largecat.mixtures.multinomial_family import MultinomialFamily
+from numpyro_largecat.mixtures.options import Options
 
 __all__ = [
     "ConjugateFamily",
@@ -15,9 +14,8 @@ __all__ = [
     "DirichletMixing",
     "GaussianFamily",
     "MixingPrior",
-    "MixtureFit",
     "MultinomialFamily",
+    "Options",
     "StickBreaking",
     "ZeroMeanGaussianFamily",
-    "fit_mixture",
 ]

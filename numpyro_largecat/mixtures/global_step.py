@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_largecat.mixtures.family import ConjugateFamily
+from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.local_step import Globals
-from numpyro_largecat.mixtures.mixing import MixingPrior
+from numpyro_largecat.mixtures.mixing_priors import MixingPrior
 
 Objective = Literal["variational", "map"]
 TOGETHER = 4  # components whose posteriors are computed at once

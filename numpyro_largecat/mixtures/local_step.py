@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_largecat.mixtures.family import ConjugateFamily
+from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.ops.grouped_sums import grouped_sums
 from numpyro_largecat.ops.top_l import take_last, top_l
 
@@ -25,7 +25,7 @@ class Globals(NamedTuple):
     log_weights: Array  # (K,), expected log mixing weights
 
 
-class Summary(NamedTuple):
+class BatchSums(NamedTuple):
     """Sums over the rows of a batch."""
 
     counts: Array  # (K,), N_k
@@ -71,7 +71,7 @@ def chunk_rows(num_rows: int, num_features: int, num_components: int) -> int:
 
 
 @partial(jax.jit, static_argnames=("num_active", "chunk"))
-def summarize(
+def sum_batch(
     family: ConjugateFamily,
     x: Array,
     is_row: Array,
@@ -79,8 +79,8 @@ def summarize(
     *,
     num_active: int,
     chunk: int,
-) -> Summary:
-    """Local step and summary of a batch, Eqs. 5, 7 and 8; rows with ``is_row`` = 0 are padding.
+) -> BatchSums:
+    """Local step of a batch and its sums, Eqs. 5, 7 and 8; rows with ``is_row`` = 0 are padding.
 
     Cost: O(N K P) for the weights, one product of matrices; O(N L P) for the sums, or O(N K P) if L
     is K / 8 or more. Scratch memory: O(chunk (P + K) + K P + N L); nothing of size N K or N P.
@@ -107,7 +107,7 @@ def summarize(
     if DENSE_SHARE * num_active >= num_components:
         zeros = jnp.zeros_like(parameters.log_weights), jnp.zeros_like(parameters.expectations)
         (counts, statistics), sums = lax.scan(add, zeros, parts)
-        return Summary(counts, statistics, *sums.T)
+        return BatchSums(counts, statistics, *sums.T)
     sparse, sums = lax.map(lambda part: local_step(part)[1:], parts)
     counts, statistics = grouped_sums(
         x,
@@ -116,7 +116,7 @@ def summarize(
         num_components,
         lambda rows, weights: (weights.sum(), family.weighted_sum(rows, weights)),
     )
-    return Summary(counts, statistics, *sums.T)
+    return BatchSums(counts, statistics, *sums.T)
 
 
 def _spread(sparse: Responsibilities, num_components: int) -> Array:

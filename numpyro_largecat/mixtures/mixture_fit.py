@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
+from os import PathLike
 from typing import Any
 
 import jax
@@ -14,9 +15,11 @@ import numpyro.distributions as dist
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, check_finite, is_concrete
-from numpyro_largecat.mixtures.family import ConjugateFamily
+from numpyro_largecat._checks import check_finite, check_num_active, is_concrete
+from numpyro_largecat.data.fit_files import load_fit, save_fit
+from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import GlobalStep, Objective, Statistics, global_step
+from numpyro_largecat.mixtures.hyperparameters import from_values, to_values
 from numpyro_largecat.mixtures.local_step import (
     Globals,
     Responsibilities,
@@ -24,16 +27,16 @@ from numpyro_largecat.mixtures.local_step import (
     log_weights_of,
     sparse_step,
 )
-from numpyro_largecat.mixtures.mixing import MixingPrior
-from numpyro_largecat.mixtures.row_stream import as_array, padded
+from numpyro_largecat.mixtures.mixing_priors import MixingPrior
+from numpyro_largecat.mixtures.row_stream import as_rows, padded
 from numpyro_largecat.top_l.top_l_categorical import TopLCategorical
 
 USED = 1.0  # observations in a component that counts as used
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class MixtureFit:
-    """What ``fit_mixture`` returns.
+    """A mixture with conjugate posteriors, as ``fit_mixture`` returns it.
 
     Point estimates are posterior means, so that ``mixing()`` and ``components()`` are ordinary
     NumPyro distributions, and ``lc.TopLMixture`` puts them together for every family. Rows are
@@ -48,6 +51,7 @@ class MixtureFit:
         statistics: Weighted sums of features of each component, float64 of shape (K, P).
         bounds: Objective after each pass in nats, over all rows, shape (passes,).
         dtype: Float type of computations with rows.
+        num_steps: Batches that were visited, also in earlier fits that it went on from.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -55,13 +59,15 @@ class MixtureFit:
         >>> import numpyro_largecat as lc
         >>> x = dist.Normal(jnp.array([[0.0], [9.0]]), 1).sample(jax.random.key(0), (99,))
         >>> x = x.swapaxes(0, 1).reshape(198, 1)  # 99 rows of one component, then of the other
-        >>> family = lc.GaussianFamily(x.mean(0), jnp.eye(1))
-        >>> fit = lc.fit_mixture(jax.random.key(0), x, family, 2, progress_bar=False)
+        >>> family = lc.mixtures.GaussianFamily(x.mean(0), jnp.eye(1))
+        >>> fit = lc.fit_mixture(jax.random.key(0), x, 2, family, progress_bar=False)
         >>> mixture = lc.TopLMixture(fit.mixing(), fit.components(), num_active=2)
         >>> bool(jnp.allclose(mixture.log_prob(x), fit.log_likelihood(x), atol=1e-3))
         True
         >>> jnp.unique(fit.assign(x)[:99]).size, fit.num_used
         (1, 2)
+        >>> fit
+        MixtureFit, 2 components of GaussianFamily, 2 used
     """
 
     family: ConjugateFamily
@@ -72,6 +78,34 @@ class MixtureFit:
     statistics: np.ndarray
     bounds: np.ndarray
     dtype: np.dtype
+    num_steps: int = 0
+
+    def __repr__(self) -> str:
+        """How large it is."""
+        return (
+            f"MixtureFit, {self.num_components} components of {type(self.family).__name__}, "
+            f"{self.num_used} used"
+        )
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the fit to one file, which ``load`` reads; a file that is there is replaced."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        own |= {"dtype": str(self.dtype)} | to_values("family", self.family)
+        save_fit(path, "MixtureFit", own | to_values("mixing_prior", self.mixing_prior))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> MixtureFit:
+        """Read a fit that ``save`` wrote. A family of your own must be defined before.
+
+        Raises:
+            ValueError: If the file holds something else, or a family that is not defined.
+        """
+        values = load_fit(path, "MixtureFit")
+        family = from_values("family", ConjugateFamily, values)
+        mixing_prior = from_values("mixing_prior", MixingPrior, values)
+        values |= {"dtype": np.dtype(values["dtype"])}
+        values |= {"family": family, "mixing_prior": mixing_prior}
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     @property
     def num_components(self) -> int:
@@ -113,6 +147,10 @@ class MixtureFit:
         """
         return self._of_rows(_log_likelihood, x, self._globals("map"))
 
+    def score(self, x: ArrayLike) -> float:
+        """Mean of ``log_likelihood`` over rows, nats per row: higher is better, on new rows."""
+        return float(self.log_likelihood(x).mean())
+
     def responsibilities(self, x: ArrayLike, num_active: int | None = None) -> TopLCategorical:
         """Soft assignments of rows under the posterior, the best L-sparse ones, batch shape (N,).
 
@@ -120,9 +158,8 @@ class MixtureFit:
             x: Rows, shape (N, ...).
             num_active: L in [1, K]; that of the fit by default.
         """
-        active = check_active(
-            self.num_active if num_active is None else num_active, self.num_components
-        )
+        active = self.num_active if num_active is None else num_active
+        active = check_num_active(active, self.num_components, "components")
         run = partial(_responsibilities, num_active=active)
         sparse: Responsibilities = self._of_rows(run, x, self._globals(self.objective))
         return TopLCategorical(sparse.indices, jnp.log(sparse.probs), self.num_components)
@@ -157,7 +194,7 @@ class MixtureFit:
         return jax.tree.unflatten(structure, leaves)
 
     def _of_rows(self, run: Any, x: ArrayLike, parameters: Globals) -> Any:
-        x = np.asarray(x) if isinstance(x, (list, tuple)) else as_array(x)
+        x = np.asarray(x) if isinstance(x, (list, tuple)) else as_rows(x)
         num_rows, *shape = np.shape(x)
         if is_concrete(x):
             check_finite([("`x`", x)])
@@ -171,16 +208,6 @@ class MixtureFit:
 def _normalised(log_weights: np.ndarray) -> np.ndarray:
     """Divide what is left to components that the posterior does not have."""
     return log_weights - np.logaddexp.reduce(log_weights)
-
-
-def check_active(num_active: Any, num_components: int) -> int:
-    """Return the number of active components, or raise unless it is in [1, K]."""
-    active = check_count("num_active", num_active, 1)
-    if active > num_components:
-        raise ValueError(
-            f"`num_active` must be at most the {num_components} components; got {active}."
-        )
-    return active
 
 
 @jax.jit

@@ -13,14 +13,16 @@ import numpy as np
 from jax import Array
 
 from numpyro_largecat._checks import check_count
-from numpyro_largecat.mixtures.family import ConjugateFamily
+from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 
 ROWS_TO_CHECK = 2**14  # of an array, read at once
-STACK = " The items of `data` are taken as batches; if they are rows, stack them: `np.stack(data)`."
+STACK = " The items of `x` are taken as batches; if they are rows, stack them: `np.stack(x)`."
 
 
-def as_array(data: Any) -> Any:
+def as_rows(data: Any) -> Any:
     """Frames and series as arrays, since their own indices are names and not places.
+
+    Arrays stay as they are, memory maps too; what is no array is left for ``RowStream``.
 
     Raises:
         ValueError: If an entry is masked, since what is under the mask would be taken for data.
@@ -43,7 +45,7 @@ class RowStream:
     """
 
     def __init__(self, data: Any, batch_size: int | None, rng: np.random.Generator) -> None:
-        data = as_array(data)
+        data = as_rows(data)
         self.source: Callable[[], Iterable[Any]] | None = None
         self.parts: list[Any] = [slice(None)]
         self.array = data
@@ -51,7 +53,7 @@ class RowStream:
             if batch_size is not None:
                 check_count("batch_size", batch_size, 1)
             if np.ndim(data) == 0 or len(data) == 0:
-                raise ValueError(f"`data` must hold at least one row; got shape {np.shape(data)}.")
+                raise ValueError(f"`x` must hold at least one row; got shape {np.shape(data)}.")
             if batch_size is not None and batch_size < len(data):
                 order = rng.permutation(len(data))
                 num_batches = -(-len(data) // batch_size)
@@ -65,7 +67,7 @@ class RowStream:
         self.source = data if callable(data) else lambda: data
         if not callable(data) and (not hasattr(data, "__iter__") or iter(data) is data):
             raise TypeError(
-                "`data` must be an array, an iterable of batches that can be iterated again in "
+                "`x` must be an array, an iterable of batches that can be iterated again in "
                 "each pass, such as a list, or a function that returns an iterator; got a "
                 f"{type(data).__name__}."
             )
@@ -74,10 +76,10 @@ class RowStream:
         """All rows once, in order: what they are called, the number of the first, and the rows."""
         if self.source is None:
             for start in range(0, len(self.array), ROWS_TO_CHECK):
-                yield "`data`", start, self.array[start : start + ROWS_TO_CHECK]
+                yield "`x`", start, self.array[start : start + ROWS_TO_CHECK]
             return
         for b, batch in enumerate(self.source()):
-            yield f"batch {b} of `data`", 0, batch
+            yield f"batch {b} of `x`", 0, batch
 
     def batches(self, rng: np.random.Generator | None = None) -> Iterator[tuple[int, Any]]:
         """One pass, in order; batches of an array in random order if ``rng`` is given."""
@@ -109,7 +111,7 @@ def look_at(
     lengths, sample, keys, dtype = [], None, np.zeros(0), None
     marks: list[int] = []
     for name, start, piece in stream.pieces():
-        rows = np.asarray(as_array(piece))
+        rows = np.asarray(as_rows(piece))
         hint = STACK if stream.source is not None and rows.ndim < 2 else ""
         _check_rows(name, start, rows, None if sample is None else sample.shape[1:], hint)
         _name_errors(name, start, family, rows, hint)
@@ -121,7 +123,7 @@ def look_at(
         kept = np.argpartition(keys, num_sampled)[:num_sampled] if len(keys) > num_sampled else ...
         keys, sample = keys[kept], sample[kept]
     if sample is None or dtype is None:
-        raise ValueError("`data` gave no batch.")
+        raise ValueError("`x` gave no batch.")
     order = np.argsort(keys)
     sizes = lengths if stream.source is not None else [len(p) for p in _parts_of(stream)]
     computed = jax.dtypes.canonicalize_dtype(np.promote_types(dtype, np.float32))

@@ -41,7 +41,8 @@ def log_eta_hat(utilities: Array, label_rows: Array, weights: Array) -> Array:
     # A row of weight 0 may be far above the others: its exponential must not overflow.
     exponentials = jnp.exp(jnp.where(weights > 0, below, -jnp.inf))
     own = take_row(below, label_rows)
-    log_total = jnp.log(exponentials @ weights.astype(utilities.dtype))
+    total = exponentials @ weights.astype(utilities.dtype)
+    log_total = jnp.log(jnp.where(total > 0, total, 1))  # 0 where no class is available
     return log_total - jnp.where(own > -jnp.inf, own, 0)
 
 

@@ -1,2 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Idea 1: a plate says which rows exist this step."""
+"""Which rows exist this step: plates over the classes and over the data."""
+
+from numpyro_largecat.plates.class_chunk import class_chunk
+from numpyro_largecat.plates.class_plate import class_plate
+from numpyro_largecat.plates.class_subset import ClassSubset
+from numpyro_largecat.plates.data_plate import data_plate
+from numpyro_largecat.plates.proposals import ClassProposal, FrequencyProposal, HeadProposal
+from numpyro_largecat.plates.row_subset import RowSubset
+
+__all__ = [
+    "ClassProposal",
+    "ClassSubset",
+    "FrequencyProposal",
+    "HeadProposal",
+    "RowSubset",
+    "class_chunk",
+    "class_plate",
+    "data_plate",
+]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What plates give to a model: the classes, or the rows of the data, that exist this step."""
+"""The classes that exist this step, and ways to make such a subset."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import (
-    as_ids,
-    check_count,
-    check_in_range,
-    check_integers,
-    is_concrete,
-)
+from numpyro_largecat._checks import check_count, check_in_range, check_integers
 from numpyro_largecat.ops.subsampling import is_among, place_among, sorted_distinct
 from numpyro_largecat.plates.proposals import DrawnClasses
 
@@ -44,9 +37,9 @@ class ClassSubset:
             the first rows of the plate. With ``per_observation`` the labels as they were given.
             None for all classes, and for consecutive ones.
         num_categories: Number of classes K.
-        kind: "full" for all K classes in order, "sample" for a weighted subset, "chunk" for
-            classes that stand for no others: consecutive ones chosen by ``lc.class_chunk``, or the
-            labels alone, see ``lc.class_plate``.
+        kind: "full" for all K classes in order, "sample" for a weighted subset. Classes that stand
+            for no others are "chunk" for those chosen by ``class_chunk``, and "labels" for the
+            labels alone, as predictions read them.
         per_observation: Whether each observation has classes of its own: rows n (1 + S) to
             (n + 1) (1 + S) of the plate are those of observation n, its label first.
 
@@ -62,8 +55,13 @@ class ClassSubset:
     weights: Array
     labels: Array | None
     num_categories: int
-    kind: Literal["full", "sample", "chunk"]
+    kind: Literal["full", "sample", "chunk", "labels"]
     per_observation: bool = False
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the classes stand for no others, so that sums over all classes are not known."""
+        return self.kind in ("chunk", "labels")
 
     @property
     def row_weights(self) -> Array:
@@ -149,34 +147,6 @@ class ClassSubset:
         return rows.reshape(num_rows // num_together, num_together, *rows.shape[1:])
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("indices",),
-    meta_fields=("name", "size", "dim"),
-)
-@dataclass(frozen=True)
-class RowSubset:
-    """The rows of the data that exist this step, as ``with lc.data_plate(...) as rows`` gives them.
-
-    Attributes:
-        indices: Row ids of the minibatch, shape (B,), integers in [0, N).
-        name: Name of the plate.
-        size: Number of rows N of the whole data.
-        dim: Batch dimension of the plate, a negative int.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> import numpyro_largecat as lc
-        >>> lc.data_plate("data", 100, rows=jnp.array([7, 3])).rows.indices.tolist()
-        [7, 3]
-    """
-
-    indices: Array
-    name: str
-    size: int
-    dim: int
-
-
 def _refuse_steps(labels: Array) -> None:
     """NumPyro's ``scan`` stacks what is inside the distributions of its sites, over its steps."""
     if labels.ndim != 1:
@@ -226,13 +196,13 @@ def labels_subset(labels: Array, also: Array | None, num_categories: int) -> Cla
     others = DrawnClasses(
         jnp.full(1, num_categories - 1), jnp.where(is_whole, 0.0, jnp.full(1, jnp.nan))
     )
-    return replace(shared_subset(present, others, num_categories), kind="chunk")
+    return replace(shared_subset(present, others, num_categories), kind="labels")
 
 
 def labels_of_each_subset(labels: Array, num_categories: int) -> ClassSubset:
     """Hold the label of each observation, and one row for all others, of weight NaN."""
     others = DrawnClasses(jnp.zeros((*labels.shape, 1), labels.dtype), jnp.full(1, jnp.nan))
-    return replace(per_observation_subset(labels, others, num_categories), kind="chunk")
+    return replace(per_observation_subset(labels, others, num_categories), kind="labels")
 
 
 def chunk_subset(classes: Array, num_categories: int) -> ClassSubset:
@@ -258,15 +228,6 @@ def check_class_subset(classes: Any) -> None:
         )
 
 
-def check_row_subset(rows: Any) -> None:
-    """Raise TypeError unless ``rows`` is a ``RowSubset``."""
-    if not isinstance(rows, RowSubset):
-        raise TypeError(
-            "`rows` must be what `with lc.data_plate(..., rows) as rows:` gives, not the row ids "
-            f"or another plate; got {type(rows).__name__}."
-        )
-
-
 def check_labels(name: str, labels: ArrayLike, num_categories: int) -> None:
     """Refuse labels of plate ``name`` that are no classes; values under ``jit`` pass."""
     check_integers("labels", labels)
@@ -284,37 +245,3 @@ def check_num_sampled(num_sampled: int, num_categories: int, labels: ArrayLike |
             f"got {num_sampled}. Leave it out to have all classes, exactly."
         )
     return num_sampled
-
-
-def check_row_ids(name: str, rows: ArrayLike, size: int) -> Array:
-    """Return the row ids of data plate ``name`` as an array of shape (B,), or raise."""
-    check_integers("rows", rows)
-    if np.ndim(rows) != 1:
-        raise ValueError(
-            f"`rows` of plate '{name}' must have shape (B,), one id for each row of the "
-            f"minibatch; got shape {np.shape(rows)}."
-        )
-    check_in_range(f"`rows` of plate '{name}'", rows, size, "row ids")
-    return as_ids(rows)
-
-
-def refuse_repeated_rows(name: str, site: str, rows: ArrayLike) -> None:
-    """Raise ValueError if ids of plate ``name`` repeat around latent ``site``; tracers pass."""
-    if not is_concrete(rows):
-        return
-    ids, counts = np.unique(np.asarray(rows), return_counts=True)
-    if (counts > 1).any():
-        first = int(np.argmax(counts > 1))
-        raise ValueError(
-            f"site '{site}' has a value for each row of plate '{name}', but the ids of its rows "
-            f"repeat: row {ids[first]} is there {counts[first]} times, and its prior would count "
-            f"as often. To read one value by ids that repeat, draw it in a class plate, "
-            f'`with lc.class_plate("{name}", N, labels=rows, num_sampled=1) as read:`, and '
-            "use `value[read.place(rows)]`. What is observed there may stay in the data plate."
-        )
-
-
-def has_repeats(rows: Array) -> Array:
-    """Whether any of these ids, shape (B,), is there twice. Cost: O(B log B)."""
-    in_order = jnp.sort(rows)
-    return (in_order[1:] == in_order[:-1]).any()

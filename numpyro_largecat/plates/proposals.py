@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to draw the classes that stand for all those which are no labels of the batch."""
+"""Ways to draw the classes that stand for all classes which are not labels of the batch."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class DrawnClasses(NamedTuple):
 
 
 class ClassProposal(Protocol):
-    r"""How a class plate draws classes beside the labels of the batch: an object with ``draw``.
+    r"""How a class plate draws classes besides the labels of the batch: an object with ``draw``.
 
     The weighted sums over a plate are unbiased for the sum over all classes if the weights that a
-    class gets add up to one in the mean, for each class k that is no label:
+    class gets add up to one on average, for each class k that is not a label:
 
     .. math:: E\Big[\sum_s \mathrm{weights}_s \, [\mathrm{classes}_s = k]\Big] = 1.
 
@@ -163,7 +163,7 @@ def draw_others(
 def _merge_draws(
     classes: Array, weights: Array, labels: Array, num_categories: int
 ) -> DrawnClasses:
-    """Add up the weights of each class that is no label; the rest is padding."""
+    """Add up the weights of each class that is not a label; the rest is padding."""
     weights = weights.astype(jnp.result_type(float))
     in_range = (classes >= 0) & (classes < num_categories)
     valid = (in_range | (weights == 0)).all()
@@ -177,7 +177,7 @@ def _merge_draws(
 class FrequencyProposal:
     r"""Draw classes with replacement, in proportion to a power of their counts.
 
-    Of the classes that are no labels, S independent draws have probabilities and weights
+    Of the classes that are not labels, S independent draws have probabilities and weights
 
     .. math:: q_k = \frac{\mathrm{counts}_k^{\mathrm{power}}}
                          {\sum_{j \notin \mathrm{labels}} \mathrm{counts}_j^{\mathrm{power}}},

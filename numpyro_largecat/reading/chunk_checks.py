@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse guides and models that cannot be evaluated on one chunk of classes after another."""
+"""Refuse models that cannot be evaluated on one chunk of classes after another."""
 
 from __future__ import annotations
 
@@ -10,33 +10,16 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
-from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
-from numpyro.infer.autoguide import AutoGuideList
 from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import is_concrete
-from numpyro_largecat.handlers.guide_tables import guide_parts
+from numpyro_largecat.handlers.sites import is_latent, param_options
 from numpyro_largecat.ops.finfo import finfo
 
 MOST_TOGETHER = 128  # classes in which places are looked for; what is done by place is seldom later
 ABOVE, BELOW = 24.0, -15.0  # all other rows; of other size, and exponentials do not overflow
 PRIME = 65521  # the largest below 2**16, so that squares fit in 32 bits
-
-
-def check_guide_has_run(guide: Any) -> None:
-    """Refuse an automatic guide that would find its sites in a model with few classes, no labels.
-
-    Raises:
-        ValueError: If a part of it has not looked at its model yet.
-    """
-    parts = [part for part in guide_parts(guide) if not isinstance(part, AutoGuideList)]
-    if any(part.prototype_trace is None for part in parts):
-        raise ValueError(
-            "the guide has not been run yet, and finds its sites in its first run. Run it once "
-            "with arguments as in training, among them labels: "
-            "`numpyro.handlers.seed(guide, 0)(x, y, rows)`. The parameters stay those of `params`."
-        )
 
 
 def rows_are_alone(
@@ -111,15 +94,15 @@ class distinct_rows(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         """Remember how many axes a row of a parameter has, which handlers that slice forget."""
         if msg["type"] == "param":
-            self.event_dims[msg["name"]] = msg["kwargs"].get("event_dim")
+            self.event_dims[msg["name"]] = param_options(msg).event_dim
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Replace the value of a site."""
-        if msg["type"] == "sample" and not msg["is_observed"]:
+        if is_latent(msg):
             event_dim, support = msg["fn"].event_dim, msg["fn"].support
         elif msg["type"] == "param":
             event_dim = self.event_dims[msg["name"]]
-            support = msg["kwargs"].get("constraint", constraints.real)
+            support = param_options(msg).constraint
         else:
             return
         if event_dim is None or support.is_discrete:

@@ -25,18 +25,19 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import NDArray
 
-from numpyro_largecat.choices.choice_distribution import base_distribution
+from numpyro_largecat.handlers.chunk_noise import InnerNoise
 from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.handlers.plate_facts import class_plates
+from numpyro_largecat.handlers.sites import (
+    base_distribution,
+    is_latent,
+    log_prob_of,
+    plates_of,
+    scale_of,
+)
 from numpyro_largecat.ops.softmax_bound import take_row
-from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, InnerNoise
-from numpyro_largecat.top_l.model_run import log_prob_of, unmasked
-
-
-class RowWeights(NamedTuple):
-    """Which observations stand for the data: some with certainty, others as a sample."""
-
-    weights: Array  # (...), like the choice; the number of observations that each stands for
-    is_sampled: Array  # (...), False for those that are there with certainty
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
+from numpyro_largecat.reading.observed_choice import RowWeights
 
 
 class Ratios(NamedTuple):
@@ -221,7 +222,7 @@ def _sums_without(
 ) -> tuple[Array, Array]:
     """Log of the sum over all classes but these, and the utilities of the labels elsewhere."""
 
-    def visit(chunk: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+    def add(found: tuple[Array, Array], chunk: Array) -> tuple[Array, Array]:
         classes = utilities.classes_of(chunk)
         psi, _ = _choice(
             utilities.traces(classes[0], utilities.chunk_size, key, noise)[1][utilities.site]
@@ -232,25 +233,17 @@ def _sums_without(
         return log_sum, jnp.maximum(found[1], _own(psi, labels, classes))
 
     nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)
-    return lax.fori_loop(0, utilities.num_chunks, visit, (nothing, nothing))
-
-
-def _latent(sites: dict[str, Any]) -> list[dict[str, Any]]:
-    return [s for s in sites.values() if s["type"] == "sample" and not s["is_observed"]]
-
-
-def _plates_of(site: dict[str, Any]) -> set[str]:
-    return {frame.name for frame in site["cond_indep_stack"]}
+    return utilities.visit(add, (nothing, nothing))
 
 
 def _row_ratios(sites: Any, plate: str, size: int) -> Array:
     """Log density in the model less that in the guide of each row of the class plate, (size,)."""
     total = jnp.zeros(size)
     for sign, part in ((-1, sites[0]), (1, sites[1])):
-        for site in _latent(part):
+        for site in filter(is_latent, part.values()):
             for frame in site["cond_indep_stack"]:
                 if frame.name == plate:
-                    log_prob = log_prob_of(site) * (1.0 if site["scale"] is None else site["scale"])
+                    log_prob = log_prob_of(site) * scale_of(site)
                     log_prob = jnp.moveaxis(log_prob, frame.dim, 0)
                     total += sign * log_prob.reshape(log_prob.shape[0], -1).sum(axis=1)
     return total
@@ -261,26 +254,14 @@ def _sum_outside(sites: Any, plate: str, inner: frozenset[str], weights: Array) 
 
     Of other class plates the rows that are read are there, not a weighted subset: left out.
     """
-    read = {n for n, s in sites[1].items() if s["type"] == "plate" and _holds_a_subset(s)}
+    facts = class_plates(sites[1])
+    read = {name for name, known in facts.items() if known.row_weights is not None}
     total = jnp.zeros(())
     for sign, part in ((-1, sites[0]), (1, sites[1])):
-        for site in _latent(part):
-            plates = _plates_of(site)
+        for site in filter(is_latent, part.values()):
+            plates = plates_of(site)
             if not plates & {plate, *read}:
                 log_prob = log_prob_of(site)
-                scale = 1.0 if site["scale"] is None else site["scale"]
                 by_row = plates & inner and log_prob.shape == jnp.shape(weights)
-                total += sign * (log_prob * (weights if by_row else scale)).sum()
+                total += sign * (log_prob * (weights if by_row else scale_of(site))).sum()
     return total
-
-
-def _holds_a_subset(plate: dict[str, Any]) -> bool:
-    return plate["kwargs"].get("row_weights") is not None
-
-
-def rows_of_site(site: dict[str, Any]) -> RowWeights:
-    """How the observations of a choice weigh in the model."""
-    scale = 1.0 if site["scale"] is None else site["scale"]
-    shape = site["fn"].shape()
-    weights = jnp.broadcast_to(jnp.where(unmasked(site["fn"])[1], scale, 0.0), shape)
-    return RowWeights(weights, weights > 1)

@@ -7,17 +7,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from jax import Array
-from numpyro.handlers import seed, substitute, trace
 
+from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.choices.error_guides import without_errors
+from numpyro_largecat.handlers.chosen_rows import RowsNeeded, only_read, without_training_rows
 from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.handlers.shared_rows import TouchedRows, share_rows
-from numpyro_largecat.handlers.without_draws import at_feasible_values
-from numpyro_largecat.reading.chunked_utilities import (
-    RowsNeeded,
-    only_read,
-    without_training_rows,
-)
+from numpyro_largecat.handlers.plate_facts import plate_facts
+from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
+from numpyro_largecat.handlers.sites import is_latent
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.reading.bound_fit import BoundFit
 
 
 class LatentSite(NamedTuple):
@@ -40,7 +39,7 @@ class ModelLayout(NamedTuple):
     sites: dict[str, LatentSite]  # without values
 
 
-def layout_of(model: Any, guide: Any, args: Any, kwargs: Any, params: Any) -> ModelLayout:
+def layout_of(fit: BoundFit) -> ModelLayout:
     """Look at a model, of which nothing but row ids is computed.
 
     The rows that its arguments describe may be new, unless a latent site needs those of the
@@ -51,26 +50,26 @@ def layout_of(model: Any, guide: Any, args: Any, kwargs: Any, params: Any) -> Mo
 
     def look(model: Any, in_outer: Any, params: Any) -> dict[str, Array]:
         touched = TouchedRows()
-        shared = share_rows(substitute(seed(model, 0), data=params), touched)
-        run = in_outer(only_read(at_feasible_values(shared)))
-        sites = trace(run).get_trace(*args, **kwargs)
+        known: dict[str, Any] = {"params": params, "touched": touched}
+
+        def around(fn: Any) -> Any:
+            return in_outer(only_read(at_feasible_values(fn), is_choice=is_choice))
+
+        sites = sites_of(model, fit.args, fit.kwargs, **known, around=around)
         sizes.update({name: plate.size for name, plate in touched.plates.items()})
-        latent.update({name: latent_site(s) for name, s in sites.items() if _is_latent(s)})
-        row_ids = {name: sites[name]["kwargs"].get("row_ids") for name in sizes}
+        latent.update({name: latent_site(s) for name, s in sites.items() if is_latent(s)})
+        row_ids = {name: plate_facts(sites[name]).row_ids for name in sizes}
         return {name: ids for name, ids in row_ids.items() if ids is not None}
 
     try:
-        new_rows = partial(look, without_errors(model, guide)[0], without_training_rows)
-        row_ids = compiled(new_rows)(params)
+        model, _ = without_errors(fit.model, fit.guide)
+        new_rows = partial(without_training_rows, is_choice=is_choice)
+        row_ids = compiled(partial(look, model, new_rows))(fit.params)
     except RowsNeeded:
-        row_ids = compiled(partial(look, model, lambda fn: fn))(params)
+        row_ids = compiled(partial(look, fit.model, lambda fn: fn))(fit.params)
     return ModelLayout(sizes, row_ids, latent)
 
 
 def latent_site(site: Any) -> LatentSite:
     """The plates and the event of a site of a trace."""
     return LatentSite(list(site["cond_indep_stack"]), site["fn"].event_dim)
-
-
-def _is_latent(site: Any) -> bool:
-    return site["type"] == "sample" and not site["is_observed"]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,66 +12,55 @@ from jax import Array
 from numpy.typing import NDArray
 
 from numpyro_largecat.choices.error_families import GUMBEL
-from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, InnerNoise
+from numpyro_largecat.reading.bound_fit import BoundFit
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
+from numpyro_largecat.reading.findings import Finding
 from numpyro_largecat.reading.guide_ratios import (
     Ratios,
-    RowWeights,
     class_ratios,
     pareto_k,
-    rows_of_site,
     small_site_ratios,
 )
+from numpyro_largecat.reading.observed_choice import Observed, RowWeights
 from numpyro_largecat.svi.array_batches import ArrayBatches
 
 NUM_CLASSES = 20
 NUM_REST = 4  # draws of the rest of the latent values
 MOST_NOISE = 0.5  # nats: half a standard deviation of the posterior
+MOST_PARETO_K = 0.7
 
 
 class ParetoCheck(NamedTuple):
     """Pareto k-hat, NaN where the rows are too few to tell."""
 
-    small_sites: float | None  # None if the guide draws none
-    classes: NDArray[np.float64] | None  # (T,); None if the guide draws no weights of classes
+    small_sites: float | None = None  # None if the guide draws none
+    classes: NDArray[np.float64] | None = None  # (T,); None if it draws no weights of classes
+
+    def findings(self, if_unknown: str) -> list[Finding]:
+        """Lines of a diagnosis."""
+        findings = []
+        if self.small_sites is not None:
+            advice = _advice(
+                self.small_sites, "give these sites an AutoMultivariateNormal", if_unknown
+            )
+            findings.append(Finding("Pareto k of the small sites", self.small_sites, None, advice))
+        if self.classes is not None:
+            known = self.classes[~np.isnan(self.classes)]
+            k, share = float("nan"), float("nan")
+            if known.size:
+                k, share = float(np.median(known)), float((known > MOST_PARETO_K).mean())
+            advice = _advice(k, "start the guide wider (`init_scale`)", if_unknown)
+            findings += [
+                Finding(f"Pareto k of {known.size} classes, median", k, None, advice),
+                Finding(f"share of classes above {MOST_PARETO_K}", share),
+            ]
+        return findings
 
 
-class Fitted(NamedTuple):
-    """A model and its guide, and how to evaluate them chunk by chunk."""
-
-    model: Callable[..., Any]
-    guide: Callable[..., Any]
-    params: dict[str, Any]
-    kwargs: dict[str, Any]
-    site: str
-    plate: str
-    chunk_size: int
-
-    def utilities(self, args: tuple[Any, ...]) -> ChunkedUtilities:
-        """The model on these arguments."""
-        model, guide, params, kwargs, site, plate, chunk_size = self
-        return ChunkedUtilities(model, guide, params, args, kwargs, site, plate, chunk_size)
-
-    def observed(self, args: tuple[Any, ...]) -> tuple[Array, RowWeights]:
-        """Observed classes, and how much each weighs in the model; no utility is formed."""
-
-        def look(args: tuple[Any, ...]) -> tuple[Array, RowWeights]:
-            utilities, key = self.utilities(args), jax.random.key(0)
-            site = utilities.traces(0, 1, key, InnerNoise(key, frozenset()))[1][self.site]
-            rows = rows_of_site(site)
-            return jnp.broadcast_to(site["value"], rows.weights.shape), rows
-
-        return compiled(look)(args)
-
-
-def check_rows(
-    rng_key: Array, fitted: Fitted, args: tuple[Any, ...], num_draws: int
-) -> ParetoCheck | None:
-    """Look at the guide with the rows in ``args``; at classes only if these are all rows."""
-    labels, rows = fitted.observed(args)
-    utilities = fitted.utilities(args)
-    if utilities.family is not GUMBEL:
-        return None
+def check_rows(rng_key: Array, fit: BoundFit, observed: Observed, num_draws: int) -> ParetoCheck:
+    """Look at the guide on the rows of the arguments; at classes only if these are all rows."""
+    utilities = ChunkedUtilities(fit)
+    labels, rows = observed
     chosen = None
     if not rows.is_sampled.any():
         chosen = _choose_classes(rng_key, utilities.num_categories, np.asarray(labels), np.inf)
@@ -81,16 +69,18 @@ def check_rows(
 
 def check_batches(
     rng_key: Array,
-    fitted: Fitted,
-    args: tuple[Any, ...],
+    fit: BoundFit,
+    everything: Observed,
+    num_categories: int,
     batches: ArrayBatches,
     num_draws: int,
     num_rows: int,
-) -> ParetoCheck | None:
-    """Look at the guide with all rows of some classes, and with a sample of the others."""
-    rows = jnp.arange(1)
-    num_categories = fitted.utilities((*args, *batches.take(rows))).num_categories
-    labels = np.asarray(fitted.observed((*args, *batches.take(jnp.arange(batches.size))))[0])
+) -> ParetoCheck:
+    """Look at the guide on all rows of some classes, and on a sample of the others.
+
+    ``everything`` are the observations of all rows of ``batches``.
+    """
+    labels = np.asarray(everything.labels)
     chosen = _choose_classes(rng_key, num_categories, labels, num_rows)
     is_own = np.isin(labels, chosen)
     others = np.flatnonzero(~is_own)
@@ -98,13 +88,10 @@ def check_batches(
     rng = np.random.default_rng(np.asarray(jax.random.bits(rng_key, (4,))))
     ids = np.concatenate([np.flatnonzero(is_own), rng.choice(others, number, replace=False)])
     weights = np.where(is_own[ids], 1.0, others.size / max(number, 1))
-    all_args = (*args, *batches.take(jnp.asarray(ids)))
-    in_model = fitted.observed(all_args)[1].weights  # 0 where the model masks a row
-    rows_of_all = RowWeights(jnp.where(in_model > 0, weights, 0.0), jnp.asarray(weights > 1))
-    utilities = fitted.utilities(all_args)
-    if utilities.family is not GUMBEL:
-        return None
-    return _check(rng_key, utilities, rows_of_all, chosen, num_draws)
+    weights = np.where(np.asarray(everything.rows.weights)[ids] > 0, weights, 0.0)
+    rows = RowWeights(jnp.asarray(weights), jnp.asarray(weights > 1))
+    utilities = ChunkedUtilities(fit.followed_by(batches.take(jnp.asarray(ids))))
+    return _check(rng_key, utilities, rows, chosen, num_draws)
 
 
 def _choose_classes(
@@ -124,6 +111,8 @@ def _check(
     chosen: NDArray[np.int64] | None,
     num_draws: int,
 ) -> ParetoCheck:
+    if utilities.family is not GUMBEL:
+        return ParetoCheck()
     small = small_site_ratios(utilities, rows, rng_key, num_draws, NUM_REST)
     classes = None
     if chosen is not None and chosen.size:
@@ -140,3 +129,9 @@ def _k(ratios: Ratios) -> NDArray[np.float64]:
     if is_known.any():
         found[is_known] = pareto_k(ratios.log_ratios[is_known])
     return found
+
+
+def _advice(k: float, fix: str, if_unknown: str) -> str:
+    if np.isnan(k):
+        return f"too few rows to tell: {if_unknown}"
+    return f"run longer, or {fix}" if k > MOST_PARETO_K else ""

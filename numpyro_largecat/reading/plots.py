@@ -11,8 +11,10 @@ from numpy.typing import ArrayLike
 
 from numpyro_largecat.reading.metrics import calibration_bins
 
+__all__ = ["accuracy_by_frequency", "confusion", "elbo", "intervals", "reliability"]
 
-def plot_elbo(
+
+def elbo(
     losses: ArrayLike,
     window: int = 100,
     exact: Mapping[int, float] | None = None,
@@ -38,26 +40,26 @@ def plot_elbo(
     Example:
         >>> import numpy as np
         >>> import numpyro_largecat as lc
-        >>> ax = lc.plot_elbo(np.exp(-np.arange(50)), window=5)
+        >>> ax = lc.plots.elbo(np.exp(-np.arange(50)), window=5)
         >>> ax.get_xlabel()
         'step'
     """
-    elbo = -np.asarray(losses, float)
-    if not elbo.size:
+    elbos = -np.asarray(losses, float)
+    if not elbos.size:
         raise ValueError("`losses` must hold at least one step; got none.")
-    window = min(window, elbo.size)
-    is_known = np.isfinite(elbo)  # a step that was skipped has none
+    window = min(window, elbos.size)
+    is_known = np.isfinite(elbos)  # a step that was skipped has none
     if not is_known.any():
         raise ValueError("`losses` must hold at least one finite loss; all are NaN or infinite.")
     total, number = (
         np.cumsum(np.concatenate([[0.0], values]))
-        for values in (np.where(is_known, elbo, 0), is_known)
+        for values in (np.where(is_known, elbos, 0), is_known)
     )
     with np.errstate(invalid="ignore"):  # a window of skipped steps is a gap
         average = (total[window:] - total[:-window]) / (number[window:] - number[:-window])
     ax = _new_axes(ax)
-    ax.plot(elbo, color="C0", alpha=0.25, linewidth=0.5, label="each step")
-    ax.plot(np.arange(window - 1, elbo.size), average, color="C0", label=f"mean of {window} steps")
+    ax.plot(elbos, color="C0", alpha=0.25, linewidth=0.5, label="each step")
+    ax.plot(np.arange(window - 1, elbos.size), average, color="C0", label=f"mean of {window} steps")
     low, high = np.nanquantile(average, 0.02), np.nanmax(average)
     if exact:
         steps, values = np.array(sorted(exact.items())).T
@@ -70,7 +72,7 @@ def plot_elbo(
     return ax
 
 
-def plot_intervals(
+def intervals(
     draws: ArrayLike, labels: Sequence[str], probability: float = 0.9, ax: Any = None
 ) -> Any:
     """Plot posterior medians and central intervals, one row for each quantity.
@@ -90,7 +92,7 @@ def plot_intervals(
     Example:
         >>> import numpy as np
         >>> import numpyro_largecat as lc
-        >>> ax = lc.plot_intervals(np.random.default_rng(0).normal(size=(100, 2)), ["a", "b"])
+        >>> ax = lc.plots.intervals(np.random.default_rng(0).normal(size=(100, 2)), ["a", "b"])
         >>> [text.get_text() for text in ax.get_yticklabels()]
         ['a', 'b']
     """
@@ -113,7 +115,7 @@ def plot_intervals(
     return ax
 
 
-def plot_reliability(
+def reliability(
     probabilities: ArrayLike, correct: ArrayLike, num_bins: int = 10, ax: Any = None
 ) -> Any:
     """Plot how often predictions of a given probability come true.
@@ -137,7 +139,7 @@ def plot_reliability(
         >>> import numpy as np
         >>> import numpyro_largecat as lc
         >>> p = np.random.default_rng(0).uniform(size=1000)
-        >>> ax = lc.plot_reliability(p, p > 0.5)
+        >>> ax = lc.plots.reliability(p, p > 0.5)
         >>> ax.get_ylabel()
         'fraction that came true'
     """
@@ -156,7 +158,7 @@ def plot_reliability(
     return ax
 
 
-def plot_accuracy_by_frequency(
+def accuracy_by_frequency(
     predicted: ArrayLike, obs: ArrayLike, counts: ArrayLike, num_bins: int = 10, ax: Any = None
 ) -> Any:
     """Plot how often classes are predicted right against how frequent they are in training.
@@ -181,7 +183,7 @@ def plot_accuracy_by_frequency(
         >>> import numpy as np
         >>> import numpyro_largecat as lc
         >>> obs = np.arange(100) % 7
-        >>> ax = lc.plot_accuracy_by_frequency(np.minimum(obs, 4), obs, 2 ** np.arange(7))
+        >>> ax = lc.plots.accuracy_by_frequency(np.minimum(obs, 4), obs, 2 ** np.arange(7))
         >>> ax.get_xscale()
         'log'
     """
@@ -207,7 +209,7 @@ def plot_accuracy_by_frequency(
     return ax
 
 
-def plot_confusion(
+def confusion(
     predicted: ArrayLike,
     obs: ArrayLike,
     labels: Sequence[str] | None = None,
@@ -237,7 +239,7 @@ def plot_confusion(
         >>> import numpy as np
         >>> import numpyro_largecat as lc
         >>> obs = np.repeat(np.arange(4), 25)
-        >>> ax = lc.plot_confusion(np.where(np.arange(100) % 5, obs, 1), obs, ["a", "b", "c", "d"])
+        >>> ax = lc.plots.confusion(np.where(np.arange(100) % 5, obs, 1), obs, ["a", "b", "c", "d"])
         >>> [text.get_text() for text in ax.get_yticklabels()]
         ['a', 'b', 'c', 'd']
     """

@@ -11,7 +11,7 @@ import optax
 from jax import Array
 
 from numpyro_largecat._checks import check_count
-from numpyro_largecat.svi.step import SubsampledSVIState
+from numpyro_largecat.svi.state import SubsampledSVIState
 from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
 
 
@@ -119,5 +119,4 @@ def averaged_params(svi: SubsampledSVI, state: SubsampledSVIState) -> dict[str, 
             "the optimiser of this fit keeps no averages; give `SubsampledSVI` the optimiser "
             "`lc.average_iterates(...)`."
         )
-    assert svi.constrain_fn is not None
-    return svi.get_params(state) | svi.constrain_fn(averages[0])
+    return svi.get_params(state) | svi.plan.constrain(averages[0])

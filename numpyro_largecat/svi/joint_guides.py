@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from numpyro.handlers import seed, trace
 from numpyro.infer.autoguide import (
     AutoContinuous,
     AutoDAIS,
@@ -15,9 +14,10 @@ from numpyro.infer.autoguide import (
     AutoSemiDAIS,
 )
 
-from numpyro_largecat.handlers.guide_tables import guide_parts
-from numpyro_largecat.handlers.shared_rows import PlateRows, TouchedRows
-from numpyro_largecat.handlers.without_draws import at_feasible_values
+from numpyro_largecat.handlers.automatic_guides import guide_parts
+from numpyro_largecat.handlers.run_model import sites_of
+from numpyro_largecat.handlers.sites import is_latent
+from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 
 # They take gradients of a model of their own, or their draws need more than parameters.
 NOT_FOR_PARTS = (AutoDAIS, AutoLaplaceApproximation, AutoSemiDAIS)
@@ -46,9 +46,8 @@ def _plates_of_sites(
     found: dict[str, tuple[str, PlateRows] | None] = {}
 
     def look() -> None:
-        sites = trace(at_feasible_values(seed(part.model, 0))).get_trace(*args, **kwargs)
-        for name, site in sites.items():
-            if site["type"] != "sample" or site["is_observed"]:
+        for name, site in sites_of(part.model, args, kwargs).items():
+            if not is_latent(site):
                 continue
             found[name] = None
             for frame in site["cond_indep_stack"]:

@@ -16,7 +16,7 @@ from numpyro_largecat.ops.row_chunks import map_rows
 from numpyro_largecat.ops.top_l import largest, take_last
 from numpyro_largecat.top_l.component_weights import MAX_ENTRIES
 from numpyro_largecat.top_l.discrete_sites import DiscreteSite
-from numpyro_largecat.top_l.model_run import ModelRun
+from numpyro_largecat.top_l.model_at_values import ModelAtValues
 
 TOLERANCE = 1e-4  # of a log weight, relative to its size and to the usual size
 OTHER_SHAPE = 0.05  # the same for runs whose arrays have other shapes, and so other rounding
@@ -37,7 +37,7 @@ class ActiveValues:
     """
 
     def __init__(
-        self, run: ModelRun, sites: list[DiscreteSite], model_trace: dict[str, Any]
+        self, run: ModelAtValues, sites: list[DiscreteSite], model_trace: dict[str, Any]
     ) -> None:
         self.run = run
         self.sites = sites
@@ -98,7 +98,7 @@ class ActiveValues:
         apart += [_is_close(before[name], found[name], OTHER_SHAPE) for name in found]
         return jnp.stack([places.all() for places in apart]).all()
 
-    def _constant(self) -> tuple[ModelRun, list[DiscreteSite]]:
+    def _constant(self) -> tuple[ModelAtValues, list[DiscreteSite]]:
         """The model and its sites, constant for the gradient."""
         sites = [replace(s, log_prior=lax.stop_gradient(s.log_prior)) for s in self.sites]
         return self.run.without_gradients(), sites
@@ -150,7 +150,7 @@ class ActiveValues:
 
 
 def _log_weights(
-    run: ModelRun, sites: list[DiscreteSite], index: dict[str, Array]
+    run: ModelAtValues, sites: list[DiscreteSite], index: dict[str, Array]
 ) -> dict[str, Array]:
     """Log weights (batch shape) of one value for each z, that at the index of its site."""
     model_trace = run.trace({site.name: site.support[index[site.name]] for site in sites})

@@ -14,7 +14,7 @@ from jax import Array, lax
 from numpyro_largecat.ops.pair_blocks import pair_blocks
 from numpyro_largecat.ops.row_chunks import map_rows
 from numpyro_largecat.ops.top_l import largest
-from numpyro_largecat.top_l.component_parameters import cannot_take, replace_parameters
+from numpyro_largecat.top_l.replace_parameters import cannot_take, replace_parameters
 
 MAX_ENTRIES = 2**22  # of one array of log densities with their events, at once
 MATRIX_ENTRIES = 256  # of a parameter for one component, from which on it is gathered by blocks

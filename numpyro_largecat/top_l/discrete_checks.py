@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_largecat._checks import check_count, is_concrete
-from numpyro_largecat.top_l.model_run import is_marked
+from numpyro_largecat.handlers.internals import is_of_scan
+from numpyro_largecat.handlers.sites import is_latent
+from numpyro_largecat.top_l.marked_sites import is_marked
 
 MARK = "infer={'enumerate': 'parallel'}"
 
@@ -25,18 +27,18 @@ def not_marked(name: str) -> ValueError:
 def check_marks(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> None:
     """Refuse discrete latent sites that are not marked, or that the guide draws."""
     for name, site in guide_trace.items():
-        if site["type"] == "sample" and not site["is_observed"] and site["fn"].is_discrete:
+        if is_latent(site) and site["fn"].is_discrete:
             raise NotImplementedError(
                 f"the guide draws the discrete site '{name}', but TopL_ELBO finds the posterior of "
                 "discrete sites itself. Leave it out of the guide; for an automatic guide, hide "
                 "it: `AutoNormal(lc.hide_enumerated(model))`."
             )
     for name, site in model_trace.items():
-        if site["type"] != "sample" or site["is_observed"] or not site["fn"].is_discrete:
+        if not is_latent(site) or not site["fn"].is_discrete:
             continue
         if not is_marked(site):
             raise not_marked(name)
-        if site.get("_control_flow_done"):
+        if is_of_scan(site):
             raise NotImplementedError(
                 f"the discrete site '{name}' is inside of a `scan`, where it would have a value at "
                 "each step: TopL_ELBO takes discrete sites in plates only."

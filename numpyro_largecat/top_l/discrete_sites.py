@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.ops.provenance import eval_provenance
 
+from numpyro_largecat.handlers.internals import eval_provenance
+from numpyro_largecat.handlers.sites import log_prob_of, unmasked, without_expand
 from numpyro_largecat.ops.top_l import take_last
 from numpyro_largecat.top_l.discrete_checks import (
     check_active,
@@ -21,14 +22,8 @@ from numpyro_largecat.top_l.discrete_checks import (
     check_plates,
     common_scale,
 )
-from numpyro_largecat.top_l.model_run import (
-    ModelRun,
-    is_marked,
-    log_prob_of,
-    support_of,
-    unmasked,
-    without_expand,
-)
+from numpyro_largecat.top_l.marked_sites import is_marked, support_of
+from numpyro_largecat.top_l.model_at_values import ModelAtValues
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ class DiscreteSite:
 
 
 def find_discrete_sites(
-    run: ModelRun, model_trace: dict[str, Any], num_active: int | dict[str, int]
+    run: ModelAtValues, model_trace: dict[str, Any], num_active: int | dict[str, int]
 ) -> list[DiscreteSite]:
     """Describe the discrete sites of a model, given its trace with each at its first value.
 
@@ -111,7 +106,7 @@ def find_discrete_sites(
 
 
 def _dependencies(
-    run: ModelRun, values: dict[str, Array]
+    run: ModelAtValues, values: dict[str, Array]
 ) -> tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]]:
     """Which discrete sites the log density of each site depends on, and the mask of each."""
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from numpyro.primitives import Messenger
 
+from numpyro_largecat.handlers.sites import is_latent
 from numpyro_largecat.top_l.discrete_checks import not_marked
-from numpyro_largecat.top_l.model_run import first_value, is_marked
+from numpyro_largecat.top_l.marked_sites import first_value, is_marked
 
 
 class hide_enumerated(Messenger):
@@ -47,6 +48,5 @@ class hide_enumerated(Messenger):
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Refuse discrete sites that were not marked, and that no handler further out observes."""
-        is_latent = msg["type"] == "sample" and not msg["is_observed"]
-        if is_latent and not msg.get("_hidden") and msg["fn"].is_discrete:
+        if is_latent(msg) and not msg.get("_hidden") and msg["fn"].is_discrete:
             raise not_marked(msg["name"])

@@ -12,13 +12,15 @@ from jax import Array, lax, random
 from numpyro import handlers
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.util import compute_log_probs
-from numpyro.util import _validate_model, check_model_guide_match
+from numpyro.util import check_model_guide_match
 
 from numpyro_largecat._checks import is_concrete
+from numpyro_largecat.handlers.internals import check_model_trace
+from numpyro_largecat.handlers.sites import log_prob_of
 from numpyro_largecat.ops.top_l import log_sum
 from numpyro_largecat.top_l.active_values import ActiveValues
 from numpyro_largecat.top_l.discrete_sites import DiscreteSite, find_discrete_sites
-from numpyro_largecat.top_l.model_run import ModelRun, log_prob_of
+from numpyro_largecat.top_l.model_at_values import ModelAtValues
 from numpyro_largecat.top_l.top_l_categorical import TopLCategorical
 
 
@@ -239,7 +241,7 @@ class _Particle:
         self.mutable = _mutable(self.guide_trace)
         params = {**param_map, **self.mutable}
         model = handlers.seed(model, self.model_key)
-        self.run = ModelRun(model, self.guide_trace, params, args, kwargs)
+        self.run = ModelAtValues(model, self.guide_trace, params, args, kwargs)
         self.model_trace = self.run.first_trace()
         self.mutable |= _mutable(self.model_trace)
 
@@ -247,7 +249,7 @@ class _Particle:
         """Evidence lower bound, and the values of mutable sites."""
         discrete, are_apart = self.discrete(num_active)
         check_model_guide_match(self.model_trace, self.guide_trace)
-        _validate_model(self.model_trace, plate_warning="loose")
+        check_model_trace(self.model_trace)
         summed = {name for found in discrete for name in (found.site.name, *found.site.dependents)}
         terms = [
             _scaled_sum(log_prob_of(site), site["scale"])

@@ -219,9 +219,8 @@ def _check_result(log_prob: Array, weights: ComponentWeights, shape: tuple[int, 
 
 def _common_support(components: dist.Distribution) -> constraints.Constraint:
     """Support of any component, without the axis of the components."""
-    support, inner = components.support, 0
-    if isinstance(support, constraints._IndependentConstraint):
-        inner = support.reinterpreted_batch_ndims
+    support = components.support
+    inner = getattr(support, "reinterpreted_batch_ndims", 0)  # of a `constraints.independent`
 
     def of_any(bound: Any) -> Any:
         if jnp.ndim(bound) <= inner:

@@ -14,7 +14,7 @@ from jax import Array, lax, random
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import check_count, check_integers, is_concrete
+from numpyro_largecat._checks import check_count, check_integers, check_num_active, is_concrete
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.document_bound import document_bound
 from numpyro_largecat.ops.topics.document_fit import DocumentFit, fit_documents, may_be_log_probs
@@ -58,7 +58,7 @@ class DocumentPosterior(NamedTuple):
 
 
 class TopicDocument(dist.Distribution):
-    r"""Document of a topic model (LDA), with its topic frequencies and assignments bounded away.
+    r"""Document of a topic model (LDA) at the best bound over its own latent variables.
 
     Tokens n of a document have topics z and words x,
 
@@ -166,12 +166,7 @@ class TopicDocument(dist.Distribution):
                 f"`concentration` must be a scalar or have one entry for each of {num_topics} "
                 f"topics on its last axis; got shape {concentration.shape}."
             )
-        self.num_active = check_count("num_active", num_active, 1)
-        if self.num_active > num_topics:
-            raise ValueError(
-                f"`num_active` must be at most {num_topics}, the number of topics; "
-                f"got {num_active}."
-            )
+        self.num_active = check_num_active(num_active, num_topics, "topics")
         self.num_tokens = check_count("num_tokens", num_tokens, 1)
         if is_concrete(max_sweeps):
             check_count("max_sweeps", max_sweeps, 10)

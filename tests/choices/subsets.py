@@ -12,7 +12,7 @@ import numpyro_largecat as lc
 LABELS = np.array([7, 30, 50])
 INDICES = np.array([7, 30, 49, 2, 49, 11])
 WEIGHTS = np.array([1.0, 1.0, 0.0, 16.0, 16.0, 16.0])
-SUBSET = lc.ClassSubset(
+SUBSET = lc.plates.ClassSubset(
     jnp.array(INDICES), jnp.array(WEIGHTS), jnp.array(LABELS), num_categories=50, kind="sample"
 )
-CHUNK = lc.ClassSubset(jnp.arange(6), jnp.ones(6), None, num_categories=50, kind="chunk")
+CHUNK = lc.plates.ClassSubset(jnp.arange(6), jnp.ones(6), None, num_categories=50, kind="chunk")

@@ -109,7 +109,7 @@ def test_bound_on_a_subset_is_unbiased_for_that_of_the_available_classes():
 
     @jax.jit
     def bound(indices, weights):
-        classes = lc.ClassSubset(
+        classes = lc.plates.ClassSubset(
             indices, weights, jnp.sort(jnp.array(labels)), NUM_CATEGORIES, "sample"
         )
         return lc.UtilityCategorical(UTILITIES[0, indices], classes, u=u).log_prob(Y[0])
@@ -173,9 +173,8 @@ def test_predictions_give_unavailable_classes_no_probability(num_sampled):
     model, guide, result = fitted(num_sampled)
     w = result.params["w_auto_loc"]
     expected = jax.nn.log_softmax(jnp.where(AVAILABLE, X @ w.T, -jnp.inf))
-    arguments = (model, guide, result.params, X, AVAILABLE)
-    observed = lc.log_likelihood(*arguments, obs=Y, chunk_size=4)
-    top = lc.top_classes(*arguments, num_top=NUM_CATEGORIES, chunk_size=4)
+    new = lc.Fitted(model, guide, result.params, chunk_size=4).on(X, AVAILABLE)
+    observed, top = new.log_likelihood(Y), new.top_classes(NUM_CATEGORIES)
     np.testing.assert_allclose(observed, expected[jnp.arange(NUM_ROWS), Y], rtol=1e-4)
     found = np.full((NUM_ROWS, NUM_CATEGORIES), -np.inf)
     for n, (classes, log_probs) in enumerate(zip(*top, strict=True)):
@@ -207,41 +206,3 @@ def test_coefficients_that_all_classes_share_are_fitted_on_a_subset():
     svi = lc.SubsampledSVI(model, guide, optax.adam(0.05), Trace_ELBO())
     result = svi.run(jax.random.key(4), 20, X, AVAILABLE, Y, progress_bar=False)
     assert np.isfinite(result.losses).all()
-
-
-CHOICES = {
-    "exact": lambda psi, classes: lc.UtilityCategorical(psi),
-    "softmax, u": lambda psi, classes: lc.UtilityCategorical(psi, classes, u=jnp.ones(2)),
-    "softmax": lc.UtilityCategorical,
-    "logistic, u": lambda psi, classes: lc.UtilityCategorical(
-        psi, classes, "logistic", u=jnp.ones(2)
-    ),
-    "logistic": lambda psi, classes: lc.UtilityCategorical(psi, classes, "logistic"),
-    "one-vs-each": lc.OneVsEach,
-    "Bouchard": lambda psi, classes: lc.Bouchard(psi, classes, alpha=jnp.ones(2)),
-    "probit": lambda psi, classes: lc.GaussianErrorBound(psi, classes, loc=1.0, scale=0.5),
-    "augmented": lambda psi, classes: lc.AugmentedCategorical(
-        psi, classes, "normal", error=jnp.ones(2)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CHOICES)
-def test_a_masked_choice_of_an_unavailable_class_has_no_gradient(name):
-    """The first observation chose what it did not have; its likelihood is 0, and is masked."""
-    labels = jnp.array([0, 1])
-    with numpyro.handlers.seed(rng_seed=0):
-        classes = lc.class_plate("classes", 4, labels, 2).classes
-    kept = jnp.array([False, True])
-
-    def total(psi):
-        psi = psi.at[0, 0].set(-jnp.inf)
-        psi = psi if name == "exact" else psi[:, classes.indices]
-        log_prob = CHOICES[name](psi, classes).log_prob(labels)
-        return jnp.where(kept, log_prob, 0).sum(), log_prob
-
-    (_, log_prob), gradient = jax.value_and_grad(total, has_aux=True)(jnp.zeros((2, 4)))
-    assert log_prob[0] == -jnp.inf
-    assert jnp.isfinite(log_prob[1])
-    assert jnp.isfinite(gradient).all()
-    assert (gradient[0] == 0).all()

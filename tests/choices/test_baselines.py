@@ -71,7 +71,9 @@ def test_gradient_tends_to_that_of_the_unnormalised_likelihood_with_more_noise(x
 LABELS = np.array([2, 5])
 INDICES = jnp.array([2, 5, 0, 7, 9])
 WEIGHTS = jnp.array([1.0, 1.0, 8 / 3, 8 / 3, 8 / 3])
-SUBSET = lc.ClassSubset(INDICES, WEIGHTS, jnp.array(LABELS), num_categories=10, kind="sample")
+SUBSET = lc.plates.ClassSubset(
+    INDICES, WEIGHTS, jnp.array(LABELS), num_categories=10, kind="sample"
+)
 
 
 def test_stateless_choice_is_importance_sampling_of_the_normaliser():

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every bound or estimate of a softmax must do, and what each bound does beyond that."""
+"""What each bound or estimate of a softmax does beyond ``test_distributions``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +15,6 @@ import numpyro.distributions as dist
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.test_util import check_grads
 from numpyro import handlers
 from scipy.optimize import minimize
 from scipy.special import expit
@@ -27,7 +24,7 @@ from numpyro_largecat.choices.baselines.noise_contrastive import NoiseContrastiv
 from numpyro_largecat.choices.bounds.bouchard import Bouchard
 from numpyro_largecat.choices.bounds.one_vs_each import OneVsEach
 from tests import reference
-from tests.choices.subsets import CHUNK, INDICES, SUBSET, WEIGHTS
+from tests.choices.subsets import SUBSET, WEIGHTS
 
 # A correct program fails one of a test's comparisons, at most 200 means each compared at 5.5
 # standard errors, with probability below this.
@@ -41,172 +38,6 @@ MARKS = np.array([1, 0, 1, 1, 1, 0], bool)
 MARKS_OF_EACH = np.array([MARKS, ~MARKS, np.zeros(6, bool)])
 
 
-class Case(NamedTuple):
-    """A distribution with batch shape (3,) as a function of utilities (3, 6) and local (3,)."""
-
-    make: Callable
-    reference: Callable  # (utilities (6,), local, row of the class) -> value
-    rows: tuple = (0, 5, 2)  # of the classes whose log_prob is compared
-    classes: lc.ClassSubset | None = None
-
-    @property
-    def values(self):
-        return np.array(self.rows) if self.classes is None else INDICES[list(self.rows)]
-
-    def expected(self):
-        return np.array(
-            [self.reference(*row) for row in zip(UTILITIES, LOCAL, self.rows, strict=True)]
-        )
-
-
-ON_SUBSET = dict(rows=(1, 0, 1), classes=SUBSET)
-CASES = {
-    "one-vs-each": Case(
-        lambda psi, local: OneVsEach(psi), lambda psi, local, row: reference.one_vs_each(psi, row)
-    ),
-    "one-vs-each, subset": Case(
-        lambda psi, local: OneVsEach(psi, SUBSET),
-        lambda psi, local, row: reference.one_vs_each(psi, row, WEIGHTS),
-        **ON_SUBSET,
-    ),
-    "some together": Case(
-        lambda psi, local: OneVsEach(psi, together=MARKS),
-        lambda psi, local, row: reference.one_vs_each(psi, row, None, np.flatnonzero(MARKS)),
-    ),
-    "labels together, subset": Case(  # what is marked beside the labels is not surely there
-        lambda psi, local: OneVsEach(psi, SUBSET, together=True),
-        lambda psi, local, row: reference.one_vs_each(psi, row, WEIGHTS, [0, 1]),
-        **ON_SUBSET,
-    ),
-    "Bouchard": Case(
-        lambda psi, local: Bouchard(psi, alpha=local),
-        lambda psi, local, row: reference.bouchard_bound(psi, row, local),
-    ),
-    "Bouchard, subset": Case(
-        lambda psi, local: Bouchard(psi, SUBSET, alpha=local),
-        lambda psi, local, row: reference.bouchard_bound(psi, row, local, WEIGHTS),
-        **ON_SUBSET,
-    ),
-    "Bouchard at the best": Case(
-        lambda psi, local: Bouchard(psi),
-        lambda psi, local, row: reference.bouchard_bound(psi, row, reference.best_alpha(psi)),
-    ),
-    "noise contrastive": Case(
-        lambda psi, local: NoiseContrastive(psi, num_noise=3),
-        lambda psi, local, row: reference.noise_contrastive(psi, row, 3 / 6),
-    ),
-    "noise contrastive, subset": Case(
-        lambda psi, local: NoiseContrastive(psi, SUBSET, num_noise=3, log_normalizer=local),
-        lambda psi, local, row: reference.noise_contrastive(psi, row, 3 / 50, local, WEIGHTS),
-        **ON_SUBSET,
-    ),
-}
-cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-
-
-# What every distribution over a choice must do.
-
-
-@pytest.mark.smoke
-@cases
-def test_log_prob_is_the_equation_and_values_broadcast(case):
-    d = case.make(UTILITIES, LOCAL)
-    assert d.batch_shape == (3,)
-    assert d.event_shape == ()
-    np.testing.assert_allclose(d.log_prob(case.values), case.expected(), rtol=1e-5)
-    many = d.log_prob(np.broadcast_to(case.values, (4, 3)))
-    np.testing.assert_allclose(many, np.broadcast_to(case.expected(), (4, 3)), rtol=1e-5)
-
-
-@cases
-def test_jit_vmap_and_pytree_round_trip(case):
-    """A distribution may be made inside jit and vmap, passed into them, and taken apart."""
-    expected = partial(np.testing.assert_allclose, desired=case.expected(), rtol=1e-5)
-    made_inside = jax.vmap(lambda psi, local, v: case.make(psi, local).log_prob(v))
-    expected(jax.jit(made_inside)(UTILITIES, LOCAL, case.values))
-    many = jax.vmap(case.make)(UTILITIES, LOCAL)
-    expected(jax.vmap(lambda d, v: d.log_prob(v))(many, jnp.array(case.values)))
-    d = case.make(UTILITIES, LOCAL)
-    again = jax.tree.unflatten(jax.tree.structure(d), jax.tree.leaves(d))
-    assert again.batch_shape == (3,)
-    assert again.num_categories == d.num_categories
-    expected(again.log_prob(case.values))
-
-
-@cases
-def test_expand_mask_and_to_event(case):
-    d, expected = case.make(UTILITIES, LOCAL), case.expected()
-    expanded = d.expand((2, 3))
-    assert expanded.batch_shape == (2, 3)
-    twice = expanded.log_prob(np.broadcast_to(case.values, (2, 3)))
-    np.testing.assert_allclose(twice, np.broadcast_to(expected, (2, 3)), rtol=1e-5)
-    event = d.to_event(1)
-    assert (event.batch_shape, event.event_shape) == ((), (3,))
-    np.testing.assert_allclose(event.log_prob(case.values), expected.sum(), rtol=1e-5)
-    masked = d.mask(np.array([True, False, True])).log_prob(case.values)
-    np.testing.assert_allclose(masked, [expected[0], 0, expected[2]], rtol=1e-5)
-
-
-@cases
-def test_gradients_agree_with_finite_differences(case, x64):
-    @jax.jit
-    def log_prob(utilities, local):
-        return case.make(utilities, local).log_prob(jnp.array(case.values))
-
-    arguments = jnp.array(UTILITIES, jnp.float64), jnp.array(LOCAL, jnp.float64)
-    check_grads(log_prob, arguments, order=1, modes=["rev"], rtol=1e-6)
-    assert log_prob(*arguments).dtype == jnp.float64
-    np.testing.assert_allclose(log_prob(*arguments), case.expected(), rtol=1e-12)
-
-
-@cases
-def test_huge_utilities_of_many_classes_give_finite_values_and_gradients(case):
-    """Utilities in [-1e4, 1e4], of 10**5 classes where all are there."""
-    psi = jnp.array([[1e4, -1e4, 0.0, 1e4, 1e4, -1e4], [-1e4, 1e4, 1e4, -1e4, 0.0, 0.0]])
-    psi = jnp.concatenate([psi, -psi, jnp.full((2, 6), 1e4)])
-    if case.classes is None and case is not CASES["some together"]:
-        psi = jnp.tile(psi, (1, 10**5 // 6))
-    local = jnp.array([-1e4, -5e3, 0.0, 5e3, 1e4, 1.0])
-
-    @jax.jit
-    @partial(jax.value_and_grad, argnums=(0, 1), has_aux=True)
-    def total(utilities, local):
-        log_prob = case.make(utilities, local).log_prob(jnp.array(case.values)[:2, None])
-        return log_prob.sum(), log_prob
-
-    (_, log_prob), gradients = total(psi, local)
-    assert jnp.isfinite(log_prob).all()
-    assert all(jnp.isfinite(gradient).all() for gradient in gradients)
-
-
-@cases
-def test_classes_that_are_not_available(case):
-    """They change nothing but the value of their own choice, -inf, which moves no other utility."""
-    unavailable = UTILITIES.copy()
-    unavailable[:, 4] = -np.inf  # another class
-    unavailable[2, case.rows[2]] = -np.inf  # the chosen class
-    nothing = np.full((1, 6), -np.inf, np.float32)
-
-    def log_prob(utilities):
-        local = jnp.append(LOCAL, 0.0)
-        return case.make(utilities, local).log_prob(jnp.append(case.values, case.values[0]))
-
-    far = np.where(np.arange(6) == 4, -700.0, UTILITIES)  # as good as not available
-    expected = np.array([case.reference(far[n], LOCAL[n], case.rows[n]) for n in range(2)])
-    utilities = jnp.array(np.concatenate([unavailable, nothing]))
-    value, pull_back = jax.vjp(log_prob, utilities)
-    np.testing.assert_allclose(value, [*expected, -np.inf, -np.inf], rtol=1e-5)
-    (gradient,) = pull_back(jnp.ones(4))
-    assert jnp.isfinite(gradient).all()
-    assert (gradient[:2, 4] == 0).all()
-
-
-def test_bad_values_under_jit_are_nan():
-    for case in (CASES["one-vs-each"], CASES["Bouchard, subset"]):
-        log_prob = jax.jit(case.make(UTILITIES, LOCAL).log_prob)(np.array([-1, 50, 49]))
-        np.testing.assert_array_equal(log_prob, np.nan)
-
-
 MAKERS = {
     "one-vs-each": OneVsEach,
     "Bouchard": partial(Bouchard, alpha=0.7),
@@ -216,19 +47,9 @@ makers = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
 @makers
-def test_bad_input_is_refused(make):
-    with pytest.raises(ValueError, match=r"at least 2.*got shape \(3, 1\)"):
-        make(jnp.zeros((3, 1)))
-    with pytest.raises(ValueError, match=r"one column for each row of the class plate, 6"):
-        make(jnp.zeros((3, 5)), SUBSET)
-    with pytest.raises(TypeError, match="`classes` must be what `with lc"):
-        make(jnp.zeros(6), jnp.arange(6))
+def test_utilities_that_are_not_numbers_are_refused(make):
     with pytest.raises(ValueError, match="utilities"):
         make(jnp.array([0.0, jnp.nan]), validate_args=True)
-    with pytest.raises(ValueError, match=r"`value` must be classes.*got 6 at position 1"):
-        make(UTILITIES).log_prob(np.array([0, 6, 1]))
-    with pytest.raises(NotImplementedError, match=r"log_prob needs all classes.*holds a chunk"):
-        make(UTILITIES, CHUNK).log_prob(np.array([0, 1, 2]))
 
 
 def test_best_alpha_needs_all_classes():
@@ -262,11 +83,6 @@ BAD_ARGUMENTS = {
         ValueError,
         r"`alpha` must have one entry for each observation.*alpha.shape=\(2,\)",
     ),
-    "normalizer of another shape": (
-        lambda: NoiseContrastive(UTILITIES, num_noise=1, log_normalizer=jnp.zeros(2)),
-        ValueError,
-        "`log_normalizer` must have one entry for each observation",
-    ),
     "no noise": (
         lambda: NoiseContrastive(UTILITIES, num_noise=0),
         ValueError,
@@ -296,21 +112,13 @@ def test_shapes_are_inferred():
 
 # Means over the draws of a class plate.
 
-UNBIASED = [
-    lambda psi, classes, local: OneVsEach(psi, classes),
-    lambda psi, classes, local: OneVsEach(psi, classes, together=True),
-    lambda psi, classes, local: OneVsEach(psi, classes, together=psi > 0.5),
-    lambda psi, classes, local: Bouchard(psi, classes, alpha=local),
-    lambda psi, classes, local: NoiseContrastive(psi, classes, num_noise=4, log_normalizer=local),
+ON_SUBSET = [
+    lambda psi, classes: OneVsEach(psi, classes, together=True),
+    lambda psi, classes: OneVsEach(psi, classes, together=psi > 0.5),
 ]
-FULL = [  # the same on all classes, where the labels that are together are 1 and 4
-    lambda psi, local: OneVsEach(psi),
-    lambda psi, local: OneVsEach(psi, together=np.isin(np.arange(psi.shape[-1]), [1, 4])),
-    lambda psi, local: OneVsEach(
-        psi, together=(psi > 0.5) & np.isin(np.arange(psi.shape[-1]), [1, 4])
-    ),
-    lambda psi, local: Bouchard(psi, alpha=local),
-    lambda psi, local: NoiseContrastive(psi, num_noise=4, log_normalizer=local),
+ON_ALL = [  # the same on all classes, where the labels that are together are 1 and 4
+    lambda psi: OneVsEach(psi, together=np.isin(np.arange(9), [1, 4])),
+    lambda psi: OneVsEach(psi, together=(psi > 0.5) & np.isin(np.arange(9), [1, 4])),
 ]
 LABELS = np.array([4, 1, 4], np.int32)
 TABLE = np.random.default_rng(1).normal(size=9) * 2
@@ -318,40 +126,33 @@ TABLE = np.random.default_rng(1).normal(size=9) * 2
 
 def values_and_gradients(log_probs):
     """Sum over observations of each distribution's value, and its gradient, in one vector."""
-
-    def of_one(log_prob):
-        local = jnp.asarray(LOCAL, jnp.result_type(float))
-        value, gradient = jax.value_and_grad(log_prob)((jnp.array(TABLE), local))
-        return jnp.concatenate([value[None], *gradient])
-
-    return jnp.stack([of_one(log_prob) for log_prob in log_probs])
+    pairs = [jax.value_and_grad(log_prob)(jnp.array(TABLE)) for log_prob in log_probs]
+    return jnp.stack([jnp.append(gradient, value) for value, gradient in pairs])
 
 
-def on_all_classes(distributions=FULL):
-    def log_prob(full, arguments):
-        table, local = arguments
-        return full(jnp.broadcast_to(table, (3, 9)), local).log_prob(LABELS).sum()
+def on_all_classes():
+    def log_prob(make, table):
+        return make(jnp.broadcast_to(table, (3, 9))).log_prob(LABELS).sum()
 
-    return values_and_gradients([partial(log_prob, full) for full in distributions])
+    return values_and_gradients([partial(log_prob, make) for make in ON_ALL])
 
 
-def on_subset(classes, distributions=UNBIASED):
-    def log_prob(make, arguments):
-        table, local = arguments
+def on_subset(classes):
+    def log_prob(make, table):
         psi = jnp.broadcast_to(table[classes.indices], (3, *classes.indices.shape))
-        return make(psi, classes, local).log_prob(jnp.array(LABELS)).sum()
+        return make(psi, classes).log_prob(jnp.array(LABELS)).sum()
 
-    return values_and_gradients([partial(log_prob, make) for make in distributions])
+    return values_and_gradients([partial(log_prob, make) for make in ON_SUBSET])
 
 
 @pytest.mark.parametrize("num_sampled", [1, 3])
-def test_mean_over_every_subset_is_the_value_on_all_classes_and_its_gradient(num_sampled, x64):
-    """Exactly. Classes kept together are, on subsets, those that surely are there: the labels."""
+def test_mean_over_every_subset_with_classes_together_is_that_on_all_classes(num_sampled, x64):
+    """Value and gradient. On subsets those are together that surely are there: the labels."""
     distinct = jnp.array([1, 4], jnp.int32)
 
     @jax.jit
     def estimate(indices, weights):
-        return on_subset(lc.ClassSubset(indices, weights, distinct, 9, "sample"))
+        return on_subset(lc.plates.ClassSubset(indices, weights, distinct, 9, "sample"))
 
     mean = reference.mean_over_subsets(estimate, LABELS, 9, num_sampled)
     np.testing.assert_allclose(mean, on_all_classes(), rtol=1e-11, atol=1e-11)
@@ -363,11 +164,11 @@ def test_mean_over_draws_of_the_class_plate_is_the_value_on_all_classes_and_its_
     def estimates(rng_key):
         with handlers.seed(rng_seed=rng_key):
             classes = lc.class_plate("classes", 9, LABELS, num_sampled=3).classes
-        return on_subset(classes, UNBIASED[1::2])
+        return on_subset(classes)
 
     draws = np.asarray(estimates(jax.random.split(jax.random.key(0), 4000)), np.float64)
     error = draws.std(axis=0, ddof=1) / np.sqrt(len(draws))
-    gap = np.abs(draws.mean(axis=0) - np.asarray(on_all_classes(FULL[1::2])))
+    gap = np.abs(draws.mean(axis=0) - np.asarray(on_all_classes()))
     assert (gap <= STANDARD_ERRORS * error + 1e-4).all()
 
 

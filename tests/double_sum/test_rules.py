@@ -18,11 +18,11 @@ from scipy.optimize import brentq, minimize
 import numpyro_largecat as lc
 from tests.models import NUM_CATEGORIES, NUM_ROWS, make_data
 
-RULES = [lc.Vanilla(0.5), lc.UMax(0.5), lc.ImplicitSGD(0.5)]
+RULES = [lc.double_sum.Vanilla(0.5), lc.double_sum.UMax(0.5), lc.double_sum.ImplicitSGD(0.5)]
 
 
 def estimate(log_eta_hat, log_least=0.0):
-    return lambda u: lc.EtaEstimate(jnp.asarray(log_eta_hat), jnp.asarray(log_least))
+    return lambda u: lc.update_rules.EtaEstimate(jnp.asarray(log_eta_hat), jnp.asarray(log_least))
 
 
 def moved(rule, u, log_eta_hat, log_least=0.0, visits=0):
@@ -30,7 +30,7 @@ def moved(rule, u, log_eta_hat, log_least=0.0, visits=0):
     return rule.update(jnp.asarray(u), state, estimate(log_eta_hat, log_least))[0]
 
 
-@pytest.mark.parametrize("rule", [lc.Vanilla(0.1), lc.UMax(0.1, delta=9.0)])
+@pytest.mark.parametrize("rule", [lc.double_sum.Vanilla(0.1), lc.double_sum.UMax(0.1, delta=9.0)])
 def test_explicit_steps_follow_the_gradient_of_their_term(rule, x64):
     u, log_eta_hat = jnp.array([0.5, 2.0, 4.0]), jnp.array([2.0, 1.0, 3.5])
     slope = jax.vmap(jax.grad(lambda u, a: u + jnp.exp(a - u)))(u, log_eta_hat)
@@ -42,7 +42,7 @@ def test_explicit_steps_follow_the_gradient_of_their_term(rule, x64):
 def test_implicit_steps_solve_their_proximal_problem(rate, gap, x64):
     """u' - u + rate * (1 - exp(log eta_hat - u')) = 0, to rounding of its largest term."""
     u = 3.0
-    new = float(moved(lc.ImplicitSGD(rate), u, u + gap))
+    new = float(moved(lc.double_sum.ImplicitSGD(rate), u, u + gap))
     terms = [new - u, rate, -rate * np.exp(u + gap - new)]
     assert abs(sum(terms)) < 1e-10 * max(map(abs, terms)) * max(1, abs(gap))
 
@@ -52,12 +52,12 @@ def test_implicit_steps_of_great_length_keep_their_digits(rate):
     """In float32 rate and omega are far larger than u, which is their difference."""
     u, log_eta_hat = 3.0, 10.0
     expected = brentq(lambda v: v - u + rate * -np.expm1(log_eta_hat - v), u, log_eta_hat)
-    new = moved(lc.ImplicitSGD(rate), jnp.float32(u), jnp.float32(log_eta_hat))
+    new = moved(lc.double_sum.ImplicitSGD(rate), jnp.float32(u), jnp.float32(log_eta_hat))
     np.testing.assert_allclose(new, expected, rtol=1e-6)
 
 
 def test_u_max_raises_a_u_that_is_too_low_and_no_other():
-    rule = lc.UMax(0.1, delta=1.0)
+    rule = lc.double_sum.UMax(0.1, delta=1.0)
     u, least = jnp.array([0.0, 0.0, 4.0]), jnp.array([1.5, 0.5, 2.0])
     start = jnp.array([1.5, 0.0, 4.0])
     expected = start + 0.1 * jnp.expm1(2.0 - start)
@@ -77,15 +77,15 @@ def test_step_sizes_fall_with_the_visits(rule):
 
 def test_far_off_values_overflow_by_plain_steps_only():
     """With a class at hand that is 200 nats above the observed one, and u at 0."""
-    for rule in (lc.UMax(1.0), lc.ImplicitSGD(1.0)):
+    for rule in (lc.double_sum.UMax(1.0), lc.double_sum.ImplicitSGD(1.0)):
         new = moved(rule, jnp.float32(0), jnp.float32(207), jnp.float32(200))
         assert 190 < float(new) < 1400  # at most exp(7) by a step of length 1
-    assert not jnp.isfinite(moved(lc.Vanilla(1.0), jnp.float32(0), jnp.float32(207)))
+    assert not jnp.isfinite(moved(lc.double_sum.Vanilla(1.0), jnp.float32(0), jnp.float32(207)))
 
 
 def test_the_other_double_sum_is_refused():
     with pytest.raises(ValueError, match=r"`double_sum=\"utilities\"` is for `fit_double_sum`"):
-        moved(lc.UMax(0.5, double_sum="utilities"), 1.0, 1.5)
+        moved(lc.double_sum.UMax(0.5, double_sum="utilities"), 1.0, 1.5)
 
 
 def softmax_regression(rule, num_sampled):
@@ -122,7 +122,9 @@ def test_a_fit_reaches_the_maximum_of_the_posterior(rule):
     assert best.fun <= reached < best.fun * (1 + 1e-3)
 
 
-@pytest.mark.parametrize("rule", [lc.UMax(0.5), lc.ImplicitSGD(0.5)], ids=repr)
+@pytest.mark.parametrize(
+    "rule", [lc.double_sum.UMax(0.5), lc.double_sum.ImplicitSGD(0.5)], ids=repr
+)
 def test_utilities_of_a_network_are_taken_too(rule):
     """The steps need no linear utilities."""
     x, y = make_data()

@@ -97,12 +97,11 @@ def test_readings_of_a_fit_compile_no_table_into_their_programs(tmp_path):
     y = jnp.arange(4)
     state = svi.init(jax.random.key(0), y)
     params = svi.get_params(state)
-    rows = {"rows": jnp.arange(4)}
+    fitted = lc.Fitted(model, guide, params, chunk_size=20_000)
     with lowered_programs(tmp_path) as programs:
-        lc.top_classes(model, guide, params, **rows, chunk_size=20_000)
-        lc.to_arviz(
-            jax.random.key(3), model, guide, params, y, num_draws=2, rows={"classes": [0, 7]}
-        )
+        fitted.on(rows=jnp.arange(4)).top_classes()
+        key, rows = jax.random.key(3), {"classes": [0, 7]}
+        fitted.on(y).to_arviz(rng_key=key, num_draws=2, rows=rows)
     assert len(programs) > 3
     assert max(map(largest_constant, programs)) < NUM_CATEGORIES
 

@@ -35,8 +35,8 @@ def test_a_model_may_be_there_twice_in_two_scopes():
     assert np.sum(visits, axis=1).tolist() == [40, 40]  # 5 batches of 8
     w, b = (result.params[name] for name in ("bw_auto_loc", "bb_auto_loc"))
     assert not np.allclose(w, result.params["a/w_auto_loc"])
-    names = {"site": "by", "plate": "bclasses"}
-    found = lc.log_likelihood(twice, svi.guide, result.params, x, obs=y, chunk_size=5, **names)
+    fitted = lc.Fitted.from_svi(svi, result, site="by", chunk_size=5)
+    found = fitted.on(x).log_likelihood(y)
     expected = jax.nn.log_softmax(x @ w.T + b)[jnp.arange(len(y)), y]
     np.testing.assert_allclose(found, expected, atol=1e-5)
 

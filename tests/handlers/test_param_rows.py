@@ -19,7 +19,8 @@ K, N = 12, 6
 Y = jnp.array([3, 1, 3, 0, 7, 7])
 
 
-def fit(shape, event_dim, num_sampled=3, steps=1):
+def start(shape, event_dim, num_sampled=3):
+    """Run the model once, with a parameter of some shape in its class plate."""
     kwargs = {} if event_dim is None else {"event_dim": event_dim}
 
     def model():
@@ -30,9 +31,7 @@ def fit(shape, event_dim, num_sampled=3, steps=1):
             numpyro.sample("y", lc.UtilityCategorical(b, classes), obs=Y)
 
     svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
-    if steps == 0:
-        return svi.init(jax.random.key(0))
-    return svi.run(jax.random.key(0), steps, progress_bar=False)
+    return svi.init(jax.random.key(0))
 
 
 @pytest.mark.parametrize(
@@ -50,18 +49,18 @@ def test_a_table_without_event_dim_is_refused_with_the_one_to_give(shape, num_sa
         rf".*holds {N + num_sampled} rows.*event_dim={fix}\)"
     )
     with pytest.raises(ValueError, match=message):
-        fit(shape, None, num_sampled, steps=0)
+        start(shape, None, num_sampled)
 
 
 def test_a_table_whose_event_dim_takes_all_of_its_axes_is_refused():
     with pytest.raises(ValueError, match=r"event_dim=1 does not make it that axis.*event_dim=0\)"):
-        fit((K,), 1, steps=0)
+        start((K,), 1)
 
 
 def test_a_parameter_of_the_rows_of_one_step_is_refused():
     """Its entries would be other classes in each step."""
     with pytest.raises(ValueError, match=r"each of the 9 rows.*all 12 rows, and event_dim=0"):
-        fit((N + 3,), None, steps=0)
+        start((N + 3,), None)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +70,26 @@ def test_a_parameter_of_the_rows_of_one_step_is_refused():
 def test_a_table_of_other_rows_is_refused(shape, event_dim, axis, num_sampled):
     message = rf"param 'loc' inside plate 'classes' must have 12 rows at axis {axis}.*event_dim"
     with pytest.raises(ValueError, match=message):
-        fit(shape, event_dim, num_sampled, steps=0)
+        start(shape, event_dim, num_sampled)
 
 
 def test_tables_and_shared_parameters_are_not_refused():
     """A table is read by the rows of the step; a scalar, or a network's, is shared by all."""
-    assert fit((K,), 0).params["loc"].shape == (K,)
-    assert fit((), None).params["loc"].shape == ()
-    assert fit((1,), 0).params["loc"].shape == (1,)
+
+    def model():
+        with lc.class_plate("classes", K, Y, 3) as classes:
+            table = numpyro.param("table", jnp.zeros(K), event_dim=0)
+            shared = numpyro.param("shared", jnp.zeros(())) + numpyro.param(
+                "row", jnp.zeros(1), event_dim=0
+            )
+            b = numpyro.sample("b", dist.Normal(table + shared, 1))
+        with numpyro.plate("data", N):
+            numpyro.sample("y", lc.UtilityCategorical(b, classes), obs=Y)
+
+    svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
+    params = svi.run(jax.random.key(0), 1, progress_bar=False).params
+    shapes = {name: params[name].shape for name in ("table", "shared", "row")}
+    assert shapes == {"table": (K,), "shared": (), "row": (1,)}
 
 
 def test_a_table_in_a_full_plate_is_refused_only_where_a_chunk_of_it_is_read():
@@ -97,7 +108,7 @@ def test_a_table_in_a_full_plate_is_refused_only_where_a_chunk_of_it_is_read():
     result = svi.run(jax.random.key(0), 1, x, Y, progress_bar=False)
     assert np.isfinite(result.losses).all()
     with pytest.raises(ValueError, match=r"param 'loc' inside plate 'classes'.*event_dim=0\)"):
-        lc.top_classes(model, guide, result.params, x, num_top=2, chunk_size=5)
+        lc.Fitted(model, guide, result.params, chunk_size=5).on(x).top_classes(2)
 
 
 def test_a_plain_plate_that_subsamples_says_the_same():

@@ -19,7 +19,7 @@ from numpyro_largecat.mixtures.global_step import Statistics
 from tests import reference_mixtures as reference
 
 
-class PoissonFamily(lc.ConjugateFamily):
+class PoissonFamily(lc.mixtures.ConjugateFamily):
     """A user's own family: Poisson counts, shape (N,), with a Gamma prior."""
 
     def __init__(self, concentration: float, rate: float) -> None:
@@ -74,7 +74,7 @@ class Poisson(NamedTuple):
 class Case(NamedTuple):
     """A family, its reference, and rows that it may have made."""
 
-    family: lc.ConjugateFamily
+    family: lc.mixtures.ConjugateFamily
     reference: Any
     x: NDArray[np.float64]  # (60, ...)
 
@@ -100,30 +100,33 @@ def _rows() -> dict[str, NDArray[np.float64]]:
 ROWS = _rows()
 CASES = {
     "zero mean": Case(
-        lc.ZeroMeanGaussianFamily(COVARIANCE, 1.5),
+        lc.mixtures.ZeroMeanGaussianFamily(COVARIANCE, 1.5),
         reference.ZeroMean(COVARIANCE, 1.5),
         ROWS["scaled"],
     ),
     "gaussian": Case(
-        lc.GaussianFamily(LOC, COVARIANCE, 1.5, 0.2),
+        lc.mixtures.GaussianFamily(LOC, COVARIANCE, 1.5, 0.2),
         reference.FullGaussian(LOC, COVARIANCE, 1.5, 0.2),
         ROWS["points"],
     ),
     "diagonal": Case(
-        lc.DiagonalGaussianFamily(LOC, np.diag(COVARIANCE), 1.5, 0.2),
+        lc.mixtures.DiagonalGaussianFamily(LOC, np.diag(COVARIANCE), 1.5, 0.2),
         reference.Diagonal(LOC, np.diag(COVARIANCE), 1.5, 0.2),
         ROWS["points"],
     ),
     "multinomial": Case(
-        lc.MultinomialFamily(np.array([0.3, 0.5, 1, 2, 0.1])),
+        lc.mixtures.MultinomialFamily(np.array([0.3, 0.5, 1, 2, 0.1])),
         reference.Multinomial(np.array([0.3, 0.5, 1, 2, 0.1])),
         ROWS["counts"],
     ),
     "poisson": Case(PoissonFamily(1.5, 0.2), Poisson(1.5, 0.2), ROWS["rates"]),
 }
 MIXING = {
-    "dirichlet": (lc.DirichletMixing(2.0), lambda n, o: reference.learn_dirichlet(2.0, n, o)),
-    "sticks": (lc.StickBreaking(2.0), lambda n, o: reference.learn_sticks(2.0, n, o)),
+    "dirichlet": (
+        lc.mixtures.DirichletMixing(2.0),
+        lambda n, o: reference.learn_dirichlet(2.0, n, o),
+    ),
+    "sticks": (lc.mixtures.StickBreaking(2.0), lambda n, o: reference.learn_sticks(2.0, n, o)),
 }
 
 
@@ -132,13 +135,13 @@ def one_hot(num_rows: int, num_components: int) -> NDArray[np.float64]:
     return np.eye(num_components)[np.arange(num_rows) % num_components]
 
 
-def natural_parameters(family: lc.ConjugateFamily, x: Any, r: Any) -> Array:
+def natural_parameters(family: lc.mixtures.ConjugateFamily, x: Any, r: Any) -> Array:
     """Of the posterior given responsibilities (N, K), in float64."""
     features = family.features(jnp.asarray(x))
     return family.prior() + jnp.asarray(r).T @ features
 
 
-def summed(family: lc.ConjugateFamily, x: Any, r: Any) -> Statistics:
+def summed(family: lc.mixtures.ConjugateFamily, x: Any, r: Any) -> Statistics:
     """Statistics of responsibilities (N, K)."""
     with jax.enable_x64(True):
         features = np.asarray(family.features(jnp.asarray(x)))

@@ -82,7 +82,10 @@ def test_components_are_the_estimates(name: str) -> None:
     """The log density of the NumPyro components is f(x) . grad G + log h(x)."""
     family, _, x = CASES[name]
     if name == "multinomial":
-        family, x = lc.MultinomialFamily(family.concentration, total_count=7), x[x.sum(1) == 7]
+        family, x = (
+            lc.mixtures.MultinomialFamily(family.concentration, total_count=7),
+            x[x.sum(1) == 7],
+        )
 
     @jax.jit
     def both(rows: Any) -> tuple[Any, Any]:
@@ -161,7 +164,7 @@ def test_weighted_sum_is_that_of_the_features(name: str) -> None:
 def test_a_prior_of_next_to_no_weight_gives_maximum_likelihood() -> None:
     """The estimate is then the mean and covariance of the rows themselves."""
     x = CASES["gaussian"].x
-    family, one = lc.GaussianFamily(LOC, COVARIANCE, 1e-9, 1e-9), np.ones((len(x), 1))
+    family, one = lc.mixtures.GaussianFamily(LOC, COVARIANCE, 1e-9, 1e-9), np.ones((len(x), 1))
     estimate = jax.jit(lambda x: family.components(natural_parameters(family, x, one)))
     found = estimate(x)
     np.testing.assert_allclose(found.mean[0], x.mean(0), rtol=1e-4)
@@ -183,28 +186,49 @@ def test_symmetric_matrices_and_their_log_determinant() -> None:
     ("make", "message"),
     [
         (
-            lambda: lc.ZeroMeanGaussianFamily(np.ones((2, 2))),
+            lambda: lc.mixtures.ZeroMeanGaussianFamily(np.ones((2, 2))),
             "positive definite; got a matrix with",
         ),
-        (lambda: lc.ZeroMeanGaussianFamily(np.ones((2, 3))), "square matrix"),
-        (lambda: lc.ZeroMeanGaussianFamily([[1.0, 0.5], [0, 1]]), r"got 0.5 at \(0, 1\) and 0 at"),
-        (lambda: lc.ZeroMeanGaussianFamily(np.eye(2), 0.0), "`strength` must be positive"),
-        (lambda: lc.GaussianFamily([0.0, np.nan], np.eye(2)), "`loc` must be finite; got nan at"),
-        (lambda: lc.GaussianFamily(np.zeros(3), np.eye(2)), "each of the 2 columns"),
+        (lambda: lc.mixtures.ZeroMeanGaussianFamily(np.ones((2, 3))), "square matrix"),
         (
-            lambda: lc.GaussianFamily(np.zeros(2), np.eye(2), 1, -1),
+            lambda: lc.mixtures.ZeroMeanGaussianFamily([[1.0, 0.5], [0, 1]]),
+            r"got 0.5 at \(0, 1\) and 0 at",
+        ),
+        (lambda: lc.mixtures.ZeroMeanGaussianFamily(np.eye(2), 0.0), "`strength` must be positive"),
+        (
+            lambda: lc.mixtures.GaussianFamily([0.0, np.nan], np.eye(2)),
+            "`loc` must be finite; got nan at",
+        ),
+        (lambda: lc.mixtures.GaussianFamily(np.zeros(3), np.eye(2)), "each of the 2 columns"),
+        (
+            lambda: lc.mixtures.GaussianFamily(np.zeros(2), np.eye(2), 1, -1),
             "`loc_strength` must be positive",
         ),
-        (lambda: lc.DiagonalGaussianFamily(np.zeros(2), [1.0, 0]), "`variance` must be positive"),
-        (lambda: lc.MultinomialFamily(1.0), "for each outcome"),
-        (lambda: lc.MultinomialFamily([1.0, 0.0]), "`concentration` must be positive"),
-        (lambda: lc.MultinomialFamily([1.0], total_count=0), "`total_count` must be at least 1"),
-        (lambda: lc.MultinomialFamily([1.0, 1]).components(jnp.ones((1, 2))), "needs the total"),
-        (lambda: lc.DirichletMixing(0.0), "`concentration` must be positive"),
-        (lambda: lc.DirichletMixing(np.ones(3)), r"one number, the sum of .* shape \(3,\)"),
-        (lambda: lc.StickBreaking([1.0, 2.0]), r"`concentration` must be one number"),
-        (lambda: lc.ZeroMeanGaussianFamily(np.eye(2), np.ones(2)), "`strength` must be one number"),
-        (lambda: lc.StickBreaking(-1.0), "`concentration` must be positive"),
+        (
+            lambda: lc.mixtures.DiagonalGaussianFamily(np.zeros(2), [1.0, 0]),
+            "`variance` must be positive",
+        ),
+        (lambda: lc.mixtures.MultinomialFamily(1.0), "for each outcome"),
+        (lambda: lc.mixtures.MultinomialFamily([1.0, 0.0]), "`concentration` must be positive"),
+        (
+            lambda: lc.mixtures.MultinomialFamily([1.0], total_count=0),
+            "`total_count` must be at least 1",
+        ),
+        (
+            lambda: lc.mixtures.MultinomialFamily([1.0, 1]).components(jnp.ones((1, 2))),
+            "needs the total",
+        ),
+        (lambda: lc.mixtures.DirichletMixing(0.0), "`concentration` must be positive"),
+        (
+            lambda: lc.mixtures.DirichletMixing(np.ones(3)),
+            r"one number, the sum of .* shape \(3,\)",
+        ),
+        (lambda: lc.mixtures.StickBreaking([1.0, 2.0]), r"`concentration` must be one number"),
+        (
+            lambda: lc.mixtures.ZeroMeanGaussianFamily(np.eye(2), np.ones(2)),
+            "`strength` must be one number",
+        ),
+        (lambda: lc.mixtures.StickBreaking(-1.0), "`concentration` must be positive"),
     ],
 )
 def test_bad_priors_are_refused(make: Any, message: str) -> None:

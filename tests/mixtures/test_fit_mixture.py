@@ -15,9 +15,11 @@ from scipy import stats
 from scipy.special import gammaln, softmax
 
 import numpyro_largecat as lc
-from numpyro_largecat.mixtures.fit_mixture import memoized_steps, mixture_model, stochastic_steps
+from numpyro_largecat.mixtures import Options
 from numpyro_largecat.mixtures.global_step import Statistics, global_step, map_in_groups
-from numpyro_largecat.mixtures.row_stream import RowStream
+from numpyro_largecat.mixtures.hyperparameters import from_values
+from numpyro_largecat.mixtures.passes import Model, memoized_steps, stochastic_steps
+from numpyro_largecat.mixtures.row_stream import RowStream, look_at
 from tests import reference_mixtures as reference
 from tests.memory import temp_bytes
 from tests.mixtures.cases import CASES, COVARIANCE, LOC, MIXING, ROWS, one_hot, summed
@@ -48,10 +50,10 @@ def test_coordinate_ascent_is_that_of_loops(
     wanted = reference.coordinate_ascent(slow, learn, x, r, num_active, objective, 4)
     rng = np.random.default_rng(0)
     stream = RowStream(x, None, rng)
-    model = mixture_model(family, prior, objective, num_active, stream, rng)
+    model = Model(family, prior, objective, num_active, look_at(stream, family, 1, rng))
     start = summed(family, x, r)
     states = list(memoized_steps(model, start, stream, 4))
-    others = list(stochastic_steps(model, start, stream, 5, 1.0, 0.0, rng))
+    others = list(stochastic_steps(model, start, stream, 5, Options(1.0, 0.0), rng))
     for state, other in zip(wanted, states, strict=True):
         np.testing.assert_allclose(other.bound, state.objective, rtol=1e-9)
         sums = summed(family, x, state.responsibilities)
@@ -80,10 +82,10 @@ def test_memoized_steps_never_lower_the_bound(name: str, num_active: int, object
     than their sum.
     """
     family, _, x = CASES[name]
-    mixing = lc.StickBreaking(0.5) if num_active == 2 else lc.DirichletMixing(1.0)
+    mixing = lc.mixtures.StickBreaking(0.5) if num_active == 2 else lc.mixtures.DirichletMixing(1.0)
     rng = np.random.default_rng(1)
     stream = RowStream(x.astype(np.float32), 16, rng)
-    model = mixture_model(family, mixing, objective, num_active, stream, rng)
+    model = Model(family, mixing, objective, num_active, look_at(stream, family, 1, rng))
     start = summed(family, x, np.concatenate([np.eye(5), np.zeros((len(x) - 5, 5))]))
     bounds = np.array([step.bound for step in memoized_steps(model, start, stream, 20)][3:])
     assert model.look.dtype == np.float32
@@ -100,11 +102,13 @@ def log_factorials(x: np.ndarray) -> float:
 def test_hard_em_is_brute_force() -> None:
     """L = 1 with known equal weights and nearly no prior: Lloyd's steps with full covariances."""
     x = np.concatenate([POINTS, POINTS * [1.0, -1] + 0.5])
-    family = lc.GaussianFamily(LOC, COVARIANCE, 1e-6, 1e-6)
+    family = lc.mixtures.GaussianFamily(LOC, COVARIANCE, 1e-6, 1e-6)
     labels = np.arange(len(x)) % 3
     rng = np.random.default_rng(0)
     stream = RowStream(x, None, rng)
-    model = mixture_model(family, lc.DirichletMixing(1e9), "map", 1, stream, rng)
+    model = Model(
+        family, lc.mixtures.DirichletMixing(1e9), "map", 1, look_at(stream, family, 1, rng)
+    )
     steps = memoized_steps(model, summed(family, x, np.eye(3)[labels]), stream, 6)
     for step in steps:
         densities = []
@@ -122,13 +126,15 @@ def test_the_start_stands_for_rows_that_are_not_yet_seen() -> None:
     x = x[:50]
     rng = np.random.default_rng(0)
     stream = RowStream([x[:20], x[20:]], None, rng)
-    model = mixture_model(family, lc.DirichletMixing(), "variational", 3, stream, rng)
+    model = Model(
+        family, lc.mixtures.DirichletMixing(), "variational", 3, look_at(stream, family, 1, rng)
+    )
     start = summed(family, x, one_hot(50, 3))
     steps = list(memoized_steps(model, start, stream, 1))
     total = 0.0
     posterior = global_step(family, model.mixing, start, "variational")
     for rows, unseen, step in zip((x[:20], x[20:]), (0.6, 0.0), steps, strict=True):
-        total = total + np.asarray(model.summary(rows, posterior).statistics, float)
+        total = total + np.asarray(model.sum_batch(rows, posterior).statistics, float)
         wanted = total + unseen * start.features
         np.testing.assert_allclose(step.statistics.features, wanted, rtol=1e-6)
         posterior = global_step(family, model.mixing, step.statistics, "variational")
@@ -141,13 +147,15 @@ def test_natural_gradient_steps_follow_their_schedule() -> None:
     x = x[:50]
     rng = np.random.default_rng(0)
     stream = RowStream([x[:20], x[20:]], None, rng)
-    model = mixture_model(family, lc.DirichletMixing(), "variational", 3, stream, rng)
+    model = Model(
+        family, lc.mixtures.DirichletMixing(), "variational", 3, look_at(stream, family, 1, rng)
+    )
     old = summed(family, x, one_hot(50, 3))
-    steps = list(stochastic_steps(model, old, stream, 2, 3.0, 0.7, rng))
+    steps = list(stochastic_steps(model, old, stream, 2, Options(3.0, 0.7), rng))
     for t, step in enumerate(steps, start=1):
         rows = (x[:20], x[20:])[(t - 1) % 2]
         posterior = global_step(family, model.mixing, old, "variational")
-        batch = model.summary(rows, posterior)
+        batch = model.sum_batch(rows, posterior)
         rho, scale = (3.0 + t) ** -0.7, 50 / len(rows)
         wanted = (1 - rho) * old.features + rho * scale * np.asarray(batch.statistics)
         np.testing.assert_allclose(step.statistics.features, wanted, rtol=1e-5)
@@ -160,9 +168,9 @@ def test_stochastic_and_memoized_fits_agree() -> None:
         np.random.default_rng(0).normal(size=(1200, 1))
         + np.array([0, 20, 40, 40]).repeat(300)[:, None]
     )
-    family = lc.GaussianFamily(x.mean(0), np.eye(1))
-    for algorithm in ("memoized", "stochastic"):
-        found = fit(x, family, 3, algorithm=algorithm, batch_size=200, num_passes=8, num_active=2)
+    family = lc.mixtures.GaussianFamily(x.mean(0), np.eye(1))
+    for method in ("memoized", "stochastic"):
+        found = fit(x, 3, family, method=method, batch_size=200, num_passes=8, num_active=2)
         order = np.argsort(found.components().mean[:, 0])
         np.testing.assert_allclose(found.components().mean[order, 0], [0, 20, 40], atol=0.3)
         np.testing.assert_allclose(found.mixing().probs[order], [0.25, 0.25, 0.5], atol=0.02)
@@ -175,7 +183,7 @@ def test_sources_that_are_not_arrays(source: str, tmp_path: Path) -> None:
     """Batches of a list, a function or a mapped file, and a frame, give what the array gives."""
     x = POINTS.astype(np.float32)
     family = CASES["gaussian"].family
-    wanted = fit(x, family, 3, start="random", num_passes=3)
+    wanted = fit(x, 3, family, start="random", num_passes=3)
     data: Any = [x]
     if source == "function":
         data = lambda: iter([x])  # noqa: E731
@@ -185,7 +193,7 @@ def test_sources_that_are_not_arrays(source: str, tmp_path: Path) -> None:
     if source == "frame":
         data = Frame(x)
         np.testing.assert_array_equal(wanted.assign(data), wanted.assign(x.tolist()))
-    found = fit(data, family, 3, start="random", num_passes=3)
+    found = fit(data, 3, family, start="random", num_passes=3)
     np.testing.assert_allclose(found.bounds, wanted.bounds, rtol=1e-6)
 
 
@@ -208,7 +216,7 @@ class Frame:
 def test_a_fit_is_an_ordinary_mixture(mixing: str) -> None:
     """Held-out log likelihood, responsibilities and labels are those of NumPyro's mixture."""
     family, x = CASES["gaussian"].family, POINTS.astype(np.float32)
-    found = fit(x, family, 4, mixing=MIXING[mixing][0], objective="map", num_passes=5)
+    found = fit(x, 4, family, mixing=MIXING[mixing][0], objective="map", num_passes=5)
     mixture = dist.MixtureSameFamily(found.mixing(), found.components())
     log_prob, logs = jax.jit(lambda x: (mixture.log_prob(x), mixture.component_log_probs(x)))(x)
     np.testing.assert_allclose(found.log_likelihood(x), log_prob, rtol=1e-4)
@@ -225,13 +233,13 @@ def test_a_fit_is_an_ordinary_mixture(mixing: str) -> None:
 def test_multinomials_of_one_total_are_a_mixture() -> None:
     """``TopLMixture`` takes them, and rows of another total have no density in it."""
     x = np.random.default_rng(0).multinomial(5, [0.1, 0.2, 0.7], 30).astype(np.float32)
-    family = lc.MultinomialFamily(np.full(3, 0.5), total_count=5)
-    found = fit(x, family, 3, start="random", num_passes=2)
+    family = lc.mixtures.MultinomialFamily(np.full(3, 0.5), total_count=5)
+    found = fit(x, 3, family, start="random", num_passes=2)
     mixture = lc.TopLMixture(found.mixing(), found.components(), num_active=3)
     np.testing.assert_allclose(mixture.log_prob(x), found.log_likelihood(x), rtol=1e-5)
     other = x.copy()
     other[4, 1] += 1
-    for use in (lambda x: fit(x, family, 3), found.log_likelihood):
+    for use in (lambda x: fit(x, 3, family), found.log_likelihood):
         with pytest.raises(ValueError, match="sum to `total_count`, 5; those of row 4 sum to 6"):
             use(other)
     with pytest.warns(UserWarning, match="Out-of-support"):
@@ -242,7 +250,7 @@ def test_multinomials_of_one_total_are_a_mixture() -> None:
 def test_posterior_in_usual_parameters() -> None:
     """Counts add to degrees of freedom, and the prior is there when no row is."""
     family, x = CASES["gaussian"].family, POINTS
-    found = fit(x, family, 3, start="random", num_passes=2)
+    found = fit(x, 3, family, start="random", num_passes=2)
     posterior = found.posterior()
     np.testing.assert_allclose(posterior.dof, 1.5 + 3 + found.counts, rtol=1e-5)
     np.testing.assert_allclose(posterior.loc_strength, 0.2 + found.counts, rtol=1e-5)
@@ -254,15 +262,15 @@ def test_the_type_of_the_data_is_kept() -> None:
     """Where 64 bits are enabled, rows in float32 are still treated in float32."""
     for dtype in (np.float32, np.float64):
         x = POINTS.astype(dtype)
-        found = fit(x, CASES["gaussian"].family, 3, start="random", num_passes=1)
+        found = fit(x, 3, CASES["gaussian"].family, start="random", num_passes=1)
         assert found.log_likelihood(POINTS).dtype == found.components().loc.dtype == dtype
         assert found.mixing().logits.dtype == found.responsibilities(POINTS).probs.dtype == dtype
 
 
 def test_more_components_than_rows() -> None:
     """The rest keep the prior and are not counted as used."""
-    family = lc.GaussianFamily(LOC, COVARIANCE)
-    found = fit(POINTS[:3], family, 7, num_passes=3)
+    family = lc.mixtures.GaussianFamily(LOC, COVARIANCE)
+    found = fit(POINTS[:3], 7, family, num_passes=3)
     assert found.counts.shape == (7,)
     assert 1 <= found.num_used <= 3
     np.testing.assert_allclose(found.counts.sum(), 3, rtol=1e-5)
@@ -272,48 +280,96 @@ def test_more_components_than_rows() -> None:
 def test_a_fit_goes_on_from_another() -> None:
     """Three passes and two more are five, with one batch."""
     family = CASES["gaussian"].family
-    whole = fit(POINTS, family, 3, start="random", num_passes=5)
-    first = fit(POINTS, family, 3, start="random", num_passes=3)
-    second = fit(POINTS, family, 3, num_passes=2, start=first)
+    whole = fit(POINTS, 3, family, start="random", num_passes=5)
+    first = fit(POINTS, 3, family, start="random", num_passes=3)
+    second = fit(POINTS, 3, family, num_passes=2, start=first)
     np.testing.assert_allclose(second.bounds[-1], whole.bounds[-1], rtol=1e-6)
     with pytest.raises(ValueError, match="as many components; got 3, for 4"):
-        fit(POINTS, family, 4, start=first)
-    for other in (lc.GaussianFamily(LOC + 1, COVARIANCE), CASES["zero mean"].family):
+        fit(POINTS, 4, family, start=first)
+    for other in (lc.mixtures.GaussianFamily(LOC + 1, COVARIANCE), CASES["zero mean"].family):
         with pytest.raises(ValueError, match="has the same features"):
-            fit(POINTS, other, 3, start=first)
-    stronger = lc.GaussianFamily(LOC, COVARIANCE, 50.0)
-    assert fit(POINTS, stronger, 3, num_passes=1, start=first).family is stronger
+            fit(POINTS, 3, other, start=first)
+    assert (first.num_steps, second.num_steps) == (3, 5)
+    stronger = lc.mixtures.GaussianFamily(LOC, COVARIANCE, 50.0)
+    assert fit(POINTS, 3, stronger, num_passes=1, start=first).family is stronger
+
+
+def test_stochastic_steps_are_counted_on() -> None:
+    """Three passes and two more are five, with one batch."""
+    family, options = CASES["gaussian"].family, {"start": "random", "method": "stochastic"}
+    whole = fit(POINTS, 3, family, num_passes=5, **options)
+    first = fit(POINTS, 3, family, num_passes=3, **options)
+    second = fit(POINTS, 3, family, num_passes=2, method="stochastic", start=first)
+    np.testing.assert_allclose(second.statistics, whole.statistics, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_saved_fit_is_the_same(name: str, tmp_path: Path) -> None:
+    """Of a user's own family and mixing prior too, which must be defined then."""
+    family, _, x = CASES[name]
+    mixing = lc.mixtures.StickBreaking(2.0)
+    found = fit(x, 3, family, start="random", num_passes=1, mixing=mixing)
+    found.save(tmp_path / "fit.npz")
+    loaded = lc.MixtureFit.load(tmp_path / "fit.npz")
+    assert repr(loaded) == repr(found) and repr(loaded.family) == repr(family)
+    for prior, wanted in ((loaded.family, family), (loaded.mixing_prior, mixing)):
+        assert type(prior) is type(wanted) and vars(prior).keys() == vars(wanted).keys()
+        for attribute, value in vars(wanted).items():
+            np.testing.assert_array_equal(vars(prior)[attribute], value)
+    for field in ("counts", "statistics", "bounds", "objective", "dtype", "num_active"):
+        np.testing.assert_array_equal(getattr(loaded, field), getattr(found, field))
+    assert loaded.score(x) == found.score(x) == float(found.log_likelihood(x).mean())
+
+
+def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
+    class Mine(type(CASES["poisson"].family)):  # type: ignore[misc]
+        pass
+
+    fit(ROWS["rates"], 2, Mine(1, 1), num_passes=1).save(tmp_path / "fit.npz")
+    text = (tmp_path / "fit.npz").read_bytes()
+    (tmp_path / "fit.npz").write_bytes(text.replace(b'"Mine"', b'"Nine"'))
+    np.save(tmp_path / "array.npy", POINTS)
+    (tmp_path / "text").write_text("no fit")
+    np.savez(tmp_path / "arrays.npz", x=POINTS)
+    (tmp_path / "short").write_bytes(text[:-100])
+    for file in ("array.npy", "text", "arrays.npz", "short", "fit.npz"):
+        with pytest.raises(ValueError, match=r"`MixtureFit\.save` wrote; .* Save the fit again"):
+            lc.MixtureFit.load(tmp_path / file)
+    with pytest.raises(FileNotFoundError):
+        lc.MixtureFit.load(tmp_path / "none")
+    with pytest.raises(ValueError, match="no subclass of ConjugateFamily has that name"):
+        from_values("family", lc.mixtures.ConjugateFamily, {"family": "Nine"})
 
 
 def test_spread_seeds_are_in_different_clusters() -> None:
     """Of ten far clusters each gets a seed, where random seeds miss some."""
     x = 1000.0 * np.arange(10).repeat(30)[:, None] + np.random.default_rng(0).normal(size=(300, 1))
-    family = lc.GaussianFamily(x.mean(0), np.eye(1), loc_strength=1e-3)
-    spread = fit(x, family, 10, num_passes=1)
+    family = lc.mixtures.GaussianFamily(x.mean(0), np.eye(1), loc_strength=1e-3)
+    spread = fit(x, 10, family, num_passes=1)
     assert (np.sort(spread.counts).round() == 30).all()
-    random = fit(x, family, 10, num_passes=1, start="random")
+    random = fit(x, 10, family, num_passes=1, start="random")
     assert not (np.sort(random.counts).round() == 30).all()
 
 
 def test_rows_that_are_all_equal_can_be_fitted() -> None:
     """No divergence is left after the first seed."""
-    found = fit(np.ones((20, 2)), lc.DiagonalGaussianFamily(np.zeros(2), np.ones(2)), 3)
+    found = fit(np.ones((20, 2)), 3, lc.mixtures.DiagonalGaussianFamily(np.zeros(2), np.ones(2)))
     np.testing.assert_allclose(found.counts.sum(), 20, rtol=1e-5)
 
 
 def test_a_lost_covariance_names_the_component() -> None:
     """In float32, a cluster a million standard deviations from ``loc``."""
     x = np.random.default_rng(0).normal(size=(400, 2)) + np.array([0, 1e7]).repeat(200)[:, None]
-    family = lc.GaussianFamily(np.zeros(2), np.eye(2), 1e-3, 1e-3)
+    family = lc.mixtures.GaussianFamily(np.zeros(2), np.eye(2), 1e-3, 1e-3)
     with pytest.raises(FloatingPointError, match=r"component \d, with .* positive definite"):
-        fit(x.astype(np.float32), family, 2)
+        fit(x.astype(np.float32), 2, family)
 
 
 def test_statistics_of_no_proper_posterior_name_the_component() -> None:
     statistics = Statistics(np.array([1.0, 2.0]), np.array([[1.0, 1, 0, 1], [2.0, -9, 0, -9]]))
-    family = lc.ZeroMeanGaussianFamily(np.eye(2))
+    family = lc.mixtures.ZeroMeanGaussianFamily(np.eye(2))
     with pytest.raises(FloatingPointError, match="component 1, with 2 of 3 observations"):
-        global_step(family, lc.DirichletMixing(), statistics, "map")
+        global_step(family, lc.mixtures.DirichletMixing(), statistics, "map")
 
 
 def with_nan() -> np.ndarray:
@@ -331,53 +387,57 @@ def test_posteriors_of_many_components_are_computed_in_groups() -> None:
 
 
 def _potential_values(natural: Any) -> Any:
-    family = lc.ZeroMeanGaussianFamily(np.eye(24))
+    family = lc.mixtures.ZeroMeanGaussianFamily(np.eye(24))
     return map_in_groups(lambda row: family.log_normalizer(family.prior() + row), natural)
 
 
 GAUSSIAN = CASES["gaussian"].family
 BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
-    ((POINTS, GAUSSIAN, 0), {}, ValueError, "`num_components` must be at least 1; got 0"),
-    ((POINTS, GAUSSIAN, 3), {"num_active": 0}, ValueError, "`num_active` must be at least 1"),
-    ((POINTS, GAUSSIAN, 3), {"num_active": 4}, ValueError, "at most the 3 components; got 4"),
-    ((with_nan(), GAUSSIAN, 3), {}, ValueError, "got nan at row 17, column 1"),
-    (([POINTS, with_nan()], GAUSSIAN, 3), {}, ValueError, "batch 1 of `data` must be finite"),
-    ((POINTS[:0], GAUSSIAN, 3), {}, ValueError, "at least one row"),
-    (([POINTS, POINTS[:0]], GAUSSIAN, 3), {}, ValueError, "batch 1 of `data` must hold"),
-    (([], GAUSSIAN, 3), {}, ValueError, "gave no batch"),
-    ((iter([POINTS]), GAUSSIAN, 3), {}, TypeError, "iterated again"),
-    ((POINTS[:, :1], GAUSSIAN, 3), {}, ValueError, "must have the 2 columns"),
-    (([POINTS, POINTS[:, :1]], GAUSSIAN, 3), {}, ValueError, "rows of shape"),
-    ((list(POINTS), GAUSSIAN, 3), {}, ValueError, r"batch 0 .* if they are rows, .*np\.stack"),
-    ((list(ROWS["rates"]), CASES["poisson"].family, 3), {}, ValueError, r"stack them"),
-    ((np.ma.masked_greater(POINTS, 4), GAUSSIAN, 3), {}, ValueError, "no masked entries; got"),
-    (([np.ma.masked_greater(POINTS, 4)], GAUSSIAN, 3), {}, ValueError, "no masked entries; got"),
-    (([POINTS], GAUSSIAN, 3), {"batch_size": 5}, ValueError, "gives batches of its own size"),
-    ((POINTS, GAUSSIAN, 3), {"batch_size": 0}, ValueError, "`batch_size` must be at least 1"),
-    ((POINTS, GAUSSIAN, 3), {"num_passes": 0}, ValueError, "`num_passes` must be at least 1"),
-    ((POINTS, GAUSSIAN, 3), {"objective": "ml"}, ValueError, "`objective` must be one of"),
-    ((POINTS, GAUSSIAN, 3), {"algorithm": "em"}, ValueError, "`algorithm` must be one of"),
-    ((POINTS, GAUSSIAN, 3), {"start": "k-means"}, ValueError, "`start` must be one of"),
+    ((POINTS, 0, GAUSSIAN), {}, ValueError, "`num_components` must be at least 1; got 0"),
+    ((POINTS, 3, GAUSSIAN), {"num_active": 0}, ValueError, "`num_active` must be at least 1"),
     (
-        (POINTS, GAUSSIAN, 3),
+        (POINTS, 3, GAUSSIAN),
+        {"num_active": 4},
+        ValueError,
+        "at most 3, the number of components; got 4",
+    ),
+    ((with_nan(), 3, GAUSSIAN), {}, ValueError, "got nan at row 17, column 1"),
+    (([POINTS, with_nan()], 3, GAUSSIAN), {}, ValueError, "batch 1 of `x` must be finite"),
+    ((POINTS[:0], 3, GAUSSIAN), {}, ValueError, "at least one row"),
+    (([POINTS, POINTS[:0]], 3, GAUSSIAN), {}, ValueError, "batch 1 of `x` must hold"),
+    (([], 3, GAUSSIAN), {}, ValueError, "gave no batch"),
+    ((iter([POINTS]), 3, GAUSSIAN), {}, TypeError, "iterated again"),
+    ((POINTS[:, :1], 3, GAUSSIAN), {}, ValueError, "must have the 2 columns"),
+    (([POINTS, POINTS[:, :1]], 3, GAUSSIAN), {}, ValueError, "rows of shape"),
+    ((list(POINTS), 3, GAUSSIAN), {}, ValueError, r"batch 0 .* if they are rows, .*np\.stack"),
+    ((list(ROWS["rates"]), 3, CASES["poisson"].family), {}, ValueError, r"stack them"),
+    ((np.ma.masked_greater(POINTS, 4), 3, GAUSSIAN), {}, ValueError, "no masked entries; got"),
+    (([np.ma.masked_greater(POINTS, 4)], 3, GAUSSIAN), {}, ValueError, "no masked entries; got"),
+    (([POINTS], 3, GAUSSIAN), {"batch_size": 5}, ValueError, "gives batches of its own size"),
+    ((POINTS, 3, GAUSSIAN), {"batch_size": 0}, ValueError, "`batch_size` must be at least 1"),
+    ((POINTS, 3, GAUSSIAN), {"num_passes": 0}, ValueError, "`num_passes` must be at least 1"),
+    ((POINTS, 3, GAUSSIAN), {"objective": "ml"}, ValueError, "`objective` must be one of"),
+    ((POINTS, 3, GAUSSIAN), {"method": "em"}, ValueError, "`method` must be one of"),
+    ((POINTS, 3, GAUSSIAN), {"start": "k-means"}, ValueError, "`start` must be one of"),
+    (
+        (POINTS, 3, GAUSSIAN),
         {"start": POINTS},
         ValueError,
         r"fit; got an array of .* \(\d+, 2\)\.$",
     ),
-    ((POINTS, GAUSSIAN, 3), {"delay": -1}, ValueError, "`delay` of at least 0 .* got -1 and 0.55"),
-    ((POINTS, GAUSSIAN, 3), {"forgetting": 1.1}, ValueError, r"`forgetting` in \[0, 1\]"),
-    ((POINTS, dist.Normal(), 3), {}, TypeError, "instance of a ConjugateFamily"),
-    ((POINTS, POINTS, 3), {}, TypeError, r"got an array of float64 of shape \(\d+, 2\)\.$"),
-    ((POINTS, GAUSSIAN, 3), {"mixing": 1.0}, TypeError, "instance of a MixingPrior"),
+    ((POINTS, 3, dist.Normal()), {}, TypeError, "instance of a ConjugateFamily"),
+    ((POINTS, 3, POINTS), {}, TypeError, r"got an array of float64 of shape \(\d+, 2\)\.$"),
+    ((POINTS, 3, GAUSSIAN), {"options": {}}, TypeError, r"must be lc\.mixtures\.Options"),
+    ((POINTS, 3, GAUSSIAN), {"mixing": 1.0}, TypeError, "instance of a MixingPrior"),
     (
-        (POINTS, GAUSSIAN, 3),
+        (POINTS, 3, GAUSSIAN),
         {"rng_key": 0},
         TypeError,
         "`rng_key` must be one JAX random key; got 0",
     ),
-    ((POINTS.astype(str), GAUSSIAN, 3), {}, TypeError, "real numbers"),
-    ((-ROWS["counts"], CASES["multinomial"].family, 3), {}, ValueError, "counts must be"),
-    ((ROWS["counts"][:, :3], CASES["multinomial"].family, 3), {}, ValueError, "the 5 outcomes"),
+    ((POINTS.astype(str), 3, GAUSSIAN), {}, TypeError, "real numbers"),
+    ((-ROWS["counts"], 3, CASES["multinomial"].family), {}, ValueError, "counts must be"),
+    ((ROWS["counts"][:, :3], 3, CASES["multinomial"].family), {}, ValueError, "the 5 outcomes"),
 ]
 
 
@@ -389,14 +449,21 @@ def test_bad_input_is_refused(
         fit(*arguments, **options)
 
 
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"`delay` of at least 0 .* got -1 and 0\.55"):
+        Options(delay=-1)
+    with pytest.raises(ValueError, match=r"`forgetting` in \[0, 1\]"):
+        Options(forgetting=1.1)
+
+
 def test_batches_that_change_are_refused() -> None:
     """A source that shuffles into other sizes, or ends early, would make cached sums wrong."""
     lengths = iter([(20, 40), (40, 20)])
     with pytest.raises(ValueError, match="batch 0 of pass 0 has 40 rows, and had 20 rows"):
-        fit(lambda: np.split(POINTS, [next(lengths)[0]]), GAUSSIAN, 2)
+        fit(lambda: np.split(POINTS, [next(lengths)[0]]), 2, GAUSSIAN)
     counts = iter([2, 1])
     with pytest.raises(ValueError, match="pass 0 ended after 1 batches, and there were 2"):
-        fit(lambda: [POINTS] * next(counts), GAUSSIAN, 2)
+        fit(lambda: [POINTS] * next(counts), 2, GAUSSIAN)
 
 
 def test_batches_that_are_shuffled_anew_are_refused_where_their_sums_are_kept() -> None:
@@ -408,20 +475,20 @@ def test_batches_that_are_shuffled_anew_are_refused_where_their_sums_are_kept() 
 
     family = CASES["gaussian"].family
     with pytest.raises(ValueError, match="batch 0 of pass 0 has other rows than before the fit"):
-        fit(batches, family, 2, start="random", num_passes=2)
-    fit(batches, family, 2, start="random", num_passes=1, algorithm="stochastic")
+        fit(batches, 2, family, start="random", num_passes=2)
+    fit(batches, 2, family, start="random", num_passes=1, method="stochastic")
 
 
 def test_data_under_jit_are_refused() -> None:
     with pytest.raises(TypeError, match="outside `jit`"):
-        jax.jit(lambda x: fit(x, GAUSSIAN, 2).bounds)(jnp.asarray(POINTS))
+        jax.jit(lambda x: fit(x, 2, GAUSSIAN).bounds)(jnp.asarray(POINTS))
 
 
 def test_rows_with_nan_are_refused_after_the_fit() -> None:
-    found = fit(POINTS, GAUSSIAN, 3, start="random", num_passes=1)
+    found = fit(POINTS, 3, GAUSSIAN, start="random", num_passes=1)
     with pytest.raises(ValueError, match=r"`x` must be finite; got nan at position \(17, 1\)"):
         found.assign(with_nan())
-    with pytest.raises(ValueError, match="at most the 3 components"):
+    with pytest.raises(ValueError, match="at most 3, the number of components"):
         found.responsibilities(POINTS, num_active=4)
     with pytest.raises(ValueError, match="`num_active` must be at least 1"):
         found.responsibilities(POINTS, num_active=0)

@@ -14,12 +14,12 @@ from scipy.special import logsumexp, softmax
 import numpyro_largecat as lc
 from numpyro_largecat.mixtures.local_step import (
     DENSE_SHARE,
+    BatchSums,
     Globals,
-    Summary,
     chunk_rows,
     log_weights_of,
     sparse_step,
-    summarize,
+    sum_batch,
 )
 from numpyro_largecat.mixtures.row_stream import padded
 from numpyro_largecat.ops.grouped_sums import BLOCK_ROWS, grouped_sums
@@ -28,7 +28,7 @@ from tests.memory import temp_bytes
 from tests.mixtures.cases import CASES, one_hot
 from tests.reference_mixtures import sparse_responsibilities
 
-FAMILY = lc.DiagonalGaussianFamily(np.zeros(2), np.ones(2))
+FAMILY = lc.mixtures.DiagonalGaussianFamily(np.zeros(2), np.ones(2))
 
 
 def random_globals(num_components: int, num_features: int, dtype: Any = float) -> Globals:
@@ -48,7 +48,7 @@ def test_summary_is_that_of_loops(num_active: int) -> None:
     x = np.random.default_rng(0).normal(size=(300, 2))
     parameters = random_globals(num_components, 5)
     rows, is_row = padded(x, np.dtype(float), 128)
-    found = summarize(FAMILY, rows, is_row, parameters, num_active=num_active, chunk=128)
+    found = sum_batch(FAMILY, rows, is_row, parameters, num_active=num_active, chunk=128)
     features = np.concatenate([np.ones((300, 1)), x, x**2], 1)
     w = features @ parameters.expectations.T + parameters.log_weights
     r = sparse_responsibilities(np.asarray(w), num_active)
@@ -83,7 +83,7 @@ def test_statistics_are_the_derivative_of_the_bound(name: str) -> None:
     r, ones = one_hot(len(x), 5), jnp.ones(len(x))
 
     @jax.jit
-    def both(rows: Any) -> tuple[Globals, Summary]:
+    def both(rows: Any) -> tuple[Globals, BatchSums]:
         natural = family.prior() + r.T @ family.features(rows)
         expectations = jax.vmap(jax.grad(family.log_normalizer))(natural)
         parameters = Globals(expectations, jnp.log(jnp.arange(1.0, 6)))
@@ -91,7 +91,7 @@ def test_statistics_are_the_derivative_of_the_bound(name: str) -> None:
         def bound(parameters: Globals) -> Any:
             return sparse_step(log_weights_of(family, rows, parameters), 2)[1].sum()
 
-        found = summarize(family, rows, ones, parameters, num_active=2, chunk=len(x))
+        found = sum_batch(family, rows, ones, parameters, num_active=2, chunk=len(x))
         return jax.grad(bound)(parameters), found
 
     slopes, found = both(jnp.asarray(x))
@@ -125,7 +125,7 @@ def test_top_l_orders_and_breaks_ties() -> None:
 
 def lowered_bytes(num_rows: int, num_components: int, size: int, num_active: int) -> int:
     """Scratch memory of the local step and summary with full covariances."""
-    family = lc.ZeroMeanGaussianFamily(np.eye(size))
+    family = lc.mixtures.ZeroMeanGaussianFamily(np.eye(size))
     num_features = 1 + size * (size + 1) // 2
     chunk = chunk_rows(num_rows, num_features, num_components)
     shape = jax.ShapeDtypeStruct
@@ -138,7 +138,7 @@ def lowered_bytes(num_rows: int, num_components: int, size: int, num_active: int
         ),
     )
     return temp_bytes(
-        lambda x, is_row, parameters: summarize(
+        lambda x, is_row, parameters: sum_batch(
             family, x, is_row, parameters, num_active=num_active, chunk=chunk
         ),
         *arguments,
@@ -170,7 +170,7 @@ def test_full_covariances_in_float32_at_a_large_offset(offset: float) -> None:
     """With ``loc`` among the data, log weights are as right as without the offset."""
     random = np.random.default_rng(5)
     x = (offset + random.normal(size=(200, 3)) @ np.diag([1, 0.1, 3])).astype(np.float32)
-    family = lc.GaussianFamily(np.full(3, offset), np.eye(3))
+    family = lc.mixtures.GaussianFamily(np.full(3, offset), np.eye(3))
 
     @jax.jit
     def in_double(rows: Any) -> Any:

@@ -21,7 +21,7 @@ LABELS = np.array([4, 2, 4])
 
 def test_a_chunk_holds_consecutive_classes():
     def make(start, size):
-        with lc.class_chunk(name="classes", start=start, size=size):
+        with lc.plates.class_chunk(name="classes", start=start, size=size):
             return lc.class_plate("classes", 10, LABELS, 3).classes
 
     classes = make(3, 4)
@@ -38,7 +38,7 @@ def test_a_chunk_is_of_one_plate_alone():
     def model():
         return lc.class_plate("a", 10).classes.kind, lc.class_plate("b", 10).classes.kind
 
-    assert lc.class_chunk(model, name="a", start=0, size=2)() == ("chunk", "full")
+    assert lc.plates.class_chunk(model, name="a", start=0, size=2)() == ("chunk", "full")
 
 
 @pytest.mark.parametrize("num_sampled", [None, 3])
@@ -56,7 +56,9 @@ def test_chunks_add_up_to_all_classes(num_sampled, size):
     @jax.jit
     def total(loc):
         def add(sums, start):
-            chunk = lc.class_chunk(handlers.seed(model, 0), name="classes", start=start, size=size)
+            chunk = lc.plates.class_chunk(
+                handlers.seed(model, 0), name="classes", start=start, size=size
+            )
             log_p, sites = log_density(chunk, (loc,), {}, {})
             return (sums[0] + log_p, sums[1] + sites["sum"]["value"]), None
 
@@ -73,7 +75,7 @@ def test_a_chunk_of_a_guide_reads_its_rows():
             loc = numpyro.param("loc", jnp.arange(30.0), event_dim=0)
             return numpyro.sample("w", dist.Delta(loc))
 
-    chunk = lc.class_chunk(guide, name="classes", start=27, size=4)
+    chunk = lc.plates.class_chunk(guide, name="classes", start=27, size=4)
     assert handlers.seed(chunk, 0)().tolist() == [27, 28, 29, 29]
 
 
@@ -82,4 +84,4 @@ def test_a_chunk_of_a_guide_reads_its_rows():
 )
 def test_a_chunk_needs_a_size(size, error):
     with pytest.raises(error, match="`size` must be"):
-        lc.class_chunk(name="classes", start=0, size=size)
+        lc.plates.class_chunk(name="classes", start=0, size=size)

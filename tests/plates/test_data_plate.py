@@ -16,7 +16,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 from numpyro.infer.util import log_density
 
 import numpyro_largecat as lc
-from numpyro_largecat.svi.model_checks import check_batches
+from numpyro_largecat.svi.batch_checks import check_batches
 
 
 def traced(model, *args):

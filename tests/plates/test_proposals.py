@@ -489,7 +489,7 @@ def test_fit_and_predict_with_kept_u(layout):
     batches = lc.ArrayBatches(X, Y, batch_size=6)
     result = svi.run(jax.random.key(0), 200, batches=batches, progress_bar=False)
     assert np.isfinite(result.losses).all()
-    new = lc.log_likelihood(model, svi.guide, result.params, X, obs=Y, chunk_size=4)
+    new = lc.Fitted.from_svi(svi, result, chunk_size=4).on(X).log_likelihood(Y)
     expected = jax.nn.log_softmax(X @ result.params["w_auto_loc"].T)[np.arange(N), Y]
     np.testing.assert_allclose(new, expected, rtol=1e-4, atol=1e-5)
     assert expected.mean() > -np.log(K)  # better than no fit
@@ -513,7 +513,7 @@ def test_a_label_that_the_observation_does_not_have_is_nan():
     assert np.isnan(log_probs).tolist() == [False, False, True, False, False, False]
 
 
-@pytest.mark.parametrize("bound", [lc.UtilityCategorical, lc.OneVsEach, "logistic"])
+@pytest.mark.parametrize("bound", [lc.UtilityCategorical, lc.bounds.OneVsEach, "logistic"])
 def test_a_class_out_of_range_makes_log_probabilities_nan(bound):
     class TooHigh:
         def draw(self, rng_key, labels, num_categories, num_sampled):

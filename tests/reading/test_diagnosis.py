@@ -19,9 +19,11 @@ X, Y = make_data()
 ROWS = jnp.arange(NUM_ROWS)
 
 
-def diagnose(svi, result, **options):
-    options = {"num_draws": 0} | options
-    found = lc.diagnose(jax.random.key(2), svi, result, X, Y, ROWS, **options)
+def diagnose(svi, result, site=None, plate=None, **options):
+    options = {"rng_key": jax.random.key(2), "num_draws": 0} | options
+    found = (
+        lc.Fitted.from_svi(svi, result, site=site, plate=plate).on(X, Y, ROWS).diagnose(**options)
+    )
     return {finding.name: finding for finding in found.findings}, str(found)
 
 
@@ -103,10 +105,12 @@ def test_classes_are_counted(short):
 
 def test_a_model_without_the_choice_is_refused(svi, short):
     result = short[0]
-    with pytest.raises(ValueError, match=r"got 'z' and 'classes', of the sites \['y'\]"):
+    with pytest.raises(ValueError, match=r"`site` must name.*got 'z', and the choices.*\['y'\]"):
         diagnose(svi, result, site="z")
-    with pytest.raises(ValueError, match=r"the plates \['classes', 'data'\]"):
+    with pytest.raises(ValueError, match=r"`plate` must name.*got 'nope'.*\['classes'\]"):
         diagnose(svi, result, plate="nope")
+    with pytest.raises(ValueError, match=r"must observe choice 'y'.*`batches`"):
+        lc.Fitted.from_svi(svi, result).on(X).diagnose(rng_key=jax.random.key(0))
 
 
 def test_any_likelihood_and_layout_can_be_looked_at():
@@ -119,7 +123,7 @@ def test_any_likelihood_and_layout_can_be_looked_at():
         with lc.data_plate("data", NUM_ROWS, rows):
             psi = jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))
             with numpyro.handlers.mask(mask=rows % 2 == 0):
-                numpyro.sample("y", lc.OneVsEach(psi, classes), obs=y)
+                numpyro.sample("y", lc.bounds.OneVsEach(psi, classes), obs=y)
 
     svi = lc.SubsampledSVI(model, AutoDelta(model), optax.adam(0.05), Trace_ELBO())
     result = svi.run(jax.random.key(0), 300, X, Y, ROWS, progress_bar=False)
@@ -143,6 +147,7 @@ def test_a_second_plate_that_is_read_leaves_the_small_sites_a_figure():
     svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO())
     args = X, Y, np.arange(NUM_ROWS) % 7
     result = svi.run(jax.random.key(0), 5, *args, progress_bar=False)
-    found = lc.diagnose(jax.random.key(1), svi, result, *args, num_draws=100)
+    new = lc.Fitted.from_svi(svi, result).on(*args)
+    found = new.diagnose(rng_key=jax.random.key(1), num_draws=100)
     values = [f.value for f in found.findings if "Pareto" in f.name]
     assert values and np.isfinite(values).all()

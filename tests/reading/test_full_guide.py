@@ -55,7 +55,7 @@ def test_the_guide_of_the_full_model_takes_the_parameters_of_the_fit(fitted):
     )
     draws = predict(jax.random.key(1), X)
     np.testing.assert_allclose(draws["w"] - params["w_auto_loc"], np.zeros((3, K, 3)), atol=1e-2)
-    best = lc.top_classes(full_model, guide, params, X, num_top=K)
+    best = lc.Fitted(full_model, guide, params).on(X).top_classes(K)
     assert draws["y"].shape == (3, N) and best.classes.shape == (N, K)
     for either in (guide, of_subset):  # what asks for no rows works with both
         np.testing.assert_array_equal(either.median(params)["w"], params["w_auto_loc"])

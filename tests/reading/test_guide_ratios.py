@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,19 +14,21 @@ from scipy import stats
 from scipy.special import log_softmax
 
 import numpyro_largecat as lc
-from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, InnerNoise
+from numpyro_largecat.handlers.chunk_noise import InnerNoise
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.guide_ratios import (
-    RowWeights,
     _ratios,
     class_ratios,
     pareto_k,
     small_site_ratios,
 )
-from numpyro_largecat.reading.pareto_check import Fitted, check_batches
+from numpyro_largecat.reading.observed_choice import RowWeights, observed_choice
+from numpyro_largecat.reading.pareto_check import check_batches
 
 K, N, S = 5, 6, 100
 X = np.linspace(-1, 1, N)
 Y = np.array([0, 2, 2, 4, 1, 2])
+ROW_IDS = np.arange(N)
 LOC = np.array([0.3, -0.2, 0.5, 1.0, -1.0])
 NARROW = 1e-6  # draws that are points, for the rest of the latent values
 
@@ -44,12 +48,11 @@ def guide():
     return guide
 
 
-def make_utilities(guide, slope_scale, w_scale):
+def make_fit(guide, slope_scale, w_scale, w_loc=LOC, args=(X, Y, ROW_IDS)):
     params = {"slope_auto_loc": 0.4, "slope_auto_scale": slope_scale}
-    params |= {"w_auto_loc": LOC, "w_auto_scale": w_scale}
+    params |= {"w_auto_loc": w_loc, "w_auto_scale": w_scale}
     params = {name: jnp.asarray(value, jnp.float32) for name, value in params.items()}
-    args = (jnp.asarray(X), jnp.asarray(Y), jnp.arange(N))
-    return ChunkedUtilities(model, guide, params, args, {}, "y", "classes", 2)
+    return lc.Fitted(model, guide, params, chunk_size=2).on(*args)._fit
 
 
 def log_joint(slope, w, weights):
@@ -68,7 +71,7 @@ ROWS = RowWeights(jnp.asarray(WEIGHTS), jnp.asarray(WEIGHTS > 1))
 
 def test_ratios_of_a_small_site_are_those_of_dense_arithmetic(guide):
     """With chunks of 2 of 5 classes, and a slope that moves both the prior and the utilities."""
-    utilities = make_utilities(guide, 0.5, np.full(K, NARROW))
+    utilities = ChunkedUtilities(make_fit(guide, 0.5, np.full(K, NARROW)))
     found = small_site_ratios(utilities, ROWS, jax.random.key(1), S, 1)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(1), 0), S)
     noise = InnerNoise(keys[0], frozenset({"classes", "data"}))
@@ -79,7 +82,8 @@ def test_ratios_of_a_small_site_are_those_of_dense_arithmetic(guide):
 
 def test_ratios_of_classes_are_those_of_dense_arithmetic(guide):
     """Two classes: one that draws, and one that is a point."""
-    utilities = make_utilities(guide, NARROW, np.where(np.arange(K) == 2, 0.7, NARROW))
+    w_scale = np.where(np.arange(K) == 2, 0.7, NARROW)
+    utilities = ChunkedUtilities(make_fit(guide, NARROW, w_scale))
     classes = jnp.array([2, 4])
     found = class_ratios(utilities, ROWS, classes, jax.random.key(1), S, 1)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(1), 0), S)
@@ -101,9 +105,8 @@ def test_k_of_a_normal_that_is_too_narrow(guide):
 
     FALSE_ALARM = 1e-5: the estimate from 1000 draws has a standard error of about 0.1.
     """
-    utilities = make_utilities(guide, NARROW, np.full(K, np.exp(0.4)))
-    utilities._params["w_auto_loc"] = jnp.zeros(K)
-    utilities._params["w_auto_scale"] *= jnp.array([1, 1, 0.3, 0.3, 1])
+    w_scale = np.exp(0.4) * np.array([1, 1, 0.3, 0.3, 1])
+    utilities = ChunkedUtilities(make_fit(guide, NARROW, w_scale, np.zeros(K)))
     nothing = RowWeights(jnp.zeros(N), jnp.zeros(N, bool))
     found = class_ratios(utilities, nothing, jnp.arange(K), jax.random.key(1), 1000, 1)
     k = pareto_k(found.log_ratios)
@@ -130,13 +133,14 @@ def test_the_noise_of_a_sample_of_rows_is_its_standard_deviation():
 
 def test_rows_of_the_classes_and_a_sample_of_others_stand_for_all(guide):
     """Too few of the others to tell about the slope, where all rows do."""
-    params = make_utilities(guide, 0.5, np.full(K, 0.5))._params
-    fitted = Fitted(model, guide, params, {}, "y", "classes", 2)
+    fit = make_fit(guide, 0.5, np.full(K, 0.5), args=())
     x, y = np.tile(X, 40), np.tile(Y, 40)
     batches = lc.ArrayBatches(x, y, batch_size=10)
-    few = check_batches(jax.random.key(0), fitted, (), batches, 100, 45)
+    everything = observed_choice(fit.followed_by(batches.take(jnp.arange(40 * N))), "y")
+    check = partial(check_batches, jax.random.key(0), fit, everything, K, batches, 100)
+    few = check(45)
     assert np.isnan(few.small_sites)
     assert len(few.classes) == 4  # class 2 has more than 45 rows
-    every = check_batches(jax.random.key(0), fitted, (), batches, 100, 1000)
+    every = check(1000)
     assert np.isfinite(every.small_sites)
     assert len(every.classes) == K and np.isfinite(every.classes).all()

@@ -17,32 +17,32 @@ def close_figures():
 
 def test_elbo_shows_the_negative_loss_and_its_mean_over_the_window():
     losses = np.array([9.0, 7.0, 5.0, 1.0])
-    ax = lc.plot_elbo(losses, window=2)
+    ax = lc.plots.elbo(losses, window=2)
     each, mean = ax.get_lines()
     np.testing.assert_allclose(each.get_ydata(), -losses)
     np.testing.assert_allclose(mean.get_xydata(), [[1, -8], [2, -6], [3, -3]])
-    mean = lc.plot_elbo([4.0, np.nan, 2.0, np.nan, np.nan], window=2).get_lines()[1]
+    mean = lc.plots.elbo([4.0, np.nan, 2.0, np.nan, np.nan], window=2).get_lines()[1]
     np.testing.assert_allclose(mean.get_ydata(), [-4, -2, -2, np.nan])
     with pytest.raises(ValueError, match="at least one step"):
-        lc.plot_elbo([])
+        lc.plots.elbo([])
     with pytest.raises(ValueError, match="at least one finite loss"):
-        lc.plot_elbo([np.nan])
+        lc.plots.elbo([np.nan])
 
 
 def test_intervals_span_the_central_probability():
     draws = np.stack([np.linspace(0, 1, 101), np.linspace(10, 20, 101)], axis=1)
-    ax = lc.plot_intervals(draws, ["a", "b"], probability=0.8)
+    ax = lc.plots.intervals(draws, ["a", "b"], probability=0.8)
     segments = ax.collections[0].get_segments()
     np.testing.assert_allclose(np.array(segments)[:, :, 0], [[0.1, 0.9], [11, 19]])
     np.testing.assert_allclose(ax.get_lines()[0].get_xdata(), [0.5, 15])
     with pytest.raises(ValueError, match=r"shape \(101, 2\) and 1 labels"):
-        lc.plot_intervals(draws, ["a"])
+        lc.plots.intervals(draws, ["a"])
 
 
 def test_reliability_counts_what_came_true_in_bins_of_equal_size():
     probabilities = np.array([0.9, 0.1, 0.2, 0.8, 0.95, 0.15])
     correct = np.array([True, False, True, False, True, False])
-    ax = lc.plot_reliability(probabilities, correct, num_bins=2)
+    ax = lc.plots.reliability(probabilities, correct, num_bins=2)
     points = ax.containers[0][0].get_xydata()
     np.testing.assert_allclose(points, [[0.15, 1 / 3], [(0.8 + 0.9 + 0.95) / 3, 2 / 3]])
     low, high = np.array(ax.containers[0][2][0].get_segments())[:, :, 1].T
@@ -50,11 +50,11 @@ def test_reliability_counts_what_came_true_in_bins_of_equal_size():
     np.testing.assert_allclose(low, [ci.low for ci in wilson], atol=1e-4)
     np.testing.assert_allclose(high, [ci.high for ci in wilson], atol=1e-4)
     with pytest.raises(ValueError, match="same shape"):
-        lc.plot_reliability(probabilities, correct[:-1])
+        lc.plots.reliability(probabilities, correct[:-1])
 
 
 def test_exact_values_of_the_elbo_are_marked_and_in_sight():
-    ax = lc.plot_elbo(np.linspace(9, 1, 50), window=5, exact={49: -0.5, 20: -7.0})
+    ax = lc.plots.elbo(np.linspace(9, 1, 50), window=5, exact={49: -0.5, 20: -7.0})
     np.testing.assert_allclose(ax.get_lines()[2].get_xydata(), [[20, -7], [49, -0.5]])
     assert ax.get_ylim()[1] > -0.5
 
@@ -63,25 +63,25 @@ def test_accuracy_is_shown_by_the_training_count_of_the_class():
     """Three classes of counts 1, 10 and 100, each in a bin."""
     obs = np.array([0, 0, 1, 1, 1, 1, 2, 2])
     predicted = np.array([1, 2, 1, 1, 1, 0, 2, 2])
-    ax = lc.plot_accuracy_by_frequency(predicted, obs, np.array([1, 10, 100]), num_bins=8)
+    ax = lc.plots.accuracy_by_frequency(predicted, obs, np.array([1, 10, 100]), num_bins=8)
     points = ax.containers[0][0].get_xydata()
     np.testing.assert_allclose(points, [[1.5, 0], [10.5, 0.75], [100.5, 1]])
     np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), 5 / 8)
     with pytest.raises(ValueError, match="same shape"):
-        lc.plot_accuracy_by_frequency(predicted[1:], obs, np.ones(3))
+        lc.plots.accuracy_by_frequency(predicted[1:], obs, np.ones(3))
 
 
 def test_confusion_shows_the_classes_in_most_errors():
     """Classes 0 and 3 are confused four times, 1 is taken for 2 once, and 4 is always right."""
     obs = np.array([0, 0, 0, 3, 3, 3, 1, 4, 4])
     predicted = np.array([3, 3, 0, 0, 0, 3, 2, 4, 4])
-    ax = lc.plot_confusion(predicted, obs, num_classes=2)
+    ax = lc.plots.confusion(predicted, obs, num_classes=2)
     assert [text.get_text() for text in ax.get_xticklabels()] == ["0", "3"]
     np.testing.assert_allclose(ax.get_images()[0].get_array(), 100 / 3 * np.array([[1, 2], [2, 1]]))
-    everything = lc.plot_confusion(obs, obs)  # all are right
+    everything = lc.plots.confusion(obs, obs)  # all are right
     np.testing.assert_allclose(everything.get_images()[0].get_array(), 100 * np.eye(4))
 
 
 def test_axes_may_be_given():
     ax = plt.subplots()[1]
-    assert lc.plot_elbo([1.0], ax=ax) is ax
+    assert lc.plots.elbo([1.0], ax=ax) is ax

@@ -25,7 +25,9 @@ def fitted():
     guide = AutoNormal(model)
     svi = lc.SubsampledSVI(model, guide, optax.adagrad(0.1), TraceMeanField_ELBO())
     batches = lc.ArrayBatches(x, y, batch_size=8)
-    return model, guide, svi.run(jax.random.key(0), 30, batches=batches, progress_bar=False).params
+    return lc.Fitted.from_svi(
+        svi, svi.run(jax.random.key(0), 30, batches=batches, progress_bar=False), chunk_size=5
+    )
 
 
 def dense_log_probs(params, x):
@@ -37,55 +39,53 @@ def dense_log_probs(params, x):
 @pytest.mark.smoke
 @pytest.mark.parametrize("chunk_size", [1, 5, NUM_CATEGORIES, 1000])
 def test_predictions_equal_dense_arithmetic_whatever_the_chunk(fitted, chunk_size):
-    model, guide, params = fitted
     x = jax.random.normal(jax.random.key(5), (7, NUM_FEATURES))
     obs = jnp.array([0, 11, 3, 3, 7, 10, 1])
-    predict = jax.jit(partial(lc.top_classes, model, guide, num_top=3, chunk_size=chunk_size))
-    found = predict(params, x)
-    expected = dense_log_probs(params, x)
+
+    @jax.jit
+    def predict(params, x):
+        new = lc.Fitted(fitted.model, fitted.guide, params, chunk_size=chunk_size).on(x)
+        return new.top_classes(3), new.log_likelihood(obs)
+
+    found, log_prob = predict(fitted.params, x)
+    expected = dense_log_probs(fitted.params, x)
     order = np.argsort(-expected, axis=1)[:, :3]
     np.testing.assert_array_equal(found.classes, order)
     np.testing.assert_allclose(found.log_probs, np.take_along_axis(expected, order, 1), atol=1e-5)
-    log_prob = lc.log_likelihood(model, guide, params, x, obs=obs, chunk_size=chunk_size)
     np.testing.assert_allclose(log_prob, expected[np.arange(7), obs], atol=1e-5)
 
 
 def test_probabilities_of_all_classes_sum_to_one(fitted):
-    model, guide, params = fitted
-    options = {"num_top": NUM_CATEGORIES, "chunk_size": 5}
     for draws in ({}, {"rng_key": jax.random.key(0), "num_draws": 3}):
-        x = jnp.ones((2, NUM_FEATURES))
-        found = lc.top_classes(model, guide, params, x, **options, **draws)
+        found = fitted.on(jnp.ones((2, NUM_FEATURES))).top_classes(NUM_CATEGORIES, **draws)
         np.testing.assert_allclose(np.exp(found.log_probs).sum(axis=1), 1, rtol=1e-5)
         assert sorted(found.classes[0].tolist()) == list(range(NUM_CATEGORIES))
 
 
 def test_an_exact_model_predicts_the_same_from_the_same_parameters(fitted):
-    _, _, params = fitted
     x, y = make_data()
     model = hierarchical(num_sampled=None)
     guide = AutoNormal(model)
     numpyro.handlers.seed(guide, 0)(x, y)
-    found = lc.top_classes(model, guide, params, x[:4], num_top=1, chunk_size=7)
-    expected = dense_log_probs(params, x[:4])
+    found = lc.Fitted(model, guide, fitted.params, chunk_size=7).on(x[:4]).top_classes(1)
+    expected = dense_log_probs(fitted.params, x[:4])
     np.testing.assert_array_equal(found.classes[:, 0], expected.argmax(axis=1))
 
 
 @pytest.mark.parametrize(
-    ("function", "options"),
+    "read",
     [
-        (lc.top_classes, {}),
-        (lc.top_classes, {"num_draws": 3}),
-        (lc.log_likelihood, {"num_draws": 3, "obs": jnp.zeros(NUM_ROWS, int)}),
-        (lc.draw_choices, {"num_draws": 3}),
+        lambda new: new.top_classes(),
+        lambda new: new.top_classes(rng_key=jax.random.key(0), num_draws=3),
+        lambda new: new.log_likelihood(
+            jnp.zeros(NUM_ROWS, int), rng_key=jax.random.key(0), num_draws=3
+        ),
+        lambda new: new.draw_choices(rng_key=jax.random.key(0), num_draws=3),
     ],
+    ids=["top_classes", "top_classes over draws", "log_likelihood", "draw_choices"],
 )
-def test_memory_follows_the_chunk_and_not_the_classes(function, options):
+def test_memory_follows_the_chunk_and_not_the_classes(read):
     """Nor the draws, of which one chunk of one draw is held at a time."""
-    if function is lc.draw_choices:
-        function = partial(lc.draw_choices, jax.random.key(0))
-    elif options:
-        options = options | {"rng_key": jax.random.key(0)}
 
     def scratch(num_categories):
         model = hierarchical(num_sampled=4, num_categories=num_categories)
@@ -93,7 +93,11 @@ def test_memory_follows_the_chunk_and_not_the_classes(function, options):
         x, y = make_data()
         svi = lc.SubsampledSVI(model, guide, optax.sgd(0.1), TraceMeanField_ELBO())
         params = jax.eval_shape(lambda: svi.get_params(svi.init(jax.random.key(0), x, y)))
-        return temp_bytes(partial(function, model, guide, chunk_size=64, **options), params, x)
+
+        def run(params, x):
+            return read(lc.Fitted(model, guide, params, chunk_size=64).on(x))
+
+        return temp_bytes(run, params, x)
 
     # One chunk of utilities, noise and so on is 10 kB each; one number for each class 400 kB.
     assert scratch(1_000) == pytest.approx(scratch(100_000), rel=0.01)
@@ -116,32 +120,33 @@ def test_rows_of_the_training_data_can_be_predicted_by_their_ids():
     params = svi.get_params(svi.init(jax.random.key(0), y))
     params["z_auto_loc"] = jnp.array([1.0, -2.0, 3.0])
     params["w_auto_loc"] = jnp.arange(6.0)
-    found = lc.top_classes(model, guide, params, rows=jnp.array([2, 1, 2]), num_top=1)
+    fitted = lc.Fitted(model, guide, params)
+    found = fitted.on(rows=jnp.array([2, 1, 2])).top_classes(1)
     assert found.classes[:, 0].tolist() == [5, 0, 5]  # also of one row twice
     with pytest.raises(NotImplementedError, match="site 'z' has a value for each row"):
-        lc.top_classes(model, guide, params)
+        fitted.on().top_classes()
 
 
 def test_bad_arguments_are_described(fitted):
-    model, guide, params = fitted
     x = jnp.ones((2, NUM_FEATURES))
-    predict = partial(lc.top_classes, model, guide, params, x)
+    again = partial(lc.Fitted, fitted.model, fitted.guide)
     with pytest.raises(ValueError, match=r"`site` must name a UtilityCategorical.*'nope'"):
-        predict(site="nope")
+        again(fitted.params, site="nope").on(x).top_classes()
     for plate in ("nope", "data"):  # a plate of observations
         with pytest.raises(ValueError, match=rf"name a class plate.*got '{plate}'.*'classes'"):
-            predict(plate=plate)
-    fewer = params | {"b_auto_loc": params["b_auto_loc"][:9]}
+            again(fitted.params, plate=plate).on(x).top_classes()
+    fewer = fitted.params | {"b_auto_loc": fitted.params["b_auto_loc"][:9]}
     with pytest.raises(ValueError, match=r"'b_auto_loc'.*must have 12 rows.*got shape \(9,\)"):
-        lc.top_classes(model, guide, fewer, x)
+        again(fewer).on(x).top_classes()
+    new = again(fitted.params).on(x)
     with pytest.raises(ValueError, match="`num_top` must be at most the number of classes, 12"):
-        predict(num_top=13)
+        new.top_classes(13)
     with pytest.raises(ValueError, match=r"`obs` must be classes.*got 12 at position 1"):
-        lc.log_likelihood(model, guide, params, x, obs=jnp.array([0, 12]))
+        new.log_likelihood(jnp.array([0, 12]))
     with pytest.raises(ValueError, match=r"`obs` must have.* shape \(2,\); got shape \(2, 1\)"):
-        lc.log_likelihood(model, guide, params, x, obs=jnp.array([[0], [1]]))
+        new.log_likelihood(jnp.array([[0], [1]]))
     with pytest.raises(ValueError, match="`rng_key` and `num_draws` belong together"):
-        predict(num_draws=3)
+        new.top_classes(num_draws=3)
 
 
 def test_numpy_arrays_may_be_indexed_by_classes():
@@ -159,10 +164,9 @@ def test_numpy_arrays_may_be_indexed_by_classes():
     guide = AutoDelta(model)
     svi = lc.SubsampledSVI(model, guide, optax.sgd(0.0), Trace_ELBO())
     svi.init(jax.random.key(0), table, jnp.array([0, 1, 3]))
-    params = {"slope_auto_loc": jnp.array(1.0)}
-    new = lc.top_classes(model, guide, params, table, num_top=1)
-    assert new.classes[:, 0].tolist() == [3, 3, 3]
-    data = lc.to_arviz(jax.random.key(1), model, guide, params, table, y=np.zeros(3, int))
+    fitted = lc.Fitted(model, guide, {"slope_auto_loc": np.array(1.0, np.float32)})
+    assert fitted.on(table).top_classes(1).classes[:, 0].tolist() == [3, 3, 3]
+    data = fitted.on(table, y=np.zeros(3, int)).to_arviz(rng_key=jax.random.key(1))
     assert data["posterior"]["slope"].shape == (1, 500)
 
 
@@ -185,9 +189,9 @@ def test_utilities_that_rows_share_are_those_of_each_row():
     for model, num_rows in ((expanded, 3), (one_row, 1)):
         guide = AutoDelta(model)
         numpyro.handlers.seed(guide, 0)(obs)
-        fit = (model, guide, {"b_auto_loc": b})
-        assert lc.top_classes(*fit, num_top=2).classes.tolist() == [[2, 0]] * num_rows
-        found = lc.log_likelihood(*fit, obs=obs, chunk_size=4)
+        new = lc.Fitted(model, guide, {"b_auto_loc": b}, chunk_size=4).on()
+        assert new.top_classes(2).classes.tolist() == [[2, 0]] * num_rows
+        found = new.log_likelihood(obs)
         np.testing.assert_allclose(found, jax.nn.log_softmax(b)[obs], rtol=1e-5)
 
 
@@ -204,9 +208,9 @@ def test_a_guide_may_draw_a_table_whole():
     guide = AutoMultivariateNormal(model)
     numpyro.handlers.seed(guide, 0)(x, jnp.array([0, 1]))
     params = {"auto_loc": w.ravel(), "auto_scale_tril": 1e-6 * jnp.eye(10)}
-    options = {"obs": jnp.array([4, 2]), "rng_key": jax.random.key(1), "num_draws": 2}
-    found = lc.log_likelihood(model, guide, params, x, chunk_size=2, **options)
-    expected = jax.nn.log_softmax(x @ w.T)[jnp.arange(2), options["obs"]]
+    obs, new = jnp.array([4, 2]), lc.Fitted(model, guide, params, chunk_size=2).on(x)
+    found = new.log_likelihood(obs, rng_key=jax.random.key(1), num_draws=2)
+    expected = jax.nn.log_softmax(x @ w.T)[jnp.arange(2), obs]
     np.testing.assert_allclose(found, jnp.stack([expected] * 2), atol=1e-4)
 
 
@@ -241,8 +245,8 @@ def choice_over(classes_to_utilities, num_categories=5):
 def test_utilities_that_depend_on_other_classes_are_refused(across):
     fit = choice_over(across)
     with pytest.raises(ValueError, match=r"utility of class [123] of plate 'classes' depends on"):
-        lc.top_classes(*fit, num_top=1, chunk_size=4)
-    found = lc.log_likelihood(*fit, obs=jnp.array([0, 4]), chunk_size=5)  # of all classes at once
+        lc.Fitted(*fit, chunk_size=4).on().top_classes(1)
+    found = lc.Fitted(*fit, chunk_size=5).on().log_likelihood(jnp.array([0, 4]))  # all at once
     expected = jax.nn.log_softmax(across(fit[2]["b_auto_loc"], None))
     np.testing.assert_allclose(found, expected[jnp.array([0, 4])], atol=1e-5)
 
@@ -260,7 +264,8 @@ def test_utilities_that_depend_on_other_classes_are_refused(across):
 def test_a_dependence_is_seen_wherever_the_rows_are(across, loc):
     model, guide, _ = choice_over(across, 300)
     with pytest.raises(ValueError, match="depends on which"):
-        lc.top_classes(model, guide, {"b_auto_loc": jnp.full(300, loc)}, num_top=2, chunk_size=100)
+        params = {"b_auto_loc": jnp.full(300, loc)}
+        lc.Fitted(model, guide, params, chunk_size=100).on().top_classes(2)
 
 
 def test_noise_of_the_model_is_no_dependence():
@@ -277,7 +282,8 @@ def test_noise_of_the_model_is_no_dependence():
     guide = AutoDelta(numpyro.handlers.block(model, hide=["z"]))
     numpyro.handlers.seed(guide, 0)(jnp.array([0, 2]))
     params = {"b_auto_loc": jnp.arange(300.0)}
-    assert lc.top_classes(model, guide, params, chunk_size=100, num_top=1).classes[0, 0] == 299
+    new = lc.Fitted(model, guide, params, chunk_size=100).on()
+    assert new.top_classes(1).classes[0, 0] == 299
 
 
 def test_utilities_that_depend_on_other_classes_are_nan_under_jit():
@@ -285,12 +291,15 @@ def test_utilities_that_depend_on_other_classes_are_nan_under_jit():
     model, guide, params = choice_over(lambda b, classes: b * b[jnp.array([3])])
     alike = {"b_auto_loc": jnp.zeros(5)}
     with pytest.raises(ValueError, match="depends on which"):
-        lc.top_classes(model, guide, alike, chunk_size=2, num_top=2)
-    options = {"num_top": 2, "chunk_size": 2}
-    top = jax.jit(partial(lc.top_classes, model, guide, **options))(params)
+        lc.Fitted(model, guide, alike, chunk_size=2).on().top_classes(2)
+
+    @jax.jit
+    def predict(params):
+        new = lc.Fitted(model, guide, params, chunk_size=2).on()
+        return new.top_classes(2), new.draw_choices(rng_key=jax.random.key(0), num_draws=2)
+
+    top, drawn = predict(params)
     assert np.isnan(top.log_probs).all() and (np.asarray(top.classes) == -1).all()
-    key, options = jax.random.key(0), {"num_draws": 2, "chunk_size": 2}
-    drawn = jax.jit(partial(lc.draw_choices, key, model, guide, **options))(params)
     assert (np.asarray(drawn) == -1).all()
 
 
@@ -310,7 +319,10 @@ def test_rows_of_any_support_are_those_of_one_class():
     scale, mix = jnp.arange(1.0, 6), jax.nn.softmax(jax.random.normal(jax.random.key(0), (5, 3)))
     params = {"scale_auto_loc": scale, "mix_auto_loc": mix}
     expected = jax.nn.log_softmax(scale * mix[:, 0])[obs]
-    log_prob = partial(lc.log_likelihood, model, guide, chunk_size=2, obs=obs)
+
+    def log_prob(params):
+        return lc.Fitted(model, guide, params, chunk_size=2).on().log_likelihood(obs)
+
     for found in (log_prob(params), jax.jit(log_prob)(params)):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -318,8 +330,8 @@ def test_rows_of_any_support_are_those_of_one_class():
 def test_features_that_are_not_finite_are_refused_and_nan_under_jit(fitted):
     x = jnp.ones((3, NUM_FEATURES)).at[1, 2].set(jnp.nan)
     with pytest.raises(ValueError, match=r"`x` must be finite; got nan at position \(1, 2\)"):
-        lc.top_classes(*fitted, x)
-    found = jax.jit(partial(lc.top_classes, *fitted, num_top=2))(x)
+        fitted.on(x)
+    found = jax.jit(lambda x: fitted.on(x).top_classes(2))(x)
     assert np.isnan(found.log_probs).all(axis=1).tolist() == [False, True, False]
     assert (np.asarray(found.classes) == -1).all(axis=1).tolist() == [False, True, False]
 
@@ -336,28 +348,27 @@ def test_utilities_of_each_class_alone_are_not_refused():
         lambda b, classes: jnp.where(b == 2.0, jnp.nan, b),  # class 1
         noisy,
     ):
-        found = lc.top_classes(*choice_over(of_class), num_top=1, chunk_size=2)
+        found = lc.Fitted(*choice_over(of_class), chunk_size=2).on().top_classes(1)
         assert found.classes.shape == (2, 1)
 
 
 def test_tables_that_are_not_indexed_by_the_classes_are_described():
     fit = choice_over(lambda b, classes: b + jnp.arange(5.0))
     with pytest.raises(ValueError, match=r"fails on two of them.*`x\[:, classes.indices\]`"):
-        lc.top_classes(*fit, num_top=1)
+        lc.Fitted(*fit).on().top_classes(1)
     wrong_everywhere = choice_over(lambda b, classes: b)[0]
     guide = AutoDelta(lambda: numpyro.sample("b", dist.Normal(0, 1).expand([7]).to_event(1)))
     numpyro.handlers.seed(guide, 0)()
     with pytest.raises(ValueError, match=r"draws site 'b' outside.*all 5 rows at axis -1"):
-        lc.top_classes(wrong_everywhere, guide, {"b_auto_loc": jnp.zeros(7)}, num_top=1)
+        lc.Fitted(wrong_everywhere, guide, {"b_auto_loc": jnp.zeros(7)}).on().top_classes(1)
 
 
 @pytest.mark.parametrize("num_sampled", [None, 4])
 def test_a_guide_that_has_not_run_is_refused_and_left_as_it_is(fitted, num_sampled):
     guide = AutoNormal(hierarchical(num_sampled))
-    for function in (lc.top_classes, partial(lc.to_arviz, jax.random.key(0))):
-        with pytest.raises(ValueError, match=r"guide has not been run yet.*seed\(guide, 0\)"):
-            function(guide.model, guide, fitted[2], jnp.ones((2, NUM_FEATURES)))
-        assert guide.prototype_trace is None
+    with pytest.raises(ValueError, match=r"guide has not been run yet.*seed\(guide, 0\)"):
+        lc.Fitted(guide.model, guide, fitted.params)
+    assert guide.prototype_trace is None
 
 
 DRAWS = {"rng_key": jax.random.key(7), "num_draws": 400}
@@ -378,30 +389,29 @@ def drawn_log_probs(params, x, num_draws):
 @pytest.fixture(scope="module")
 def wide(fitted):
     """A guide that is wide, so that draws differ."""
-    model, guide, params = fitted
-    return model, guide, params | {"w_auto_scale": jnp.full_like(params["w_auto_scale"], 1.5)}
+    params = fitted.params | {"w_auto_scale": jnp.full_like(fitted.params["w_auto_scale"], 1.5)}
+    return lc.Fitted(fitted.model, fitted.guide, params, chunk_size=5)
 
 
 def test_draws_average_the_probability(wide):
     """FALSE_ALARM = 1e-5: 24 means within five standard errors of NumPy's."""
     x = jax.random.normal(jax.random.key(5), (2, NUM_FEATURES))
-    found = lc.top_classes(*wide, x, num_top=NUM_CATEGORIES, chunk_size=5, **DRAWS)
-    probabilities = np.exp(drawn_log_probs(wide[2], x, 20_000))
+    found = wide.on(x).top_classes(NUM_CATEGORIES, **DRAWS)
+    probabilities = np.exp(drawn_log_probs(wide.params, x, 20_000))
     error = probabilities.std(axis=0) * np.sqrt(1 / 400 + 1 / 20_000)
     order = np.asarray(found.classes)
     expected, error = (np.take_along_axis(a, order, 1) for a in (probabilities.mean(0), error))
     assert (np.abs(np.exp(found.log_probs) - expected) < 5 * error).all()
-    at_centre = lc.top_classes(*wide, x, num_top=1)
+    at_centre = wide.on(x).top_classes(1)
     assert (found.log_probs[:, 0] < at_centre.log_probs[:, 0]).all()  # less sure of itself
 
 
 def test_all_functions_use_the_same_draws(wide):
     """The mean over draws of the likelihood of a class is its probability."""
     x = jax.random.normal(jax.random.key(5), (3, NUM_FEATURES))
-    top = lc.top_classes(*wide, x, num_top=2, chunk_size=5, **DRAWS)
+    top = wide.on(x).top_classes(2, **DRAWS)
     for rank in range(2):
-        obs = top.classes[:, rank]
-        log_probs = lc.log_likelihood(*wide, x, obs=obs, chunk_size=5, **DRAWS)
+        log_probs = wide.on(x).log_likelihood(top.classes[:, rank], **DRAWS)
         assert log_probs.shape == (400, 3)
         mean = jax.nn.logsumexp(log_probs, axis=0) - np.log(400)
         np.testing.assert_allclose(mean, top.log_probs[:, rank], rtol=1e-4)
@@ -409,12 +419,11 @@ def test_all_functions_use_the_same_draws(wide):
 
 def test_rows_of_the_chunks_are_drawn_apart(wide):
     """FALSE_ALARM = 1e-5: utilities of classes in different chunks are uncorrelated."""
-    x = jnp.ones((1, NUM_FEATURES))
-    every = [
-        lc.log_likelihood(*wide, x, obs=jnp.array([k]), chunk_size=4, **DRAWS)[:, 0]
-        for k in range(8)
-    ]
-    gaps = np.diff(np.asarray(every).reshape(2, 4, 400), axis=1)  # between classes of one chunk
+    new = lc.Fitted(wide.model, wide.guide, wide.params, chunk_size=4).on(
+        jnp.ones((8, NUM_FEATURES))
+    )
+    every = np.asarray(new.log_likelihood(jnp.arange(8), **DRAWS)).T
+    gaps = np.diff(every.reshape(2, 4, 400), axis=1)  # between classes of one chunk
     correlations = [np.corrcoef(gaps[0, i], gaps[1, i])[0, 1] for i in range(3)]
     assert np.abs(correlations).max() < 5 / 400**0.5
 
@@ -432,8 +441,8 @@ def test_drawn_choices_have_the_predictive_probabilities(noise):
 
     guide = AutoDelta(model)
     numpyro.handlers.seed(guide, 0)(jnp.array([2]))
-    arguments = (model, guide, {"b_auto_loc": table})
-    draws = lc.draw_choices(jax.random.key(0), *arguments, num_draws=20_000, chunk_size=4)
+    new = lc.Fitted(model, guide, {"b_auto_loc": table}, chunk_size=4).on()
+    draws = new.draw_choices(rng_key=jax.random.key(0), num_draws=20_000)
     assert draws.shape == (20_000, 1)
     frequencies = np.bincount(draws[:, 0], minlength=6) / 20_000
     expected = np.exp(lc.UtilityCategorical(table, noise=noise).log_prob(jnp.arange(6)))
@@ -441,21 +450,22 @@ def test_drawn_choices_have_the_predictive_probabilities(noise):
     assert (np.abs(frequencies - expected) < 5 * error).all()
     draws = {"rng_key": jax.random.key(0), "num_draws": 2}
     for options in ({}, draws):
-        top = lc.top_classes(*arguments, num_top=3, chunk_size=4, **options)
+        top = new.top_classes(3, **options)
         assert top.classes[0].tolist() == [4, 2, 0]
         np.testing.assert_allclose(np.exp(top.log_probs[0]), expected[[4, 2, 0]], rtol=1e-4)
 
 
 def test_the_progress_bar_counts_the_chunks(fitted, capsys):
-    options = {"chunk_size": 5, "progress_bar": True, "rng_key": jax.random.key(0), "num_draws": 2}
+    shown = lc.Fitted(
+        fitted.model, fitted.guide, fitted.params, chunk_size=5, progress_bar=True
+    ).on(jnp.ones((1, 3)))
     for _ in range(2):  # compiled once, shown twice
-        lc.log_likelihood(*fitted, jnp.ones((1, 3)), obs=jnp.array([1]), **options)
+        shown.log_likelihood(jnp.array([1]), rng_key=jax.random.key(0), num_draws=2)
         jax.effects_barrier()
         assert "6/6" in capsys.readouterr().err
 
 
 def test_labels_out_of_range_have_no_likelihood_under_jit(fitted):
-    log_prob = jax.jit(
-        lambda obs: lc.log_likelihood(*fitted, jnp.ones((3, NUM_FEATURES)), obs=obs)
-    )(jnp.array([-1, 3, NUM_CATEGORIES]))
+    new = fitted.on(jnp.ones((3, NUM_FEATURES)))
+    log_prob = jax.jit(new.log_likelihood)(jnp.array([-1, 3, NUM_CATEGORIES]))
     assert jnp.isnan(log_prob).tolist() == [True, False, True]

@@ -64,9 +64,10 @@ def test_rows_of_another_plate_are_those_that_are_read(options):
     model, params = partial(choice_of_users, **options), locations()
     guide = AutoDelta(model)
     numpyro.handlers.seed(guide, 0)(USERS, OBS)
-    log_prob = jax.jit(partial(lc.log_likelihood, model, guide, chunk_size=3))
+    fitted = lc.Fitted(model, guide, params, chunk_size=3)
+    found = jax.jit(lambda users: fitted.on(users).log_likelihood(OBS))(USERS)
     expected = exact(params["w_auto_loc"], params["v_auto_loc"])[jnp.arange(4), OBS]
-    np.testing.assert_allclose(log_prob(params, USERS, obs=OBS), expected, rtol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def written_guide(u, y=None):
@@ -79,13 +80,14 @@ def written_guide(u, y=None):
 
 def test_ids_out_of_range_are_refused_and_nan_under_jit():
     """With a guide that opens the class plates itself."""
-    fit, bad = (choice_of_users, written_guide, locations()), USERS.at[1].set(U)
-    log_prob = jax.jit(partial(lc.log_likelihood, *fit, chunk_size=3))
+    bad = USERS.at[1].set(U)
+    fitted = lc.Fitted(choice_of_users, written_guide, locations(), chunk_size=3)
+    log_prob = jax.jit(lambda users: fitted.on(users).log_likelihood(OBS))
     expected = exact(*locations().values())[jnp.arange(4), OBS]
-    np.testing.assert_allclose(log_prob(USERS, obs=OBS), expected, rtol=1e-5)
-    assert np.isnan(log_prob(bad, obs=OBS)).all()
+    np.testing.assert_allclose(log_prob(USERS), expected, rtol=1e-5)
+    assert np.isnan(log_prob(bad)).all()
     with pytest.raises(ValueError, match=r"`labels` of plate 'users' must be.*got 9 at position 1"):
-        lc.log_likelihood(*fit, bad, obs=OBS)
+        fitted.on(bad).log_likelihood(OBS)
 
 
 @pytest.mark.parametrize("num_users", [U, 1200])
@@ -99,9 +101,9 @@ def test_draws_are_those_that_arviz_shows(num_users):
     numpyro.handlers.seed(guide, 0)(USERS, OBS)
     for site in ("w", "v"):
         params[f"{site}_auto_scale"] = jnp.ones_like(params[f"{site}_auto_loc"])
-    fit, options = (model, guide, params, USERS), {"obs": OBS, "num_draws": 3, "chunk_size": 3}
-    shown = {} if num_users == U else {"rows": {"users": jnp.arange(U)[::-1]}}
-    data = lc.to_arviz(jax.random.key(0), *fit, **shown, **options)
+    rows = None if num_users == U else {"users": jnp.arange(U)[::-1]}
+    fitted = lc.Fitted(model, guide, params, chunk_size=3)
+    data = fitted.on(USERS).to_arviz(rng_key=jax.random.key(0), obs=OBS, num_draws=3, rows=rows)
     w, v = (data["posterior"][name] for name in ("w", "v"))
     assert v.shape == (1, 3, U)
     log_probs = exact(w.values[0], v.sel(users=np.arange(U)).values[0])
@@ -114,10 +116,10 @@ def test_top_classes_have_the_mean_likelihood_of_the_draws():
     numpyro.handlers.seed(guide, 0)(USERS, OBS)
     for site in ("w", "v"):
         params[f"{site}_auto_scale"] = jnp.ones_like(params[f"{site}_auto_loc"])
-    fit = (choice_of_users, guide, params, USERS)
-    draws = {"rng_key": jax.random.key(2), "num_draws": 3, "chunk_size": 3}
-    top = lc.top_classes(*fit, num_top=1, **draws)
-    log_probs = lc.log_likelihood(*fit, obs=top.classes[:, 0], **draws)
+    new = lc.Fitted(choice_of_users, guide, params, chunk_size=3).on(USERS)
+    draws = {"rng_key": jax.random.key(2), "num_draws": 3}
+    top = new.top_classes(1, **draws)
+    log_probs = new.log_likelihood(top.classes[:, 0], **draws)
     mean = jax.nn.logsumexp(log_probs, axis=0) - np.log(3)
     np.testing.assert_allclose(mean, top.log_probs[:, 0], rtol=1e-5)
 
@@ -133,7 +135,7 @@ def test_a_sum_over_labels_alone_is_not_a_number():
         model, params = partial(choice_of_users, read=centred, known=known), locations()
         guide = AutoDelta(model)
         numpyro.handlers.seed(guide, 0)(USERS, OBS)
-        found = lc.log_likelihood(model, guide, params, USERS, obs=OBS)
+        found = lc.Fitted(model, guide, params).on(USERS).log_likelihood(OBS)
         v = params["v_auto_loc"]
         expected = exact(params["w_auto_loc"], v - v.sum())[jnp.arange(4), OBS]
         np.testing.assert_allclose(found, expected * (jnp.nan if known else 1), rtol=1e-4)
@@ -143,7 +145,7 @@ def test_places_in_each_kind_of_subset():
     ids = jnp.array([8, 0])
     full = lc.class_plate("a", U).classes
     assert full.place(ids).tolist() == [8, 0] and full.holds(ids).all()
-    with lc.class_chunk(name="a", start=0, size=3):
+    with lc.plates.class_chunk(name="a", start=0, size=3):
         chunk = lc.class_plate("a", U, ids, 2).classes
     assert chunk.holds(ids).tolist() == [False, True]
     with pytest.raises(ValueError, match=r"`classes.place` has no answer.*a class plate of their"):
@@ -162,7 +164,7 @@ def test_classes_of_each_observation_are_read_as_in_training():
 
     guide, params = AutoDelta(model), locations()
     numpyro.handlers.seed(guide, 0)(USERS, OBS)
-    found = lc.log_likelihood(model, guide, params, USERS, obs=OBS)
+    found = lc.Fitted(model, guide, params).on(USERS).log_likelihood(OBS)
     expected = exact(params["w_auto_loc"], params["v_auto_loc"])[jnp.arange(4), OBS]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -183,7 +185,7 @@ def test_a_fit_of_both_plates_learns_and_predicts():
 
     guide = AutoDelta(model)
     svi = lc.SubsampledSVI(model, guide, optax.adam(0.1), Trace_ELBO())
-    params = svi.run(jax.random.key(0), 300, u, y, progress_bar=False).params
-    ids = jnp.array([8, 1, 1])
-    top = lc.top_classes(model, guide, params, ids, num_top=1, chunk_size=3)
+    result = svi.run(jax.random.key(0), 300, u, y, progress_bar=False)
+    fitted = lc.Fitted.from_svi(svi, result, chunk_size=3)
+    top = fitted.on(jnp.array([8, 1, 1])).top_classes(1)
     assert top.classes[:, 0].tolist() == [5, 2, 2]

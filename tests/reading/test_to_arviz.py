@@ -33,26 +33,23 @@ def fitted():
     guide = AutoNormal(model)
     svi = lc.SubsampledSVI(model, guide, optax.adagrad(0.01), TraceMeanField_ELBO())
     result = svi.run(jax.random.key(0), 3, x, y, progress_bar=False)
-    return model, guide, result, x, y
+    for part, values in (("loc", [5.0, -7.0]), ("scale", [0.5, 2.0])):
+        table = result.params[f"w_auto_{part}"]
+        result.params[f"w_auto_{part}"] = table.at[4321].set(jnp.array(values))
+    return lc.Fitted.from_svi(svi, result).on(x, y), result, svi
 
 
 def convert(fitted, **kwargs):
-    model, guide, result, x, y = fitted
-    kwargs.setdefault("num_draws", 2000)
-    return lc.to_arviz(jax.random.key(1), model, guide, result.params, x, y, **kwargs)
+    return fitted[0].to_arviz(**{"rng_key": jax.random.key(1), "num_draws": 2000} | kwargs)
 
 
 @pytest.mark.smoke
 def test_draws_of_the_named_rows_have_the_guides_moments(fitted):
-    params = fitted[2].params
-    params["w_auto_loc"] = params["w_auto_loc"].at[4321].set(jnp.array([5.0, -7.0]))
-    params["w_auto_scale"] = params["w_auto_scale"].at[4321].set(jnp.array([0.5, 2.0]))
     data = convert(
         fitted,
         rows={"classes": [4321, 17]},
         coords={"classes": ["label", "other"], "feature": ["a", "b"]},
         dims={"w": ["feature"]},
-        losses=fitted[2].losses,
     )
     w = data["posterior"]["w"]
     assert w.dims == ("chain", "draw", "classes", "feature")
@@ -64,7 +61,7 @@ def test_draws_of_the_named_rows_have_the_guides_moments(fitted):
     assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.12
     assert set(data["posterior"].data_vars) == {"w", "scale", "g"}
     assert (np.asarray(data["posterior"]["scale"]) > 0).all()
-    np.testing.assert_allclose(data["constant_data"]["elbo"], -np.asarray(fitted[2].losses))
+    np.testing.assert_allclose(data["constant_data"]["elbo"], -np.asarray(fitted[1].losses))
 
 
 def test_large_tables_are_left_out_unless_named_and_small_plates_are_whole(fitted):
@@ -76,7 +73,7 @@ def test_large_tables_are_left_out_unless_named_and_small_plates_are_whole(fitte
 def test_netcdf_round_trip(fitted, tmp_path):
     import arviz as az
 
-    data = convert(fitted, rows={"classes": [4, 17]}, num_draws=5, losses=fitted[2].losses)
+    data = convert(fitted, rows={"classes": [4, 17]}, num_draws=5)
     data.to_netcdf(str(tmp_path / "fit.nc"))
     back = az.from_netcdf(str(tmp_path / "fit.nc"))
     for name in ("w", "scale"):
@@ -106,8 +103,9 @@ def test_bad_rows_and_dims_are_described(fitted):
     with pytest.raises(ValueError, match=r"`coords\['feature'\]` must have 2 labels.*got 1"):
         named = {"dims": {"w": ["feature"]}, "coords": {"feature": ["a"]}}
         convert(fitted, rows={"classes": [1]}, **named)
+    _, result, svi = fitted
     with pytest.raises(ValueError, match=r"`losses` must have shape \(steps,\).*`result.losses`"):
-        convert(fitted, losses=fitted[2])
+        lc.Fitted(svi.model, svi.guide, result.params, losses=result)
 
 
 def test_labels_that_may_be_read_in_two_ways_are_refused():
@@ -125,7 +123,8 @@ def test_labels_that_may_be_read_in_two_ways_are_refused():
 
     def convert(rows):
         options = {"rows": {"classes": rows}, "coords": {"classes": ["zero", "one", "two"]}}
-        return lc.to_arviz(jax.random.key(1), model, guide, params, num_draws=5, **options)
+        key, new = jax.random.key(1), lc.Fitted(model, guide, params).on()
+        return new.to_arviz(rng_key=key, num_draws=5, **options)
 
     with pytest.raises(ValueError, match=r"`coords\['classes'\]`.*Give `rows` by label"):
         convert([2, 0, 1])
@@ -134,9 +133,10 @@ def test_labels_that_may_be_read_in_two_ways_are_refused():
 
 
 def test_parameters_of_another_fit_are_refused(fitted):
-    model, guide, _, x, y = fitted
+    svi = fitted[2]
+    other = lc.Fitted(svi.model, svi.guide, {"scale_auto_loc": jnp.zeros(())})
     with pytest.raises(ValueError, match=r"`params` lacks the parameters.*w_auto_loc"):
-        lc.to_arviz(jax.random.key(1), model, guide, {"scale_auto_loc": jnp.zeros(())}, x, y)
+        other.on(jnp.ones((3, 2)), jnp.array([4, 4321, 4])).to_arviz(rng_key=jax.random.key(1))
 
 
 def test_an_empty_posterior_is_refused():
@@ -148,7 +148,7 @@ def test_an_empty_posterior_is_refused():
     svi = lc.SubsampledSVI(model, guide, optax.sgd(0.1), TraceMeanField_ELBO())
     params = svi.get_params(svi.init(jax.random.key(0), jnp.array([1, 2])))
     with pytest.raises(ValueError, match=r"no latent site to show.*'classes': 5000"):
-        lc.to_arviz(jax.random.key(1), model, guide, params, jnp.array([1, 2]))
+        lc.Fitted(model, guide, params).on(jnp.array([1, 2])).to_arviz(rng_key=jax.random.key(1))
 
 
 # With the observed choices.
@@ -174,14 +174,14 @@ def small():
     guide = AutoNormal(model, init_scale=0.3)
     svi = lc.SubsampledSVI(model, guide, optax.adam(0.02), TraceMeanField_ELBO())
     result = svi.run(jax.random.key(0), 2000, x, y, progress_bar=False)
-    return model, guide, result.params, x, y
+    return lc.Fitted.from_svi(svi, result), x, y
 
 
 @pytest.mark.parametrize("chunk_size", [4, 1024])
 def test_log_likelihoods_are_those_of_the_draws_shown(small, chunk_size):
-    model, guide, params, x, y = small
-    options = {"num_draws": 7, "chunk_size": chunk_size, "obs": y}
-    data = lc.to_arviz(jax.random.key(1), model, guide, params, x, **options)
+    fitted, x, y = small
+    fitted = lc.Fitted(fitted.model, fitted.guide, fitted.params, chunk_size=chunk_size)
+    data = fitted.on(x).to_arviz(rng_key=jax.random.key(1), obs=y, num_draws=7)
     w, scale = (np.asarray(data["posterior"][name])[0] for name in ("w", "scale"))
     psi = scale[:, None, None] * np.asarray(x) @ w.transpose(0, 2, 1)
     expected = np.asarray(jax.nn.log_softmax(psi))[:, np.arange(MANY_ROWS), y]
@@ -196,9 +196,9 @@ def test_loo_agrees_with_nuts(small):
     import arviz as az
     from numpyro.infer import MCMC, NUTS
 
-    model, guide, params, x, y = small
-    data = lc.to_arviz(jax.random.key(1), model, guide, params, x, obs=y, num_draws=500)
-    mcmc = MCMC(NUTS(model), num_warmup=300, num_samples=500, progress_bar=False)
+    fitted, x, y = small
+    data = fitted.on(x).to_arviz(rng_key=jax.random.key(1), obs=y)
+    mcmc = MCMC(NUTS(fitted.model), num_warmup=300, num_samples=500, progress_bar=False)
     mcmc.run(jax.random.key(2), x, y)
     draws = mcmc.get_samples()
     psi = draws["scale"][:, None, None] * x @ draws["w"].transpose(0, 2, 1)
@@ -214,21 +214,22 @@ def test_loo_agrees_with_nuts(small):
 
 
 def test_classes_by_label_or_the_most_frequent(fitted):
-    model, guide, result, x, _ = fitted
+    _, result, svi = fitted
     names = np.array([f"class {k}" for k in range(NUM_CATEGORIES)])
-    options = {"num_draws": 2, "coords": {"classes": names}}
-    arguments = (jax.random.key(1), model, guide, result.params, x, None)
-    data = lc.to_arviz(*arguments, rows={"classes": ["class 7", "class 4999"]}, **options)
+    options = {"rng_key": jax.random.key(1), "num_draws": 2, "coords": {"classes": names}}
+    x = jnp.ones((3, 2))
+    new = lc.Fitted.from_svi(svi, result).on(x, None)
+    data = new.to_arviz(rows={"classes": ["class 7", "class 4999"]}, **options)
     assert data["posterior"]["w"].coords["classes"].values.tolist() == ["class 7", "class 4999"]
     obs = jnp.array([4, 4321, 4])
     options |= {"constant_data": {"x": x}, "dims": {"x": ["data", "f"]}}
-    data = lc.to_arviz(*arguments, obs=obs, **options)
+    data = new.to_arviz(obs=obs, **options)
     assert data["posterior"]["w"].coords["classes"].values.tolist() == ["class 4", "class 4321"]
     assert data["constant_data"]["x"].dims == ("data", "f")
     with pytest.raises(ValueError, match=r"`rows\['classes'\]` names rows by label.*\['nope'\]"):
-        lc.to_arviz(*arguments, rows={"classes": ["nope"]}, **options)
+        new.to_arviz(rows={"classes": ["nope"]}, **options)
     with pytest.raises(ValueError, match="It has 0"):
-        lc.to_arviz(*arguments, rows={"classes": ["nope"]}, num_draws=2)
+        new.to_arviz(rng_key=jax.random.key(1), rows={"classes": ["nope"]})
 
 
 @pytest.mark.parametrize(
@@ -241,22 +242,21 @@ def test_classes_by_label_or_the_most_frequent(fitted):
     ],
 )
 def test_observations_may_be_others_than_those_of_the_fit(fitted, rows, coords, shown):
-    model, guide, result, _, _ = fitted
-    x, obs = jnp.ones((5, 2)), jnp.array([4, 4321, 4, 0, 1])
-    labels = {"coords": {"data": coords}} if coords else {}
-    arguments = (jax.random.key(1), model, guide, result.params, x, None, rows)
-    data = lc.to_arviz(*arguments, obs=obs, num_draws=2, **labels)
+    _, result, svi = fitted
+    obs = jnp.array([4, 4321, 4, 0, 1])
+    new = lc.Fitted.from_svi(svi, result).on(jnp.ones((5, 2)), None, rows)
+    draws = {"rng_key": jax.random.key(1), "num_draws": 2}
+    data = new.to_arviz(obs=obs, coords={"data": coords} if coords else None, **draws)
     for group in ("log_likelihood", "posterior_predictive", "observed_data"):
         assert data[group]["y"].shape[-1] == 5
         assert data[group]["y"].coords["data"].values.tolist() == shown
-    draws = {"rng_key": jax.random.key(1), "num_draws": 2}
-    expected = lc.log_likelihood(*arguments[1:], obs=obs, **draws)
+    expected = new.log_likelihood(obs, **draws)
     np.testing.assert_allclose(data["log_likelihood"]["y"][0], expected, rtol=1e-5)
     if rows is None:
         with pytest.raises(ValueError, match=r"`coords\['data'\]` must have 5 labels.*got 3"):
-            lc.to_arviz(*arguments, obs=obs, num_draws=2, coords={"data": list("abc")})
+            new.to_arviz(obs=obs, coords={"data": list("abc")}, **draws)
     with pytest.raises(ValueError, match=r"`rows` names rows of plate 'data'.*Leave it out"):
-        lc.to_arviz(*arguments, obs=obs, num_draws=2, rows={"data": [0]})
+        new.to_arviz(obs=obs, rows={"data": [0]}, **draws)
 
 
 @pytest.mark.parametrize("chunk_size", [2, 1024])
@@ -274,10 +274,10 @@ def test_rows_of_a_site_are_those_named_also_if_the_guide_draws_it_whole(chunk_s
     guide = AutoMultivariateNormal(model)
     numpyro.handlers.seed(guide, 0)(x, y)
     params = {"auto_loc": jnp.append(1.0, w), "auto_scale_tril": 1e-6 * jnp.eye(7)}
-    fit = (jax.random.key(1), model, guide, params, x)
+    new = lc.Fitted(model, guide, params, chunk_size=chunk_size).on(x)
     options = {"rows": {"modes": ["c", "a"]}, "coords": {"modes": list("abc")}, "num_draws": 2}
-    choice = {"obs": y, "plate": "modes", "chunk_size": chunk_size}
-    for data in (lc.to_arviz(*fit, **options), lc.to_arviz(*fit, **options, **choice)):
+    for obs in (None, y):
+        data = new.to_arviz(rng_key=jax.random.key(1), obs=obs, **options)
         found = data["posterior"]["w"]
         assert found.dims == ("chain", "draw", "modes", "w_dim_0")
         assert found.coords["modes"].values.tolist() == ["c", "a"]
@@ -297,8 +297,9 @@ def test_predictions_of_rows_that_share_their_utilities_are_drawn_apart():
 
     guide, obs = AutoDelta(model), jnp.array([2, 0])
     numpyro.handlers.seed(guide, 0)(obs)
-    fit = (jax.random.key(0), model, guide, {"b_auto_loc": jnp.zeros(6)})
-    drawn = lc.to_arviz(*fit, obs=obs, num_draws=20)["posterior_predictive"]["y"].values
+    new = lc.Fitted(model, guide, {"b_auto_loc": jnp.zeros(6)}).on()
+    data = new.to_arviz(rng_key=jax.random.key(0), obs=obs, num_draws=20)
+    drawn = data["posterior_predictive"]["y"].values
     assert drawn.shape == (1, 20, 2)
     assert (drawn[..., 0] != drawn[..., 1]).any()
 
@@ -322,8 +323,8 @@ def test_rows_of_all_plates_are_drawn_as_the_likelihood_has_them():
     params = {}
     for name, size in (("slope", 3), ("w", 6), ("z", 4)):
         params |= {f"{name}_auto_loc": jnp.zeros(size), f"{name}_auto_scale": jnp.ones(size)}
-    fit = (jax.random.key(0), model, guide, params, None, ids)
-    data = lc.to_arviz(*fit, obs=obs, num_draws=3, chunk_size=4)
+    new = lc.Fitted(model, guide, params, chunk_size=4).on(None, ids)
+    data = new.to_arviz(rng_key=jax.random.key(0), obs=obs, num_draws=3)
     slope, w, z = (data["posterior"][name].values[0] for name in ("slope", "w", "z"))
     psi = (z + slope[:, groups[ids]])[..., None] * w[:, None]
     expected = jax.nn.log_softmax(psi)[:, jnp.arange(2), obs]
@@ -331,8 +332,8 @@ def test_rows_of_all_plates_are_drawn_as_the_likelihood_has_them():
 
 
 def test_zarr_round_trip(small, tmp_path):
-    model, guide, params, x, y = small
-    data = lc.to_arviz(jax.random.key(1), model, guide, params, x, obs=y, num_draws=3)
+    fitted, x, y = small
+    data = fitted.on(x).to_arviz(rng_key=jax.random.key(1), obs=y, num_draws=3)
     tree = data.to_datatree() if hasattr(data, "to_datatree") else data  # ArviZ 0.23 or 1
     tree.to_zarr(str(tmp_path / "fit.zarr"), consolidated=False)
     back = xr.open_datatree(str(tmp_path / "fit.zarr"), engine="zarr", consolidated=False)
@@ -351,12 +352,12 @@ def test_tables_are_no_constants_of_compiled_programs():
 
     guide, obs = AutoDelta(model), jnp.array([2, 0])
     numpyro.handlers.seed(guide, 0)(obs)
-    fit = (jax.random.key(0), model, guide, {"w_auto_loc": jnp.zeros((20_000, 4))})
-    options = {"rows": {"classes": [7, 3]}, "num_draws": 2}
+    new = lc.Fitted(model, guide, {"w_auto_loc": jnp.zeros((20_000, 4))}).on()
+    options = {"rng_key": jax.random.key(0), "rows": {"classes": [7, 3]}, "num_draws": 2}
     before = jax.config.jax_captured_constants_warn_bytes
     jax.config.update("jax_captured_constants_warn_bytes", 100_000)  # JAX warns of larger ones
     try:
         for choice in ({}, {"obs": obs}):
-            assert lc.to_arviz(*fit, **options, **choice)["posterior"]["w"].shape == (1, 2, 2, 4)
+            assert new.to_arviz(**options, **choice)["posterior"]["w"].shape == (1, 2, 2, 4)
     finally:
         jax.config.update("jax_captured_constants_warn_bytes", before)

@@ -18,6 +18,7 @@ from numpyro.infer import Trace_ELBO
 
 import numpyro_largecat as lc
 from numpyro_largecat._result_so_far import attach_result, held_signals
+from numpyro_largecat.svi.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("sigint_raises")
 
@@ -245,10 +246,10 @@ def test_what_a_callback_raises_inside_of_a_compiled_loop_leaves_the_state_befor
 def test_a_fit_whose_params_cannot_be_computed_keeps_its_state(monkeypatch):
     svi = svi_of()
 
-    def no_memory(state):
+    def no_memory(plan, state):
         raise RuntimeError("RESOURCE_EXHAUSTED")
 
-    monkeypatch.setattr(svi, "get_params", no_memory)
+    monkeypatch.setattr(Plan, "params", no_memory)
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED") as raised:
         svi.run(jax.random.key(0), 2, *batch(0), progress_bar=False)
     assert raised.value.result_so_far.params == {}
@@ -326,7 +327,7 @@ def test_a_stream_keeps_no_array_of_the_device():
 
 def test_mixtures_and_double_sums_keep_what_they_have_reached(monkeypatch):
     x = np.random.default_rng(0).normal(size=(40, 2))
-    family = lc.GaussianFamily(np.zeros(2), np.eye(2))
+    family = lc.mixtures.GaussianFamily(np.zeros(2), np.eye(2))
     reads = iter(range(FAR))
 
     def source():
@@ -335,30 +336,31 @@ def test_mixtures_and_double_sums_keep_what_they_have_reached(monkeypatch):
                 signal.raise_signal(signal.SIGINT)
             yield x[10 * i : 10 * i + 10]
 
-    options = {"num_passes": 5, "algorithm": "stochastic", "progress_bar": False}
+    options = {"num_passes": 5, "method": "stochastic", "progress_bar": False}
     with pytest.raises(KeyboardInterrupt) as raised:
-        lc.fit_mixture(jax.random.key(0), source, family, 3, **options)
+        lc.fit_mixture(jax.random.key(0), source, 3, family, **options)
     fit = raised.value.result_so_far
     assert "6 of 20 batches" in raised.value.__notes__[-1]
     assert fit.bounds.shape == (1,) and np.isfinite(fit.components().mean).all()
-    lc.fit_mixture(jax.random.key(1), x, family, 3, start=fit, num_passes=1, progress_bar=False)
+    lc.fit_mixture(jax.random.key(1), x, 3, family, start=fit, num_passes=1, progress_bar=False)
 
 
 @pytest.mark.parametrize("minibatches", [{}, {"batch_size": 3, "num_sampled": 2}])
 def test_an_epoch_of_a_double_sum_that_fails_leaves_the_one_before(minibatches, monkeypatch):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 2)).astype(np.float32), rng.integers(0, 6, 30)
-    args, options = (x, y, 6, lc.ImplicitSGD(0.5)), {"record_losses": True, **minibatches}
+    args = x, y, 6, lc.double_sum.ImplicitSGD(0.5)
+    options = {"record_losses": True, "progress_bar": False, **minibatches}
     checks = iter(range(FAR))
 
     def check(*_):
         if next(checks) == 2:
-            raise FloatingPointError("in the third epoch")
+            raise FloatingPointError("in the third pass")
 
     monkeypatch.setattr("numpyro_largecat.double_sum.fit_double_sum._check_weights", check)
     with pytest.raises(FloatingPointError) as raised:
-        lc.fit_double_sum(jax.random.key(0), *args, num_epochs=4, **options)
-    assert "2 of 4 epochs" in raised.value.__notes__[-1]
+        lc.fit_double_sum(jax.random.key(0), *args, num_passes=4, **options)
+    assert "2 of 4 passes" in raised.value.__notes__[-1]
     fit = raised.value.result_so_far
     assert fit.losses.shape == (2,) and fit.u.shape == (30,)
     by_hand = np.asarray(x) @ np.asarray(fit.w).T

@@ -100,8 +100,8 @@ def test_the_guide_that_the_message_names_runs_and_predicts(joint):
     assert result.params["b_auto_loc"].shape == (NUM_CATEGORIES,)
     if joint == "AutoMultivariateNormal":
         assert result.params["auto_scale_tril"].shape == (2, 2)
-        draws = {"rng_key": jax.random.key(1), "num_draws": 2}
-        top = lc.top_classes(model, guide, result.params, X[:3], num_top=2, **draws)
+        new = lc.Fitted(model, guide, result.params).on(X[:3])
+        top = new.top_classes(2, rng_key=jax.random.key(1), num_draws=2)
         assert top.classes.shape == (3, 2)
 
 

@@ -115,3 +115,16 @@ def test_finding_owners_allocates_no_table():
 def test_state_that_is_no_table_is_described():
     with pytest.raises(ValueError, match=r"shape \(3,\).*'table'|shape \(10,\).*'table'"):
         find_owners(numpyro.optim.SM3(0.1), PARAMS, {"table": (0,)})
+
+
+def test_the_check_runs_while_a_step_is_being_traced():
+    """Its answer is known there, also of an optimiser that holds arrays."""
+    rate = jnp.float32(0.1)
+
+    def step(x):
+        check_row_wise(optax_to_numpyro(optax.adam(lambda count: rate / (count + 1))), PARAMS, AXES)
+        with pytest.raises(ValueError, match="rows"):
+            check_row_wise(MIXING["lamb"], PARAMS, AXES)
+        return x
+
+    assert jax.jit(jax.vmap(step))(jnp.ones(2)).tolist() == [1, 1]

@@ -17,7 +17,7 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_largecat as lc
-from numpyro_largecat.svi.model_checks import check_batches
+from numpyro_largecat.svi.batch_checks import check_batches
 from tests import reference
 
 N, K = 12, 50
@@ -106,13 +106,12 @@ def test_one_of_two_choices_is_predicted_without_labels_of_either():
     svi, state = init(two_choices, X, Y, Y % 7, jnp.arange(N))
     params = svi.get_params(state)
     new = jnp.array([0.5, -1.0])
-    first = lc.top_classes(two_choices, svi.guide, params, new, site="y", plate="many")
+    first = lc.Fitted(two_choices, svi.guide, params, site="y").on(new).top_classes()
     np.testing.assert_array_equal(
         first.classes[0, 0], jnp.argmax(params["v_auto_loc"]), strict=False
     )
-    second = lc.top_classes(
-        two_choices, svi.guide, params, new, site="z", plate="few", num_top=7, chunk_size=3
-    )
+    fitted = lc.Fitted(two_choices, svi.guide, params, plate="few", chunk_size=3)
+    second = fitted.on(new).top_classes(7)
     for n in range(2):
         for k, log_prob in zip(second.classes[n], second.log_probs[n], strict=True):
             utilities = new[n] * params["w_auto_loc"]
@@ -123,9 +122,9 @@ def test_one_of_two_choices_is_predicted_without_labels_of_either():
 def test_parameters_that_are_missing_are_named():
     svi, _ = init(two_choices, X, Y, Y % 7, jnp.arange(N))
     with pytest.raises(ValueError, match=r"lacks the parameters \['v_auto_loc', 'w_auto_loc'\]"):
-        lc.top_classes(two_choices, svi.guide, {}, X, site="y", plate="many")
+        lc.Fitted(two_choices, svi.guide, {}, site="y").on(X).top_classes()
     with pytest.raises(TypeError, match=r"`params` must be a dict.*result.params"):
-        lc.top_classes(two_choices, svi.guide, (), X, site="y", plate="many")
+        lc.Fitted(two_choices, svi.guide, ())
 
 
 def test_a_data_plate_larger_than_the_batches_is_refused():

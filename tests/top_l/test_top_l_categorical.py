@@ -108,20 +108,6 @@ def test_mode_probs_and_support():
     assert np.isnan(d.variance).all()
 
 
-def test_jit_vmap_expand_mask_and_pytree_round_trip():
-    expected = partial(np.testing.assert_allclose, desired=dense_log_probs(), rtol=1e-5)
-    expected(jax.jit(lambda i, w: make(i, w).log_prob(VALUES))(INDICES, LOGITS))
-    many = jax.vmap(make)(jnp.array(INDICES), jnp.array(LOGITS))
-    expected(jax.vmap(lambda d: d.log_prob(VALUES[:, 0]), out_axes=1)(many))
-    d = make()
-    again = jax.tree.unflatten(jax.tree.structure(d), jax.tree.leaves(d))
-    assert again.num_categories == NUM_CATEGORIES
-    expected(again.log_prob(VALUES))
-    expected(d.expand((6, 2)).log_prob(np.broadcast_to(VALUES, (6, 2))))
-    masked = d.mask(np.array([True, False])).log_prob(np.array([2, 2]))
-    np.testing.assert_allclose(masked, [dense_log_probs()[2, 0], 0], rtol=1e-5)
-
-
 def test_batches_of_indices_and_logits_broadcast():
     d = lc.TopLCategorical(INDICES[0], np.zeros((3, 1, 3)), NUM_CATEGORIES)
     assert d.batch_shape == (3, 1)

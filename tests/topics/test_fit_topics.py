@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.document_fit import solve_documents
-from numpyro_largecat.topics import document_chunks, fit_topics, learning
+from numpyro_largecat.topics import Options, document_chunks, passes, topic_fit, topic_table
 from numpyro_largecat.topics.document_chunks import (
     Shapes,
     Solver,
@@ -24,7 +25,7 @@ from numpyro_largecat.topics.document_chunks import (
     chunks_of,
     widths_of,
 )
-from numpyro_largecat.topics.start import start_at_random, start_from_documents
+from numpyro_largecat.topics.start_counts import start_at_random, start_from_documents
 from tests import reference_topics as reference
 
 V, K = 60, 6
@@ -44,6 +45,7 @@ def topic_corpus(num_documents=150, seed=0):
 
 CORPUS = topic_corpus()
 KEY = jax.random.key(0)
+fit_topics = partial(lc.fit_topics, progress_bar=False)
 
 
 def corpus_bound(fit, corpus, num_sweeps=300):
@@ -63,10 +65,9 @@ def corpus_bound(fit, corpus, num_sweeps=300):
 @pytest.mark.usefixtures("x64")
 def test_bound_is_that_of_the_equations() -> None:
     """After a fit that has converged, the recorded bound is the reference's."""
-    corpus = topic_corpus(50)
-    fit = lc.fit_topics(
-        KEY, corpus, K, K, num_passes=150, max_sweeps=400, tolerance=1e-9, num_restarts=0
-    )
+    corpus = topic_corpus(20)
+    exact = Options(max_sweeps=400, tolerance=1e-9, num_restarts=0)
+    fit = fit_topics(KEY, corpus, K, num_active=K, num_passes=80, options=exact)
     assert fit.bounds[-1] - fit.bounds[-2] < 1e-2
     assert fit.bounds[-1] == pytest.approx(corpus_bound(fit, corpus), abs=0.1)
 
@@ -75,8 +76,9 @@ def test_bound_is_that_of_the_equations() -> None:
 def test_a_first_pass_has_the_mean_concentration() -> None:
     """And its bound is that of the concentrations given, at what it found with their mean."""
     corpus, concentration = topic_corpus(20, seed=3), np.linspace(0.05, 0.3, K)
-    exact = {"num_passes": 1, "max_sweeps": 300, "tolerance": 1e-9, "num_restarts": 0}
-    fit = lc.fit_topics(KEY, corpus, K, K, concentration=concentration, **exact)
+    exact = Options(max_sweeps=300, tolerance=1e-9, num_restarts=0)
+    arguments = {"concentration": concentration, "num_active": K, "num_passes": 1}
+    fit = fit_topics(KEY, corpus, K, **arguments, options=exact)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(KEY)))
     start = start_from_documents(rng, corpus, K) + 0.1
     log_probs, posterior, value = reference.expected_log(start.T).T, np.full((K, V), 0.1), 0.0
@@ -95,8 +97,9 @@ def test_a_first_pass_has_the_mean_concentration() -> None:
 @pytest.mark.parametrize("num_active", [2, K])
 @pytest.mark.usefixtures("x64")
 def test_warm_starts_never_lower_the_bound(num_active: int, concentration) -> None:
-    options = {"num_passes": 12, "warm_start": True, "batch_size": 40, "start": "random"}
-    fit = lc.fit_topics(KEY, CORPUS, K, num_active, concentration=concentration, **options)
+    arguments = {"concentration": concentration, "num_active": num_active, "num_passes": 12}
+    arguments |= {"batch_size": 40, "start": "random", "options": Options(warm_start=True)}
+    fit = fit_topics(KEY, CORPUS, K, **arguments)
     assert np.diff(fit.bounds).min() > -1e-6
     assert fit.bounds[-1] - fit.bounds[0] > 50
 
@@ -104,7 +107,7 @@ def test_warm_starts_never_lower_the_bound(num_active: int, concentration) -> No
 @pytest.mark.parametrize("start", ["documents", "random"])
 def test_cold_starts_with_restarts_hardly_lower_the_bound(start) -> None:
     """Any decrease is below 1e-4 of the bound."""
-    fit = lc.fit_topics(KEY, CORPUS, K, 3, num_passes=12, batch_size=40, start=start)
+    fit = fit_topics(KEY, CORPUS, K, num_active=3, num_passes=12, batch_size=40, start=start)
     bounds = np.array(fit.bounds)
     assert (np.diff(bounds) / np.abs(bounds[1:])).min() > -1e-4
     assert bounds[-1] > bounds[0]
@@ -114,12 +117,12 @@ def test_cold_starts_with_restarts_hardly_lower_the_bound(start) -> None:
 @pytest.mark.parametrize("method", ["memoized", "stochastic"])
 def test_topics_are_found(method: str, concentration) -> None:
     """With a few topics to spare, each true topic's ten words lead one that was found."""
-    fit = lc.fit_topics(
+    fit = fit_topics(
         KEY,
         CORPUS,
         9,
-        3,
         concentration=concentration,
+        num_active=3,
         method=method,
         num_passes=20,
         batch_size=50,
@@ -132,7 +135,7 @@ def test_topics_are_found(method: str, concentration) -> None:
 
 def test_counts_are_those_of_the_corpus() -> None:
     """Memoized: each token is counted once, whatever was the start."""
-    fit = lc.fit_topics(KEY, CORPUS, K, 2, num_passes=2, batch_size=40)
+    fit = fit_topics(KEY, CORPUS, K, num_active=2, num_passes=2, batch_size=40)
     by_word = (fit.posterior - 0.1).sum(axis=0)
     expected = np.bincount(CORPUS.words, CORPUS.counts, V)
     np.testing.assert_allclose(by_word, expected, rtol=1e-4, atol=1e-3)
@@ -142,11 +145,11 @@ def test_a_batch_touches_the_rows_of_its_words() -> None:
     """Rows of the table that do not occur in a batch stay as they are, bit by bit."""
     corpus = Corpus.from_documents([["w1", "w2"], ["w2", "w5"]], WORDS)
     solver = Solver(2, Effort(), Shapes((16,), 16, 3))
-    problem = learning.Problem(corpus, jnp.full(2, 0.1), 0.1, solver)
+    problem = passes.Problem(corpus, jnp.full(2, 0.1), 0.1, solver)
     batch = document_chunks.Batch(np.array([0]), np.array([1, 2, 2]))
-    table = learning.Table(np.random.default_rng(0).gamma(1.0, size=(V, 2)), np.float32)
+    table = topic_table.Table(np.random.default_rng(0).gamma(1.0, size=(V, 2)), np.float32)
     before = table.numpy().copy()
-    summary = learning.visit(problem, batch, table)
+    summary = passes.visit_batch(problem, batch, table)
     assert summary.counts.shape == (3, 2)
     table.add(batch.rows, summary.counts)
     changed = np.flatnonzero((table.numpy() != before).any(axis=1))
@@ -161,15 +164,13 @@ def test_a_batch_touches_the_rows_of_its_words() -> None:
 def test_a_corpus_on_disk_gives_the_same_fit(tmp_path) -> None:
     CORPUS.save(tmp_path)
     options = dict(num_topics=K, num_active=2, num_passes=1)
-    here, there = (
-        lc.fit_topics(KEY, corpus, **options) for corpus in (CORPUS, Corpus.open(tmp_path))
-    )
+    here, there = (fit_topics(KEY, corpus, **options) for corpus in (CORPUS, Corpus.open(tmp_path)))
     np.testing.assert_allclose(here.posterior, there.posterior, rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
 def fit():
-    return lc.fit_topics(KEY, CORPUS, K, 3, num_passes=5)
+    return fit_topics(KEY, CORPUS, K, num_active=3, num_passes=5)
 
 
 def test_score_is_document_completion(fit) -> None:
@@ -193,14 +194,14 @@ def test_a_fit_prints_its_topics(fit, monkeypatch) -> None:
     assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(100, abs=0.1)
     index, _, *words = lines[0].split()
     assert words == [w.word for w in fit.top_words(8)[int(index)]]
-    monkeypatch.setattr(fit_topics, "SHOWN", 2)
+    monkeypatch.setattr(topic_fit, "SHOWN", 2)
     assert repr(fit).splitlines() == [head, *lines[:2], "..."]
 
 
 def test_topics_without_tokens_are_not_printed() -> None:
     posterior = np.full((4, V), 0.1)
     posterior[1, 3] += 7
-    empty = lc.TopicFit(posterior, np.full(4, 0.1), 2, None, ())
+    empty = lc.TopicFit(posterior, np.full(4, 0.1), 0.1, 2, None, np.zeros(0))
     head, line, rest = repr(empty).splitlines()
     assert head == "TopicFit, 4 topics of 60 words" and rest == "..."
     assert line.split()[:3] == ["1", "100.00%", "3"]
@@ -238,7 +239,7 @@ def test_another_vocabulary_is_refused(fit) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(num_active=7), "at most `num_topics`, 6; got 7"),
+        (dict(num_active=7), "at most 6, the number of topics; got 7"),
         (dict(concentration=0.0), "`concentration` must be positive"),
         (dict(corpus=np.eye(3)), r"a `numpyro_largecat.data.Corpus`; got ndarray.*from_csr"),
         (dict(concentration=[0.1, 0.2]), r"one entry for each of 6 topics; got shape \(2,\)"),
@@ -256,17 +257,33 @@ def test_another_vocabulary_is_refused(fit) -> None:
             dict(rng_key=jax.random.split(KEY)),
             r"one JAX random key; got an array of .* of shape \(2,\)",
         ),
-        (dict(method="online"), "'memoized' or 'stochastic'"),
-        (dict(start="zero"), "'documents' or 'random'"),
-        (dict(method="stochastic", forgetting=1.5), r"in \[0, 1\], .* got 0 and 1.5"),
-        (dict(method="stochastic", delay=-1.0), "`delay` of at least 0"),
-        (dict(method="stochastic", warm_start=True), "needs `method='memoized'`"),
+        (dict(method="online"), "'memoized', 'stochastic'; got 'online'"),
+        (dict(start="zero"), "'documents', 'random' or an earlier fit; got 'zero'"),
+        (
+            dict(method="stochastic", options=Options(warm_start=True)),
+            "needs `method='memoized'`",
+        ),
+        (dict(options={"delay": 1.0}), r"`options` must be lc\.topics\.Options"),
         (dict(corpus=Corpus.from_documents([[], []], WORDS)), "all are empty"),
     ],
 )
 def test_bad_arguments_are_refused(change, message) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
-        lc.fit_topics(**dict(rng_key=KEY, corpus=CORPUS, num_topics=K, num_active=2) | change)
+        fit_topics(**dict(rng_key=KEY, corpus=CORPUS, num_topics=K, num_active=2) | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(forgetting=1.5), r"in \[0, 1\], .* got 0 and 1.5"),
+        (dict(delay=-1.0), "`delay` of at least 0"),
+        (dict(max_sweeps=9), "`max_sweeps` must be at least 10"),
+        (dict(num_restarts=-1), "`num_restarts` must be at least 0"),
+    ],
+)
+def test_bad_options_are_refused(change, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Options(**change)
 
 
 def test_starts() -> None:
@@ -317,7 +334,8 @@ def test_code_for_short_documents_changes_nothing(warm_start, monkeypatch) -> No
     fits = []
     for slots in (document_chunks.SLOTS_FOR_CODE, 0):
         monkeypatch.setattr(document_chunks, "SLOTS_FOR_CODE", slots)
-        fits.append(lc.fit_topics(KEY, corpus, K, 2, num_passes=2, warm_start=warm_start))
+        options = Options(warm_start=warm_start)
+        fits.append(fit_topics(KEY, corpus, K, num_active=2, num_passes=2, options=options))
     assert [fit.shapes.widths for fit in fits] == [(32,), (16, 32)]
     np.testing.assert_allclose(fits[0].posterior, fits[1].posterior, atol=1e-9)
 
@@ -344,7 +362,7 @@ def rare_words_corpus(num_documents=60):
 def test_what_is_read_from_a_fit_compiles_nothing_new(make) -> None:
     """Proportions and scores use the code of the fit, also where its batches touch few words."""
     corpus = make(60)
-    fit = lc.fit_topics(KEY, corpus, 3, num_passes=1, batch_size=16)
+    fit = fit_topics(KEY, corpus, 3, num_passes=1, batch_size=16)
     assert (fit.shapes.num_rows < corpus.num_words) == (make is rare_words_corpus)
     programs = solve_documents._cache_size()
     assert np.isfinite(fit.score(corpus)) and np.isfinite(fit.proportions(corpus)).all()
@@ -382,55 +400,84 @@ def test_a_fit_that_is_interrupted_is_not_lost(method, error, monkeypatch) -> No
     """It is that of the passes that are whole."""
     corpus = topic_corpus(30)
     options = dict(num_topics=K, num_active=2, method=method, batch_size=16)
-    monkeypatch.setattr(fit_topics.np.random, "default_rng", lambda seed: Interrupting(error))
-    two = lc.fit_topics(KEY, corpus, num_passes=2, **options)
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: Interrupting(error))
+    two = fit_topics(KEY, corpus, num_passes=2, **options)
     with pytest.raises(type(error)) as raised:
-        lc.fit_topics(KEY, corpus, num_passes=9, **options)
+        fit_topics(KEY, corpus, num_passes=9, **options)
     assert raised.value.__notes__[-1].endswith("is the fit after 4 of 18 batches.")
     np.testing.assert_array_equal(raised.value.result_so_far.posterior, two.posterior)
-    assert raised.value.result_so_far.bounds == two.bounds
+    np.testing.assert_array_equal(raised.value.result_so_far.bounds, two.bounds)
 
 
 @pytest.mark.usefixtures("sigint_raises")
 def test_ctrl_c_in_a_change_of_the_table_leaves_it_whole(monkeypatch) -> None:
     """The old counts are given away for the new ones, which must be kept then."""
-    add = learning._add
+    add = topic_table._add
 
     def pressed(*arguments):
         found = add(*arguments)
         signal.raise_signal(signal.SIGINT)
         return found
 
-    monkeypatch.setattr(learning, "_add", pressed)
+    monkeypatch.setattr(topic_table, "_add", pressed)
     with pytest.raises(KeyboardInterrupt) as raised:
-        lc.fit_topics(KEY, topic_corpus(30), K, 2, batch_size=16)
+        fit_topics(KEY, topic_corpus(30), K, num_active=2, batch_size=16)
     tokens = (raised.value.result_so_far.posterior - 0.1).sum()
     first, start = raised.value.result_so_far, 4 * topic_corpus(30).num_tokens  # see the starts
-    assert first.bounds == () and start < tokens < 1.5 * start
+    assert first.bounds.shape == (0,) and start < tokens < 1.5 * start
 
 
 def test_many_small_batches_are_as_good_as_memoized() -> None:
     """The default delay is the number of batches; with 1 the score here is -3.49, 0.15 lower."""
     train, test = topic_corpus(150), topic_corpus(60, seed=1)
     options = dict(num_topics=9, num_active=3, num_passes=5, batch_size=8)
-    memoized = lc.fit_topics(jax.random.key(2), train, **options)
+    memoized = fit_topics(jax.random.key(2), train, **options)
     options["method"] = "stochastic"
-    stochastic = lc.fit_topics(jax.random.key(2), train, **options)
+    stochastic = fit_topics(jax.random.key(2), train, **options)
     assert stochastic.score(test) > memoized.score(test) - 0.03
-    given = lc.fit_topics(jax.random.key(2), train, delay=19, **options)
+    given = fit_topics(jax.random.key(2), train, options=Options(delay=19), **options)
     np.testing.assert_array_equal(given.posterior, stochastic.posterior)
 
 
 def test_a_stochastic_fit_follows_the_steps() -> None:
     """S <- (1 - rho) S + rho N / B S_batch, from t = 1: with delay 0 the first batch is all."""
     corpus = topic_corpus(30)
-    options = dict(num_topics=K, num_active=2, batch_size=30, num_passes=1)
-    once = lc.fit_topics(KEY, corpus, **options)
+    arguments = dict(num_topics=K, num_active=2, batch_size=30, num_passes=1)
+    once = fit_topics(KEY, corpus, **arguments)
+    arguments["method"] = "stochastic"
     whole, half = (
-        lc.fit_topics(KEY, corpus, method="stochastic", delay=delay, forgetting=1.0, **options)
+        fit_topics(KEY, corpus, options=Options(delay=delay, forgetting=1.0), **arguments)
         for delay in (0.0, 1.0)
     )
     np.testing.assert_allclose(whole.posterior, once.posterior, rtol=1e-4)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(KEY)))
     start = start_from_documents(rng, corpus, K).T + 0.1
     np.testing.assert_allclose(half.posterior, (start + once.posterior) / 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["memoized", "stochastic"])
+def test_a_fit_goes_on_from_another(method) -> None:
+    """Two passes and one more are three, with one batch; other topics or words are refused."""
+    corpus = topic_corpus(30)
+    arguments = dict(num_topics=K, num_active=2, batch_size=30, method=method)
+    whole = fit_topics(KEY, corpus, num_passes=3, **arguments)
+    first = fit_topics(KEY, corpus, num_passes=2, **arguments)
+    second = fit_topics(KEY, corpus, num_passes=1, start=first, **arguments)
+    np.testing.assert_allclose(second.posterior, whole.posterior, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(second.bounds, whole.bounds[2:], rtol=1e-5)
+    assert (first.num_steps, second.num_steps) == (2, 3)
+    with pytest.raises(ValueError, match="as many topics; got 6, for 5"):
+        fit_topics(KEY, corpus, 5, start=first)
+    with pytest.raises(ValueError, match="60 words; got 2"):
+        fit_topics(KEY, Corpus.from_documents([["a", "b"]]), K, start=first)
+
+
+def test_a_saved_fit_is_the_same(fit, tmp_path) -> None:
+    fit.save(tmp_path / "fit")
+    loaded = lc.TopicFit.load(tmp_path / "fit")
+    assert repr(loaded) == repr(fit)
+    for field in dataclasses.fields(fit):
+        value, wanted = getattr(loaded, field.name), getattr(fit, field.name)
+        assert type(value) is type(wanted) and np.all(value == wanted)
+    with pytest.raises(ValueError, match=r"it holds a TopicFit. Load it with `TopicFit\.load`"):
+        lc.DoubleSumFit.load(tmp_path / "fit")

@@ -115,22 +115,6 @@ def test_shapes_broadcast(topics, concentration, value, shape) -> None:
         np.testing.assert_allclose(found[index], one, rtol=1e-5)
 
 
-def test_it_is_the_same_under_jit_vmap_expand_and_as_a_pytree() -> None:
-    d = lc.TopicDocument(TOPICS, CONCENTRATION, 3)
-    expected = d.log_prob(DOCUMENTS)
-    np.testing.assert_allclose(jax.vmap(d.log_prob)(jnp.asarray(DOCUMENTS)), expected, rtol=1e-5)
-    leaves, structure = jax.tree.flatten(d)
-    again = jax.jit(lambda leaves, x: jax.tree.unflatten(structure, leaves).log_prob(x))
-    np.testing.assert_allclose(again(leaves, DOCUMENTS), expected, rtol=1e-5)
-    expanded = d.expand([6])
-    assert expanded.batch_shape == (6,) and expanded.event_shape == (1, 2)
-    np.testing.assert_allclose(expanded.log_prob(DOCUMENTS), expected, rtol=1e-5)
-    of_topics = jax.vmap(lambda t: lc.TopicDocument(t, CONCENTRATION, 3).log_prob(DOCUMENTS[0]))
-    np.testing.assert_allclose(
-        of_topics(jnp.stack([TOPICS, TOPICS])), expected[jnp.array([0, 0])], rtol=1e-5
-    )
-
-
 def test_gradient_under_vmap_is_that_of_each() -> None:
     """Over documents, and over topics."""
 
@@ -138,11 +122,11 @@ def test_gradient_under_vmap_is_that_of_each() -> None:
         return lc.TopicDocument(topics, CONCENTRATION, 3).log_prob(document)
 
     topics, documents = jnp.asarray(TOPICS), DOCUMENTS[:2]
-    of_both = jax.vjp(lambda topics: value(topics, documents), topics)[1]
-    each = [of_both(weights)[0] for weights in jnp.eye(2, dtype=topics.dtype)]
+    of_one = jax.jit(jax.grad(value))
+    each = [of_one(topics, document) for document in documents]
     assert np.abs(each[0] - each[1]).max() > 1
     for axes, tables in (((None, 0), topics), ((0, 0), jnp.stack([topics] * 2))):
-        found = jax.vmap(jax.grad(value), axes)(tables, documents)
+        found = jax.jit(jax.vmap(jax.grad(value), axes))(tables, documents)
         np.testing.assert_allclose(found, each, atol=1e-4)
 
 
@@ -204,8 +188,8 @@ def test_svi_finds_the_topics(make, size) -> None:
     """With an autoguide and ``jit``, on all documents and on minibatches."""
     documents = two_kinds_of_documents()
     guide = AutoNormal(make)
-    svi = SVI(make, guide, numpyro.optim.Adam(0.1), Trace_ELBO())
-    result = svi.run(jax.random.key(1), 300, documents, size=size, progress_bar=False)
+    svi = SVI(make, guide, numpyro.optim.Adam(0.2), Trace_ELBO())
+    result = svi.run(jax.random.key(1), 120, documents, size=size, progress_bar=False)
     median = guide.median(result.params)
     found = median["phi"] if "phi" in median else jax.nn.softmax(median["scores"])
     first = np.sort(np.asarray(found[:, :3].sum(axis=1)))
@@ -344,11 +328,11 @@ def test_memory_of_a_gradient_follows_the_topics_table() -> None:
         def total(topics, documents):
             return lc.TopicDocument(topics, 0.01, 4).log_prob(documents).sum()
 
-        shapes = ((250, 500), jnp.float32), ((num_docs, 40, 2), jnp.int32)
+        shapes = ((60, 500), jnp.float32), ((num_docs, 40, 2), jnp.int32)
         return temp_bytes(jax.grad(total), *(jax.ShapeDtypeStruct(*s) for s in shapes))
 
     extra = gradient(512) - gradient(64)
-    assert extra < 0.2 * 448 * 40 * 250 * 4
+    assert extra < 0.2 * 448 * 40 * 60 * 4
 
 
 @pytest.mark.parametrize("num_active", [2, K])

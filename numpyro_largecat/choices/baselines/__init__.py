@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Biased estimates that the papers compare with."""
+"""Biased estimators that the papers compare with."""
+
+from numpyro_largecat.choices.baselines.noise_contrastive import NoiseContrastive
+
+__all__ = ["NoiseContrastive"]

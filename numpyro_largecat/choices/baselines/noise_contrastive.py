@@ -64,7 +64,7 @@ class NoiseContrastive(ChoiceDistribution):
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
         >>> log_probs = jnp.log(jnp.array([0.5, 0.25, 0.25]))
-        >>> d = lc.NoiseContrastive(log_probs, num_noise=3)
+        >>> d = lc.baselines.NoiseContrastive(log_probs, num_noise=3)
         >>> d.log_prob(0).round(3).item()  # log(1/3) + log(2/3) + 2 log(4/5)
         -1.95
 

@@ -56,7 +56,7 @@ class Bouchard(ChoiceDistribution):
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> d = lc.Bouchard(jnp.array([0.0, 2.0]))
+        >>> d = lc.bounds.Bouchard(jnp.array([0.0, 2.0]))
         >>> d.best_alpha().round(3).item()  # the mean, with two classes
         1.0
         >>> d.log_prob(1).round(3).item()  # log p = -0.127

@@ -57,7 +57,7 @@ class GaussianErrorBound(ChoiceDistribution):
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> d = lc.GaussianErrorBound(jnp.array([0.0, 0.0]), noise="normal", loc=0.56, scale=0.83)
+        >>> d = lc.bounds.GaussianErrorBound(jnp.zeros(2), noise="normal", loc=0.56, scale=0.83)
         >>> d.log_prob(0).round(3).item()  # at most log(1/2) = -0.693
         -0.694
 

@@ -9,7 +9,7 @@ from jax import Array, lax, random
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import as_ids, as_jax_array
+from numpyro_largecat._checks import as_float_array, as_ids, fits
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution, utility_vector
 from numpyro_largecat.ops.log_cdf import gumbel_log_cdf
 from numpyro_largecat.ops.noisy_max import noisy_max
@@ -68,10 +68,11 @@ class GaussianUtilityBound(ChoiceDistribution):
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> d = lc.GaussianUtilityBound(jnp.zeros(9), jnp.full(9, 0.5), slope=-0.9)
+        >>> means, variances = jnp.zeros(9), jnp.full(9, 0.5)
+        >>> d = lc.bounds.GaussianUtilityBound(means, variances, slope=-0.9)
         >>> d.log_prob(0).round(2).item()  # E[log p] = -2.41, by draws of the utilities
         -2.44
-        >>> lc.GaussianUtilityBound(jnp.zeros(9), jnp.full(9, 0.5)).log_prob(0).round(2).item()
+        >>> lc.bounds.GaussianUtilityBound(means, variances).log_prob(0).round(2).item()
         -2.65
 
     References:
@@ -163,14 +164,8 @@ def _log_sum_of_others(choice: GaussianUtilityBound, terms: Array, rows: Array) 
 
 
 def _checked_variances(variances: ArrayLike, shape: tuple[int, ...]) -> Array:
-    variances = as_jax_array(variances)
-    if not jnp.issubdtype(variances.dtype, jnp.floating):
-        variances = variances.astype(jnp.result_type(float))
-    try:
-        fits = jnp.broadcast_shapes(variances.shape, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits or variances.shape[-1:] != shape[-1:]:
+    variances = as_float_array(variances)
+    if not fits(variances.shape, shape) or variances.shape[-1:] != shape[-1:]:
         raise ValueError(
             "`variances` must have one entry for each of `utilities`, the shape "
             f"{shape} or one that broadcasts to it with the same last axis; got shape "

@@ -9,6 +9,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
+from numpyro_largecat._checks import fits
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution, utility_vector
 from numpyro_largecat.plates.class_subset import ClassSubset
 
@@ -58,10 +59,11 @@ class OneVsEach(ChoiceDistribution):
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
         >>> utilities = jnp.zeros(4)  # log p = -log 4 = -1.386
-        >>> lc.OneVsEach(utilities).log_prob(0).round(3).item()  # -3 log 2
+        >>> lc.bounds.OneVsEach(utilities).log_prob(0).round(3).item()  # -3 log 2
         -2.079
         >>> head = jnp.array([True, True, True, False])
-        >>> lc.OneVsEach(utilities, together=head).log_prob(0).round(3).item()  # -log 3 - log 2
+        >>> d = lc.bounds.OneVsEach(utilities, together=head)
+        >>> d.log_prob(0).round(3).item()  # -log 3 - log 2
         -1.792
 
     References:
@@ -105,11 +107,7 @@ def _marks(together: ArrayLike, shape: tuple[int, ...]) -> Array:
             "`together` must be booleans, which mark columns of `utilities`; got dtype "
             f"{marks.dtype}. Mark the classes `ids` with `jnp.isin(classes.indices, ids)`."
         )
-    try:
-        fits = jnp.broadcast_shapes(marks.shape, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
+    if not fits(marks.shape, shape):
         raise ValueError(
             "`together` must have a shape that broadcasts to that of `utilities`, "
             f"{shape}, with one entry for each column; got shape {marks.shape}."

@@ -51,6 +51,78 @@ class _State(NamedTuple):
     error: Array  # (), the squared residual; rounding may leave it below 0
 
 
+class _Problem(NamedTuple):
+    """What a step is given, and the functions of the forces that Newton's steps need."""
+
+    u: Array  # (B,)
+    utilities: Array  # (B, M)
+    gram: Array  # (B, B)
+    keep: Array  # (M,)
+    rates: Array  # (B,)
+    log_weights: Array  # (M,)
+    is_label: Array  # (B, M)
+
+    def spread(self, forces: Array) -> Array:
+        """Fall of the utilities under forces: their product with the Gram matrix, times keep."""
+        if len(self.gram) <= FEW_ROWS:
+            return (self.gram[:, :, None] * forces).sum(1) * self.keep
+        return jnp.matmul(self.gram, forces, precision=lax.Precision.HIGHEST) * self.keep
+
+    def at(self, forces: Array, fall: Array) -> _State:
+        """All that follows from forces and the fall that they spread to."""
+        is_label, eps = self.is_label, float(finfo(self.u.dtype).eps)
+        moved = self.utilities - fall
+        own = jnp.where(is_label, moved, 0).sum(1, keepdims=True)  # finite for padding too
+        heights = moved + self.log_weights - own
+        highest = heights.max(1, keepdims=True)
+        parts = jnp.exp(heights - highest)
+        total = parts.sum(1, keepdims=True)
+        best = best_u((highest + jnp.log(total))[:, 0], self.u, self.rates)
+        shares, pulls = parts / total, best.force[:, None]
+        others = jnp.where(is_label, 0, shares)
+        tilts = jnp.where(is_label, -others.sum(1, keepdims=True), others)
+        asked = pulls * tilts
+        rest = asked - forces
+        along = self.spread(rest)
+        whole = _dot(asked, along + fall)  # squared length of x.T @ asked
+        error = _dot(rest, along) / jnp.where(whole > 0, whole, 1)
+        rise, distance = best.u - self.u, _dot(forces, fall) / 2
+        objective = (best.force + rise * (self.rates + rise / 2)).sum() + distance
+        digits = best.force * (1 + jnp.abs(own) + jnp.abs(own + highest))[:, 0]
+        rounding = 8 * eps * ((digits + self.rates * jnp.abs(rise)).sum() + distance)
+        variables = forces, fall, best.u, shares, tilts, pulls
+        return _State(*variables, objective, rounding, rest, along, error)
+
+    def curve(self, state: _State, change: Array) -> Array:
+        """Hessian of the first sum in the utilities, times ``change``."""
+        change = change - jnp.where(self.is_label, change, 0).sum(1, keepdims=True)
+        rise = (state.tilts * change).sum(1, keepdims=True)
+        among = state.shares * (change - rise)
+        return state.pulls * (among + state.tilts * (rise / (1 + state.pulls)))
+
+    def newton(self, state: _State, num_products: int | None) -> _State:
+        """One of Newton's steps, halved until it is short enough."""
+        step, along = _solve(self.spread, partial(self.curve, state), state, num_products)
+        start = _dot(state.rest, along)
+
+        def is_too_long(trial: tuple[Array, Array, _State]) -> Array:
+            halvings, size, new = trial
+            rises = -_dot(new.rest, along) > LEAST_SLOPE_LEFT * start
+            fallen = state.objective - new.objective
+            is_short_of = fallen < LEAST_DECREASE * size * start - state.rounding
+            return (rises | is_short_of) & (halvings < MOST_HALVINGS)
+
+        def halve(trial: tuple[Array, Array, _State]) -> tuple[Array, Array, _State]:
+            halvings, size, _ = trial
+            half = size / 2
+            new = self.at(state.forces + half * step, state.fall + half * along)
+            return halvings + 1, half, new
+
+        whole = self.at(state.forces + step, state.fall + along)
+        first = (jnp.array(0), jnp.ones_like(start), whole)
+        return lax.while_loop(is_too_long, halve, first)[2]
+
+
 @jax.jit
 def implicit_batch_step(
     u: Array,
@@ -76,7 +148,7 @@ def implicit_batch_step(
     unknowns are the forces, and x enters by its Gram matrix alone, of any rank.
 
     Newton steps with conjugate gradients in the inner product of the Gram matrix find them; a step
-    is halved until the objective has fallen, and the slope along it has all but gone. The first
+    is halved until the objective has fallen, and the slope along it is nearly 0. The first
     sum grows only quadratically, so nothing overflows. It ends where the residual is at most 8 eps,
     or 8 sqrt(eps) before the last step; or after ``MOST_STEPS``, as in float32 where long steps
     meet long rows x that are nearly alike: see ``residual``.
@@ -100,74 +172,9 @@ def implicit_batch_step(
         Unbiased scalable softmax optimization, Appendix F.3, with another basis and optimiser.
     """
     is_label = jnp.arange(utilities.shape[1]) == label_rows[:, None]
-    eps = float(finfo(u.dtype).eps)
     log_weights = jnp.where(weights > 0, jnp.log(jnp.where(weights > 0, weights, 1)), -jnp.inf)
-
-    def spread(forces: Array) -> Array:
-        if len(gram) <= FEW_ROWS:
-            return (gram[:, :, None] * forces).sum(1) * keep
-        return jnp.matmul(gram, forces, precision=lax.Precision.HIGHEST) * keep
-
-    def at(forces: Array, fall: Array) -> _State:
-        moved = utilities - fall
-        own = jnp.where(is_label, moved, 0).sum(1, keepdims=True)  # finite for padding too
-        heights = moved + log_weights - own
-        highest = heights.max(1, keepdims=True)
-        parts = jnp.exp(heights - highest)
-        total = parts.sum(1, keepdims=True)
-        best = best_u((highest + jnp.log(total))[:, 0], u, rates)
-        shares, pulls = parts / total, best.force[:, None]
-        others = jnp.where(is_label, 0, shares)
-        tilts = jnp.where(is_label, -others.sum(1, keepdims=True), others)
-        asked = pulls * tilts
-        rest = asked - forces
-        along = spread(rest)
-        whole = _dot(asked, along + fall)  # squared length of x.T @ asked
-        error = _dot(rest, along) / jnp.where(whole > 0, whole, 1)
-        rise, distance = best.u - u, _dot(forces, fall) / 2
-        objective = (best.force + rise * (rates + rise / 2)).sum() + distance
-        digits = best.force * (1 + jnp.abs(own) + jnp.abs(own + highest))[:, 0]
-        rounding = 8 * eps * ((digits + rates * jnp.abs(rise)).sum() + distance)
-        return _State(
-            forces,
-            fall,
-            best.u,
-            shares,
-            tilts,
-            pulls,
-            objective,
-            rounding,
-            rest,
-            along,
-            error,
-        )
-
-    def curve(state: _State, change: Array) -> Array:
-        """Hessian of the first sum in the utilities, times ``change``."""
-        change = change - jnp.where(is_label, change, 0).sum(1, keepdims=True)
-        rise = (state.tilts * change).sum(1, keepdims=True)
-        among = state.shares * (change - rise)
-        return state.pulls * (among + state.tilts * (rise / (1 + state.pulls)))
-
-    def newton(state: _State, num_products: int | None) -> _State:
-        step, along = _solve(spread, partial(curve, state), state, num_products)
-        start = _dot(state.rest, along)
-
-        def is_too_long(trial: tuple[Array, Array, _State]) -> Array:
-            halvings, size, new = trial
-            rises = -_dot(new.rest, along) > LEAST_SLOPE_LEFT * start
-            fallen = state.objective - new.objective
-            is_short_of = fallen < LEAST_DECREASE * size * start - state.rounding
-            return (rises | is_short_of) & (halvings < MOST_HALVINGS)
-
-        def halve(trial: tuple[Array, Array, _State]) -> tuple[Array, Array, _State]:
-            halvings, size, _ = trial
-            half = size / 2
-            return halvings + 1, half, at(state.forces + half * step, state.fall + half * along)
-
-        whole = at(state.forces + step, state.fall + along)
-        first = (jnp.array(0), jnp.ones_like(start), whole)
-        return lax.while_loop(is_too_long, halve, first)[2]
+    problem = _Problem(u, utilities, gram, keep, rates, log_weights, is_label)
+    eps = float(finfo(u.dtype).eps)
 
     def is_far(carry: tuple[Array, _State, Array]) -> Array:
         num_steps, state, before = carry
@@ -176,12 +183,12 @@ def implicit_batch_step(
 
     def improve(carry: tuple[Array, _State, Array]) -> tuple[Array, _State, Array]:
         num_steps, state, _ = carry
-        return num_steps + 1, newton(state, None), state.error
+        return num_steps + 1, problem.newton(state, None), state.error
 
-    state = at(jnp.zeros_like(utilities), jnp.zeros_like(utilities))
+    state = problem.at(jnp.zeros_like(utilities), jnp.zeros_like(utilities))
     before = state.error
     for num_products in FIRST_PRODUCTS:
-        before, state = state.error, newton(state, num_products)
+        before, state = state.error, problem.newton(state, num_products)
     start = (jnp.array(len(FIRST_PRODUCTS)), state, before)
     num_steps, state, _ = lax.while_loop(is_far, improve, start)
     return BatchStep(state.u, state.forces, jnp.sqrt(jnp.abs(state.error)), num_steps)

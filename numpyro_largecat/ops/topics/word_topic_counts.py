@@ -43,7 +43,7 @@ class _Block(NamedTuple):
         return take_active(topics, self.words, self.word_counts, self.basis, size)
 
 
-@partial(jax.jit, static_argnames="num_active", donate_argnames="initial")
+@partial(jax.jit, static_argnames="num_active")
 def word_topic_counts(
     log_probs: Array,
     concentration: Array,
@@ -53,9 +53,8 @@ def word_topic_counts(
     *,
     num_active: int,
     scale: Array | None = None,
-    initial: Array | None = None,
 ) -> Array:
-    r"""Add the expected tokens of each word in each topic over documents, (V, K).
+    r"""Sum the expected tokens of each word in each topic over documents, (V, K).
 
     .. math:: S_{vk} = \sum_d s_d \sum_{u : v_{du} = v} c_{du} r_{duk}
 
@@ -74,11 +73,9 @@ def word_topic_counts(
         basis: Counts that the responsibilities are computed from, (N, K).
         num_active: L.
         scale: Weight of each document, (N,); None for 1.
-        initial: What to add to, (V, K); None for zeros.
     """
     topics = Topics(log_probs, concentration, jnp.zeros_like(concentration), None)
     scale = jnp.ones(words.shape[0], log_probs.dtype) if scale is None else scale
-    table = jnp.zeros_like(log_probs) if initial is None else initial
 
     def add(table: Array, block: tuple[Array, ...]) -> tuple[Array, None]:
         *arrays, scale = block
@@ -94,7 +91,7 @@ def word_topic_counts(
     order = num_active_topics(basis).argsort()  # so that few blocks need a large size
     documents = (x[order] for x in (words, word_counts, basis, scale[:, None]))
     blocks = in_blocks(tuple(documents), block_size_for(len(words)))
-    return lax.scan(add, table, blocks)[0]
+    return lax.scan(add, jnp.zeros_like(log_probs), blocks)[0]
 
 
 def word_topics(

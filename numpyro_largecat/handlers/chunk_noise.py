@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise of latent sites where a class plate is evaluated one chunk after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+from jax.typing import ArrayLike
+from numpyro.primitives import Messenger
+
+from numpyro_largecat.handlers.plate_facts import Message
+from numpyro_largecat.handlers.sites import plates_of
+
+
+class InnerNoise(NamedTuple):
+    """A key of their own for the sites inside some plates, whatever the key of the others."""
+
+    key: Array
+    plates: frozenset[str]
+
+
+class noise_of_chunk(Messenger):
+    """Give latent sites inside the class plate a key of their own in each chunk."""
+
+    def __init__(
+        self, fn: Callable[..., Any], plate: str, start: ArrayLike, noise: InnerNoise | None
+    ) -> None:
+        self.plate = plate
+        self.start = start
+        self.noise = noise
+        super().__init__(fn)
+
+    def __enter__(self) -> None:
+        self.num_inner = 0
+        super().__enter__()
+
+    def process_message(self, msg: Message) -> None:
+        """Change the key of a draw."""
+        key = msg["kwargs"].get("rng_key") if msg["type"] == "sample" else None
+        if key is None:
+            return
+        plates = plates_of(msg)
+        if self.noise is not None and plates & self.noise.plates:
+            key = jax.random.fold_in(self.noise.key, self.num_inner)
+            self.num_inner += 1
+        if self.plate in plates:
+            key = jax.random.fold_in(key, self.start)
+        msg["kwargs"]["rng_key"] = key

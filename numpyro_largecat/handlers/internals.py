@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that the package uses of what NumPyro and JAX do not promise to keep, each with its reason.
+
+Checked with NumPyro 0.20.0 to 0.22.0 and with JAX 0.8.2 to 0.12. Any later version may move what is
+used here: ``tests/handlers/test_internals.py`` then fails with the name of what moved.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import jax
+import numpyro
+from jax import Array
+from jax.example_libraries.optimizers import OptimizerState
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from numpyro.contrib.control_flow import scan
+from numpyro.distributions.distribution import MaskedDistribution
+from numpyro.distributions.transforms import Transform
+from numpyro.handlers import infer_config
+from numpyro.infer.autoguide import AutoGuide
+from numpyro.infer.util import helpful_support_errors
+from numpyro.ops.provenance import eval_provenance
+from numpyro.optim import _NumPyroOptim
+from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
+from numpyro.util import _validate_model
+
+__all__ = [  # of NumPyro and JAX, as they are; what is defined below comes beside them
+    "ClosedJaxpr",
+    "Jaxpr",
+    "Literal",
+    "OptimizerState",
+    "apply_stack",
+    "eval_provenance",
+    "helpful_support_errors",
+]
+
+# --- Handlers and messages -----------------------------------------------------------------------
+
+
+def open_handlers() -> list[Messenger]:
+    """The handlers that are open, the outermost first.
+
+    A plate must know what is around it when it opens, and a statement which plates it is in; a
+    handler of our own would only see the messages that pass by it.
+    """
+    return list(_PYRO_STACK)
+
+
+def open_plates() -> list[numpyro.plate]:
+    """The plates that are open, the outermost first; ``scope`` does not rename them."""
+    return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
+
+
+def is_scan_open() -> bool:
+    """Whether the body of NumPyro's ``scan`` is being run, which opens a handler of its own."""
+    return any(
+        isinstance(handler, infer_config)
+        and getattr(handler.config_fn, "__module__", None) == scan.__module__
+        for handler in _PYRO_STACK
+    )
+
+
+def is_of_scan(site: dict[str, Any]) -> bool:
+    """Whether a site of a trace comes from the body of a ``scan``, which leaves this mark on it."""
+    return bool(site.get("_control_flow_done"))
+
+
+def check_model_trace(sites: dict[str, Any]) -> None:
+    """Warn of plates that do not fit their sites, as all ELBOs of NumPyro do."""
+    _validate_model(sites, plate_warning="loose")
+
+
+# --- Distributions -------------------------------------------------------------------------------
+
+
+def mask_of(fn: MaskedDistribution) -> Any:
+    """The mask of a distribution, a bool or an array, which has no public name."""
+    return fn._mask
+
+
+def copy_transform(transform: Transform, arrays: dict[str, Any]) -> Transform:
+    """Copy a transform with other arrays, without the inverse of the old ones that it may keep.
+
+    Its constructor may take other arguments, or compute the arrays from them. An inverse that is a
+    transform is what it was made as, and stays.
+    """
+    new = copy.copy(transform)
+    new._inv = transform._inv if isinstance(transform._inv, Transform) else None
+    for name, array in arrays.items():
+        setattr(new, name, array)
+    return new
+
+
+# --- Automatic guides ----------------------------------------------------------------------------
+
+
+def has_seen_model(guide: AutoGuide) -> bool:
+    """Whether an automatic guide has run its model once and knows its sites."""
+    return guide.prototype_trace is not None
+
+
+def forget_model(guide: AutoGuide) -> None:
+    """Make an automatic guide run its model again at its next call."""
+    guide.prototype_trace = None
+
+
+def start_values(guide: AutoGuide) -> dict[str, Any]:
+    """The start values that an ``AutoNormal`` or ``AutoDelta`` keeps, to be changed in place.
+
+    They are tables as large as the parameters that are made from them, and needed no more after.
+    """
+    found: dict[str, Any] = getattr(guide, "_init_locs", {})
+    return found
+
+
+# --- Optimisers ----------------------------------------------------------------------------------
+
+
+def takes_gradient_steps(optim: _NumPyroOptim) -> bool:
+    """Whether an optimiser only needs gradients, and does not evaluate the loss on its own."""
+    return type(optim).eval_and_update is _NumPyroOptim.eval_and_update
+
+
+# --- JAX -----------------------------------------------------------------------------------------
+
+
+def run_jaxpr(jaxpr: Any, constants: list[Any], *args: Any) -> list[Any]:
+    """Evaluate a traced function with other values of the arrays that it closes over."""
+    return jax.core.eval_jaxpr(jaxpr, constants, *args)
+
+
+def run_equation(eqn: Any, values: list[Any]) -> list[Any]:
+    """Evaluate one operation of a traced function; its results."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    if isinstance(params, tuple):  # before JAX 0.10
+        values, params = [*params[0], *values], params[1]
+    results = eqn.primitive.bind(*values, **params)
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def addresses_of(array: Array) -> set[int]:
+    """Where an array is in memory: arrays with an address in common cannot both be donated."""
+    return {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}

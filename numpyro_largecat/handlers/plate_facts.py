@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What our plates and the handlers around them say to each other, as typed facts in messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from jax import Array
+
+from numpyro_largecat.handlers.internals import apply_stack
+
+Message = dict[str, Any]  # NumPyro's message of one statement, or a site of a trace
+
+_KEY = "numpyro_largecat"  # of what we put into the "kwargs" of a message
+_HELPER = "_rows"  # how the names of helper sites end
+
+
+@dataclass(frozen=True)
+class PlateFacts:
+    """What a plate says of the M rows that it holds.
+
+    Attributes:
+        kind: "classes" for a class plate, "data" for a data plate, "plain" for NumPyro's own.
+        is_full: Whether they are all rows of the plate in order.
+        is_distinct: Whether they are known to be rows of the plate, none of them twice.
+        row_weights: Scale of each row, shape (M,), if the rows have one each. Only of class plates.
+        repeats: Whether a row may be there twice, as where each observation has its own classes.
+        labels: The classes that a class plate was asked for, as one axis; None if none were.
+        row_ids: The ids that a data plate was given, shape (M,); None if it was given none.
+    """
+
+    kind: Literal["classes", "data", "plain"] = "plain"
+    is_full: bool = False
+    is_distinct: bool = False
+    row_weights: Array | None = None
+    repeats: bool = False
+    labels: Array | None = None
+    row_ids: Array | None = None
+
+
+_PLAIN = PlateFacts()
+
+
+def plate_facts(msg: Message) -> PlateFacts:
+    """Read the facts in the message of a plate; of any other message those of a plain plate."""
+    facts = msg["kwargs"].get(_KEY) if msg["type"] == "plate" else None
+    return facts if isinstance(facts, PlateFacts) else _PLAIN
+
+
+def tell_plate_facts(msg: Message, facts: PlateFacts) -> None:
+    """Put facts into the message of a plate, for handlers further out."""
+    msg["kwargs"][_KEY] = facts
+
+
+def class_plates(sites: dict[str, Message]) -> dict[str, PlateFacts]:
+    """The facts of the class plates of a trace, by name."""
+    found = {name: plate_facts(site) for name, site in sites.items()}
+    return {name: facts for name, facts in found.items() if facts.kind == "classes"}
+
+
+@dataclass(frozen=True)
+class RowsRequest:
+    """What the helper site of a plate asks handlers, and what they answer besides its value.
+
+    NumPyro replays the plates of the guide into the model by name. A plate of ours replays its
+    helper site too, whereas a plain plate that a guide made for itself does not: that is how rows
+    which the guide drew on its own are told from rows that model and guide share.
+
+    Attributes:
+        source: What the plate holds if no handler says otherwise: all rows in order of a class
+            plate or of a data plate, rows with the ids of the user, or classes that it draws.
+        is_chosen: Whether a handler gave the rows, which stand for no others.
+        is_read: Whether rows are only read, as predictions do: log densities mean nothing.
+        also: Classes to hold besides those of the labels, where classes are only read.
+    """
+
+    source: Literal["all classes", "all rows", "given rows", "drawn classes"]
+    is_chosen: bool = False
+    is_read: bool = False
+    also: Array | None = None
+
+
+class RowsReply(NamedTuple):
+    """What the handlers made of a helper site."""
+
+    plate: str  # name of the plate as handlers further out see it: `scope` renames it
+    value: Any  # rows of the plate, or what was drawn
+    is_shared: bool  # whether a handler gave the value, so that model and guide have the same
+    request: RowsRequest
+
+
+def rows_request(msg: Message) -> RowsRequest | None:
+    """Read the request in the message of a helper site; None of any other message."""
+    request = msg["kwargs"].get(_KEY) if msg["type"] == "plate" else None
+    return request if isinstance(request, RowsRequest) else None
+
+
+def answer_rows(msg: Message, **answer: Any) -> None:
+    """Change fields of the request of a helper site: ``is_chosen``, ``is_read`` or ``also``."""
+    msg["kwargs"][_KEY] = replace(msg["kwargs"][_KEY], **answer)
+
+
+def plate_of(msg: Message) -> str:
+    """Name of the plate that a message of a plate, or of its helper site, is about."""
+    name = str(msg["name"])
+    return name if rows_request(msg) is None else name.removesuffix(_HELPER)
+
+
+def helper_of(plate: str) -> str:
+    """Name of the helper site of a plate."""
+    return plate + _HELPER
+
+
+def ask_for_rows(
+    plate: str,
+    size: int,
+    value: Array | None,
+    draw: Callable[[Array | None], Any] | None = None,
+    *,
+    source: Literal["all classes", "all rows", "given rows", "drawn classes"],
+) -> RowsReply:
+    """Send the helper site of a plate through the handlers.
+
+    Args:
+        plate: Name of the plate.
+        size: Number of its rows.
+        value: Its rows, unless they are drawn.
+        draw: Function of a key that draws them, where no handler gives them.
+        source: See ``RowsRequest``.
+    """
+    own: list[Any] = [] if value is None else [value]
+
+    def fn(*args: Any, rng_key: Array | None, **kwargs: Any) -> Any:
+        del args, kwargs
+        assert draw is not None
+        own.append(draw(rng_key))
+        return own[0]
+
+    msg: Message = {
+        "type": "plate",
+        "fn": fn,
+        "name": helper_of(plate),
+        "args": (size, None if value is None else value.shape[0]),
+        "kwargs": {"rng_key": None, _KEY: RowsRequest(source)},
+        "value": value,
+        "scale": 1.0,
+        "cond_indep_stack": [],
+    }
+    msg = apply_stack(msg)
+    request = rows_request(msg)
+    assert request is not None
+    is_shared = not own or msg["value"] is not own[0]
+    return RowsReply(plate_of(msg), msg["value"], is_shared, request)

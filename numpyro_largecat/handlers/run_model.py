@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a model or a guide to learn its sites, and choose the latent values that it is run at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array
+from jax.typing import ArrayLike
+from numpyro.distributions.transforms import biject_to
+from numpyro.handlers import seed, substitute, trace
+
+from numpyro_largecat.handlers.internals import helpful_support_errors
+from numpyro_largecat.handlers.shared_rows import share_rows
+from numpyro_largecat.handlers.sites import Site, Sites, is_latent
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+
+
+def sites_of(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    rng_key: ArrayLike = 0,
+    params: Mapping[str, Any] | None = None,
+    touched: TouchedRows | None = None,
+    around: Callable[[Any], Any] | None = None,
+) -> Sites:
+    """Run a model or guide and return its sites.
+
+    Args:
+        fn: Model or guide, inside of whatever handlers must see its messages first.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        rng_key: Key, or seed, of all that it draws.
+        params: Values of parameters, and of mutable sites, by name; the others start at their own.
+        touched: The rows of its plates: those that it knows are given to the plates, and others are
+            recorded there. None leaves plates and parameters to NumPyro.
+        around: Function that puts more handlers around it, outside of all others. By default
+            ``at_feasible_values``: then nothing latent is drawn.
+
+    Cost: that of the run; call it under ``jax.eval_shape`` to learn shapes and names alone.
+    """
+    if touched is not None:
+        fn = share_rows(fn, touched)
+    fn = substitute(seed(fn, rng_key), data=dict(params or {}))
+    fn = at_feasible_values(fn) if around is None else around(fn)
+    found: Sites = trace(fn).get_trace(*args, **(kwargs or {}))
+    return found
+
+
+def as_drawn(fn: Any) -> Any:
+    """Run ``fn`` with what it draws: the function itself."""
+    return fn
+
+
+def at_feasible_values(fn: Any) -> substitute:
+    """Run ``fn`` with the image of zero at continuous latent sites, without drawing anything.
+
+    This also serves for improper priors, which cannot be drawn from.
+    """
+
+    def feasible(msg: Site) -> Any:
+        if not is_latent(msg) or msg["fn"].support.is_discrete:
+            return None
+        with helpful_support_errors(msg):
+            transform = biject_to(msg["fn"].support)
+        shape = msg["fn"].shape(msg["kwargs"].get("sample_shape", ()))
+        return transform(jnp.zeros(transform.inverse_shape(shape)))
+
+    return substitute(fn, substitute_fn=feasible)
+
+
+def at_centre(guide: Callable[..., Any]) -> substitute:
+    """Run a guide with each latent site at the centre of its distribution.
+
+    The centre is the mean or, of a transformed distribution, the transformed mean.
+
+    Raises:
+        NotImplementedError: If a distribution has no mean, or is discrete.
+    """
+
+    def centre(msg: Site) -> Any:
+        if not is_latent(msg):
+            return None
+        if msg["fn"].support.is_discrete:
+            raise NotImplementedError(f"site '{msg['name']}' is discrete and has no centre.")
+        return _centre(msg["fn"])
+
+    return substitute(guide, substitute_fn=centre)
+
+
+def _centre(fn: Any) -> Array:
+    if isinstance(fn, dist.TransformedDistribution):
+        value = _centre(fn.base_dist)
+        for transform in fn.transforms:
+            value = transform(value)
+        return value
+    if isinstance(fn, dist.ExpandedDistribution):
+        return jnp.broadcast_to(_centre(fn.base_dist), fn.batch_shape + fn.event_shape)
+    if isinstance(fn, (dist.Independent, dist.MaskedDistribution)):
+        return _centre(fn.base_dist)
+    return fn.mean

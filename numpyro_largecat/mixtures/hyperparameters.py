@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Priors as objects with a few numbers, which compiled functions take as they are."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_largecat._checks import check_finite
+
+T = TypeVar("T", bound="Hyperparameters")
+
+
+class Hyperparameters:
+    """A pytree of its attributes; Python ints, strings and None are static, the rest is data."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        jax.tree_util.register_pytree_node(cls, _flatten, partial(_make, cls))
+
+    def __repr__(self) -> str:
+        """Show numbers, and the shapes of arrays."""
+        values = {k: v if np.ndim(v) == 0 else f"{np.shape(v)}" for k, v in vars(self).items()}
+        return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in values.items())})"
+
+
+def to_values(name: str, prior: Hyperparameters) -> dict[str, Any]:
+    """The class and the attributes of a prior, by names that start with ``name``."""
+    plain = (int, float, str, type(None))
+    own = {k: v if isinstance(v, plain) else np.asarray(v) for k, v in vars(prior).items()}
+    return {name: type(prior).__name__} | {f"{name}.{k}": v for k, v in own.items()}
+
+
+def from_values(name: str, base: type[T], values: dict[str, Any]) -> T:
+    """The prior that ``to_values`` took apart, of a subclass of ``base`` that is defined now."""
+    wanted = values[name]
+    classes = [cls for cls in _subclasses(base) if cls.__name__ == wanted]
+    if not classes:
+        raise ValueError(
+            f"the fit has a {wanted}, and no subclass of {base.__name__} has that name. Define or "
+            "import it before you load the fit."
+        )
+    start = f"{name}."
+    own = {k.removeprefix(start): v for k, v in values.items() if k.startswith(start)}
+    return _make(classes[-1], (tuple(own), ()), own.values())
+
+
+def _subclasses(cls: type[T]) -> list[type[T]]:
+    return [found for sub in cls.__subclasses__() for found in (sub, *_subclasses(sub))]
+
+
+def positive(name: str, value: ArrayLike, meaning: str) -> np.ndarray:
+    """Return positive finite numbers in float64, or raise."""
+    array = np.asarray(value, np.float64)
+    check_finite([(f"`{name}`", array)])
+    if not (array > 0).all():
+        raise ValueError(f"`{name}` must be positive, {meaning}; got {array.min()}.")
+    return array
+
+
+def positive_number(name: str, value: ArrayLike, meaning: str) -> np.ndarray:
+    """Return one positive finite number in float64, shape (), or raise."""
+    array = positive(name, value, meaning)
+    if array.size != 1:
+        raise ValueError(f"`{name}` must be one number, {meaning}; got shape {array.shape}.")
+    return array.reshape(())
+
+
+def vector(name: str, value: ArrayLike, size: int) -> np.ndarray:
+    """Return a finite vector of ``size`` numbers in float64, or raise."""
+    array = np.asarray(value, np.float64)
+    check_finite([(f"`{name}`", array)])
+    if array.shape != (size,) or not size:
+        raise ValueError(
+            f"`{name}` must be a vector with one number for each of the {size} columns; got shape "
+            f"{array.shape}."
+        )
+    return array
+
+
+def positive_definite(name: str, value: ArrayLike) -> np.ndarray:
+    """Return a positive definite matrix in float64, or raise."""
+    matrix = np.asarray(value, np.float64)
+    check_finite([(f"`{name}`", matrix)])
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
+        raise ValueError(f"`{name}` must be a square matrix; got shape {matrix.shape}.")
+    alike = np.isclose(matrix, matrix.T, rtol=1e-4, atol=1e-6 * np.abs(matrix).max())
+    if not alike.all():
+        i, j = np.argwhere(~alike)[0].tolist()
+        raise ValueError(
+            f"`{name}` must be symmetric; got {matrix[i, j]:.6g} at {(i, j)} and "
+            f"{matrix[j, i]:.6g} at {(j, i)}."
+        )
+    smallest = np.linalg.eigvalsh(matrix)[0]
+    if smallest <= 0:
+        raise ValueError(
+            f"`{name}` must be positive definite; got a matrix with eigenvalue {smallest:.3g}. "
+            "Add a small multiple of the identity."
+        )
+    return matrix
+
+
+def _is_static(value: Any) -> bool:
+    return value is None or isinstance(value, (int, str))
+
+
+def _flatten(prior: Hyperparameters) -> tuple[list[Any], tuple[Any, ...]]:
+    attributes = sorted(vars(prior).items())
+    data = [(name, value) for name, value in attributes if not _is_static(value)]
+    static = tuple((name, value) for name, value in attributes if _is_static(value))
+    return [value for _, value in data], (tuple(name for name, _ in data), static)
+
+
+def _make(cls: type[T], names: tuple[Any, ...], values: Any) -> T:
+    prior = object.__new__(cls)
+    vars(prior).update(zip(names[0], values, strict=True))
+    vars(prior).update(names[1])
+    return prior

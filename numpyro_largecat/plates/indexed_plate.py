@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plate whose rows are given, on which the class plate and the data plate build."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro
+from jax import Array
+from numpyro.primitives import Messenger
+
+from numpyro_largecat._checks import is_concrete
+from numpyro_largecat.handlers.internals import is_scan_open
+from numpyro_largecat.handlers.plate_facts import PlateFacts, tell_plate_facts
+from numpyro_largecat.handlers.sites import param_options
+
+
+class indexed_plate(numpyro.plate):
+    """A plate whose rows are given, and which slices every parameter inside it by them."""
+
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        indices: Array,
+        dim: int | None,
+        *,
+        is_shared: bool,
+        facts: PlateFacts,
+    ) -> None:
+        self._indices: Array
+        if not facts.is_full:
+            _refuse_scan(name)
+        with _answer_plate(name, indices, facts):
+            super().__init__(name, size, subsample_size=indices.shape[0], dim=dim)
+        if not (is_shared or facts.is_full or _are_same(self._indices, indices)):
+            raise ValueError(
+                f"plate '{name}': the guide opened a plate of that name with rows of its own, "
+                "which are not the rows of the model's plate. Fit with lc.SubsampledSVI, which "
+                "gives every guide the rows of the model, or pass the guide `create_plates=`, a "
+                "function that returns this plate."
+            )
+        self._indices = indices
+        self.subsample_size = indices.shape[0]
+        self._is_full = facts.is_full
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        """Slice a parameter that is stored whole, also where the rows are a permutation."""
+        if msg["type"] not in ("param", "subsample") or self._is_full:
+            return
+        event_dim = param_options(msg).event_dim
+        if event_dim is None:
+            return
+        axis = self.dim - event_dim
+        shape = jnp.shape(msg["value"])
+        if len(shape) < -axis or shape[axis] == 1:
+            return
+        if shape[axis] != self.size:
+            raise ValueError(
+                f"{msg['type']} site '{msg.get('name')}' inside plate '{self.name}' must have "
+                f"{self.size} rows at axis {axis} (the plate's dim {self.dim} less event_dim "
+                f"{event_dim}); got shape {shape}."
+            )
+        msg["value"] = jnp.take(msg["value"], self._indices, axis=axis, mode="clip")
+
+
+class _answer_plate(Messenger):
+    """Give the plate ``name`` its rows, and tell outer handlers what they are."""
+
+    def __init__(self, name: str, indices: Array, facts: PlateFacts) -> None:
+        self.name = name
+        self.indices = indices
+        self.facts = facts
+        super().__init__()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "plate" and msg["name"] == self.name:
+            msg["value"] = self.indices
+            tell_plate_facts(msg, self.facts)
+
+
+def _refuse_scan(name: str) -> None:
+    """Refuse a plate that holds some of its rows inside NumPyro's ``scan``, whose steps are traced.
+
+    Raises:
+        NotImplementedError: If the body of a scan opens it.
+    """
+    if is_scan_open():
+        raise NotImplementedError(
+            f"plate '{name}' holds some of its rows and is opened inside of "
+            "`numpyro.contrib.control_flow.scan`, where no inference can learn which. Open it "
+            "before the scan, draw its sites there and use their rows in the body; observe what "
+            "belongs to its rows after the scan, with the states that the scan returns."
+        )
+
+
+def _are_same(a: Array, b: Array) -> bool:
+    """Whether two arrays of row ids are known to be equal."""
+    if a is b or a.shape != b.shape:
+        return a is b
+    return is_concrete(a) and is_concrete(b) and bool((a == b).all())

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of the data that exist this step, and checks of their ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from numpyro_largecat._checks import as_ids, check_in_range, check_integers, is_concrete
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("indices",),
+    meta_fields=("name", "size", "dim"),
+)
+@dataclass(frozen=True)
+class RowSubset:
+    """The rows of the data that exist this step, as ``with lc.data_plate(...) as rows`` gives them.
+
+    Attributes:
+        indices: Row ids of the minibatch, shape (B,), integers in [0, N).
+        name: Name of the plate.
+        size: Number of rows N of the whole data.
+        dim: Batch dimension of the plate, a negative int.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_largecat as lc
+        >>> lc.data_plate("data", 100, rows=jnp.array([7, 3])).rows.indices.tolist()
+        [7, 3]
+    """
+
+    indices: Array
+    name: str
+    size: int
+    dim: int
+
+
+def check_row_subset(rows: Any) -> None:
+    """Raise TypeError unless ``rows`` is a ``RowSubset``."""
+    if not isinstance(rows, RowSubset):
+        raise TypeError(
+            "`rows` must be what `with lc.data_plate(..., rows) as rows:` gives, not the row ids "
+            f"or another plate; got {type(rows).__name__}."
+        )
+
+
+def check_row_ids(name: str, rows: ArrayLike, size: int) -> Array:
+    """Return the row ids of data plate ``name`` as an array of shape (B,), or raise."""
+    check_integers("rows", rows)
+    if np.ndim(rows) != 1:
+        raise ValueError(
+            f"`rows` of plate '{name}' must have shape (B,), one id for each row of the "
+            f"minibatch; got shape {np.shape(rows)}."
+        )
+    check_in_range(f"`rows` of plate '{name}'", rows, size, "row ids")
+    return as_ids(rows)
+
+
+def refuse_repeated_rows(name: str, site: str, rows: ArrayLike) -> None:
+    """Raise ValueError if ids of plate ``name`` repeat around latent ``site``; tracers pass."""
+    if not is_concrete(rows):
+        return
+    ids, counts = np.unique(np.asarray(rows), return_counts=True)
+    if (counts > 1).any():
+        first = int(np.argmax(counts > 1))
+        raise ValueError(
+            f"site '{site}' has a value for each row of plate '{name}', but the ids of its rows "
+            f"repeat: row {ids[first]} is there {counts[first]} times, and its prior would count "
+            f"as often. To read one value by ids that repeat, draw it in a class plate, "
+            f'`with lc.class_plate("{name}", N, labels=rows, num_sampled=1) as read:`, and '
+            "use `value[read.place(rows)]`. What is observed there may stay in the data plate."
+        )
+
+
+def has_repeats(rows: Array) -> Array:
+    """Whether any of these ids, shape (B,), is there twice. Cost: O(B log B)."""
+    in_order = jnp.sort(rows)
+    return (in_order[1:] == in_order[:-1]).any()

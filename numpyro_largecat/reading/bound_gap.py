@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the bound of a fit is below the exact log likelihood."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jax import Array, lax
+from numpyro.handlers import replay
+
+from numpyro_largecat.handlers.run_model import at_centre, sites_of
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.reading.bound_fit import BoundFit
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
+from numpyro_largecat.reading.findings import Finding
+from numpyro_largecat.reading.observed_choice import Observed
+from numpyro_largecat.reading.predictions import labels_of_rows, log_likelihood
+
+MOST_GAP = 0.05  # nats per observation
+
+
+def bound_gap(fit: BoundFit, observed: Observed, keys: Array) -> Finding:
+    """The gap for each observation on average, of those that are not masked.
+
+    Both at the centre of the guide; the bound over draws of classes, one for each key.
+    """
+    utilities = ChunkedUtilities(fit)
+    bounds = np.asarray(_bounds(fit, utilities.site, keys), np.float64)
+    labels, rows = observed
+    exact = log_likelihood(utilities, labels_of_rows(labels, utilities), None)
+    is_there = np.asarray(rows.weights) > 0
+    gaps = np.where(is_there, np.asarray(exact) - bounds, 0)
+    by_draw = gaps.reshape(len(keys), -1).sum(axis=1) / is_there.sum()
+    gap, error = by_draw.mean(), by_draw.std(ddof=1) / len(keys) ** 0.5
+    lags = gap - 2 * error > MOST_GAP
+    advice = "visit rows more often, or take a tighter bound" if lags else ""
+    return Finding("exact log likelihood less bound", gap, error, advice)
+
+
+def _bounds(fit: BoundFit, site: str, keys: Array) -> Array:
+    """The log probability of the choice at the centre of the guide, shape (T, ...)."""
+
+    def of_draw(key: Array) -> Any:
+        known: dict[str, Any] = {"rng_key": key, "params": fit.params, "touched": TouchedRows()}
+        sites_of(fit.model, fit.args, fit.kwargs, **known)  # which rows the plates hold
+        in_guide = sites_of(fit.guide, fit.args, fit.kwargs, **known, around=at_centre)
+        around = partial(replay, trace=in_guide)
+        choice = sites_of(fit.model, fit.args, fit.kwargs, **known, around=around)[site]
+        return choice["fn"].log_prob(choice["value"])
+
+    return lax.map(of_draw, keys)

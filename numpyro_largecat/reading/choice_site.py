@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which choice of a model is read, and over which class plate."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from numpyro_largecat.choices.choice_distribution import is_choice
+from numpyro_largecat.choices.error_guides import without_errors
+from numpyro_largecat.handlers.chosen_rows import only_read, without_training_rows
+from numpyro_largecat.handlers.plate_facts import class_plates
+from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
+from numpyro_largecat.handlers.sites import base_distribution
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.plates.class_chunk import class_chunk
+from numpyro_largecat.reading.bound_fit import BoundFit
+
+
+class ChoiceSite(NamedTuple):
+    """A choice and its class plate."""
+
+    site: str
+    plate: str
+    num_categories: int
+
+
+def find_choice(fit: BoundFit) -> ChoiceSite:
+    """The choice to read: the one that is named, or the only one of the model.
+
+    A choice is over the class plate that has as many classes; among several of these, over that
+    which gives it a chunk of its classes when it is told to. Nothing is computed.
+
+    Raises:
+        ValueError: If a name is not one of the model's, or there are several choices to read.
+    """
+    model, _ = without_errors(fit.model, fit.guide)
+    plates, choices = _look(fit, model)
+    if fit.plate is not None and fit.plate not in plates:
+        raise ValueError(
+            f"`plate` must name a class plate of the model; got '{fit.plate}', and the model's "
+            f"class plates are {list(plates)}."
+        )
+    if fit.site is not None and fit.site not in choices:
+        raise ValueError(
+            "`site` must name a UtilityCategorical site of the model, or one of its bounds, with "
+            f"`classes=` from a class plate; got '{fit.site}', and the choices of the model are "
+            f"{list(choices)}."
+        )
+    found = [
+        ChoiceSite(site, plate, size)
+        for plate, size in plates.items()
+        for site, choice in choices.items()
+        if choice.num_categories == size and fit.plate in (None, plate) and fit.site in (None, site)
+    ]
+    if len(found) > 1:
+        found = [choice for choice in found if _is_over(fit, model, choice)]
+    if len(found) != 1:
+        raise ValueError(
+            "say which choice to read, over which class plate, as in "
+            "`lc.Fitted(..., site='y', plate='classes')`: the choices of the model are "
+            f"{list(choices)}, and its class plates {list(plates)}."
+        )
+    return found[0]
+
+
+def _look(fit: BoundFit, model: Any) -> tuple[dict[str, int], dict[str, Any]]:
+    """The class plates of a model with their sizes, and its choices over class plates."""
+    plates: dict[str, int] = {}
+    choices: dict[str, Any] = {}
+
+    def around(model: Any) -> Any:
+        model = only_read(at_feasible_values(model), is_choice=is_choice)
+        return without_training_rows(model, is_choice=is_choice)
+
+    def run() -> None:
+        known: dict[str, Any] = {"params": fit.params, "touched": TouchedRows()}
+        sites = sites_of(model, fit.args, fit.kwargs, **known, around=around)
+        plates.update({name: sites[name]["args"][0] for name in class_plates(sites)})
+        for name, site in sites.items():
+            if is_choice(site):
+                choices[name] = base_distribution(site["fn"])
+
+    jax.eval_shape(run)
+    return plates, choices
+
+
+def _is_over(fit: BoundFit, model: Any, choice: ChoiceSite) -> bool:
+    chunk = class_chunk(model, name=choice.plate, start=0, size=1)
+    try:
+        classes = _look(fit, chunk)[1][choice.site].classes
+    except (TypeError, ValueError):  # rows that are read by id have no chunks
+        return False
+    return classes is not None and classes.kind == "chunk"

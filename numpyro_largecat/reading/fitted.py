@@ -1,0 +1,562 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One object to read a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoGuideList
+
+from numpyro_largecat._checks import check_arguments, check_count, check_integers
+from numpyro_largecat.handlers.automatic_guides import guide_parts
+from numpyro_largecat.handlers.internals import has_seen_model
+from numpyro_largecat.handlers.static_arguments import with_jax_arrays
+from numpyro_largecat.reading import diagnosis, predictions
+from numpyro_largecat.reading.bound_fit import BoundFit
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
+from numpyro_largecat.reading.diagnosis import Training
+from numpyro_largecat.reading.findings import Diagnosis
+from numpyro_largecat.reading.predictions import TopClasses
+from numpyro_largecat.reading.to_arviz import to_arviz
+from numpyro_largecat.svi.array_batches import ArrayBatches
+from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
+
+
+class Fitted:
+    r"""A fit to read: what it predicts, what ArviZ can show of it, and what may be wrong with it.
+
+    ``fitted.on(...)`` takes the arguments of the model, and its methods read the fit on them:
+
+    - ``top_classes``: the most probable classes of each observation;
+    - ``log_likelihood``: the exact log probability of observed choices;
+    - ``draw_choices``: draws from the posterior predictive;
+    - ``to_arviz``: the posterior, and what the fit says of the data, for ArviZ;
+    - ``diagnose``: what may be wrong with the fit.
+
+    **At the centre of the guide or over draws.** Without a random key each latent site is set to
+    its mean in the guide or, where the guide transforms a distribution, to the transformed mean of
+    that (the median, for ``AutoNormal``). With ``rng_key`` and ``num_draws`` the latent sites are
+    drawn from the guide. Equal keys, ``num_draws`` and ``chunk_size`` give equal draws in all
+    methods.
+
+    **All classes, some at a time.** The model is run on ``chunk_size`` classes after another, also
+    where its plate is full. So tables with an axis for the classes must be indexed by
+    ``classes.indices``, and a utility may depend on the rows of its own class and on sites outside
+    of the class plate only. Other class plates hold the classes of their ``labels`` or, without
+    any, all of them; read them by ``place``. Data plates without ``rows`` stand for new data, of
+    any length.
+
+    **Under** ``jit``. Parameters that are closed over are constants of the compiled program, so
+    make them an argument where they are large:
+
+    - ``jax.jit(lambda x: fitted.on(x).top_classes(5))`` for small tables;
+    - ``jax.jit(lambda params, x: lc.Fitted(model, guide, params).on(x).top_classes(5))`` for
+      large ones, called with ``fitted.params``.
+
+    What is refused by its value, such as features that are NaN, ids out of range or utilities that
+    depend on other classes, is not known there: log probabilities are then NaN, and classes -1. The
+    same call outside of ``jit`` says why. Outside of ``jit`` each call is compiled anew.
+
+    Cost: O(K) time for each observation and draw, and three times 128 classes at most to see that
+    classes do not depend on each other; memory for ``chunk_size`` utilities for each observation
+    and a chunk of each table, besides the tables. For other errors than Gumbel's each probability
+    is an integral, see ``UtilityCategorical``: O(K) memory for each observation.
+
+    Args:
+        model: The model that was fitted.
+        guide: Its guide. An automatic one must have run once, with labels.
+        params: Parameters by name, as ``SubsampledSVI.get_params`` gives them, or loaded.
+        site: Name of the choice, a site with ``UtilityCategorical`` or one of its bounds. It is
+            needed where the model has several.
+        plate: Name of its class plate, where the model does not tell it from others.
+        chunk_size: Number of classes evaluated at once.
+        progress_bar: Whether to show the chunks done.
+        losses: Losses of the fit, shape (steps,), for ``to_arviz`` and ``diagnose``.
+
+    Raises:
+        ValueError: If an automatic guide has not been run yet, or ``losses`` have another shape.
+            When it is read: if the model has no such site or plate, or several; if a parameter is
+            missing or has the rows of another plate; if the model fails on some of its classes; or,
+            outside of ``jit``, if an argument of the model is not finite, or the utility of a class
+            is seen to depend on which others are evaluated with it.
+        TypeError: If ``params`` is no mapping.
+        NotImplementedError: When it predicts, if a latent site has one value for each row of the
+            training data, which new rows lack.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
+        >>> import numpyro_largecat as lc
+        >>> from numpyro.infer import Trace_ELBO
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> def model(x, y=None):
+        ...     with lc.class_plate("classes", 50, y, num_sampled=20) as classes:
+        ...         w = numpyro.sample("w", dist.Normal(0, 1))
+        ...     with lc.data_plate("data", 30) as rows:
+        ...         lc.sample_choice("y", x[:, None] * w, classes=classes, rows=rows, obs=y)
+        >>> svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO())
+        >>> x, y = jnp.ones(30), jnp.array([7, 7, 3] * 10)
+        >>> result = svi.run(jax.random.key(0), 300, x, y, progress_bar=False)
+        >>> fitted = lc.Fitted.from_svi(svi, result)
+        >>> fitted.on(jnp.ones(2)).top_classes(2).classes.tolist()
+        [[7, 3], [7, 3]]
+
+        From parameters that were saved, with the guide that was run once:
+
+        >>> loaded = lc.Fitted(model, svi.guide, result.params)
+        >>> loaded.on(jnp.ones(2)).top_classes(2).classes.tolist()
+        [[7, 3], [7, 3]]
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: Callable[..., Any],
+        params: Mapping[str, Any],
+        *,
+        site: str | None = None,
+        plate: str | None = None,
+        chunk_size: int = 4096,
+        progress_bar: bool = False,
+        losses: ArrayLike | None = None,
+    ) -> None:
+        if not isinstance(params, Mapping):
+            raise TypeError(
+                "`params` must be a dict of the fit's parameters, such as `result.params`; "
+                f"got {type(params).__name__}."
+            )
+        _check_guide_has_run(guide)
+        self.model, self.guide = model, guide
+        self.params: dict[str, Any] = with_jax_arrays(dict(params))
+        self.site, self.plate = site, plate
+        self.chunk_size = check_count("chunk_size", chunk_size, 1)
+        self.progress_bar = progress_bar
+        self.losses = _checked_losses(losses)
+        self._training = Training(self.losses)
+        self._static_kwargs: dict[str, Any] = {}
+
+    @classmethod
+    def from_svi(
+        cls, svi: SVI, result: Any, *, params: Mapping[str, Any] | None = None, **options: Any
+    ) -> Fitted:
+        """The fit of an SVI, with its losses and the static keyword arguments of its model.
+
+        Args:
+            svi: The ``SubsampledSVI`` of the fit, or NumPyro's ``SVI``.
+            result: What its ``run`` returned.
+            params: Parameters to read in place of the last ones, such as ``lc.averaged_params``.
+            **options: ``site``, ``plate``, ``chunk_size`` and ``progress_bar`` as of ``Fitted``.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
+            >>> import numpyro_largecat as lc
+            >>> from numpyro.infer import Trace_ELBO
+            >>> from numpyro.infer.autoguide import AutoDelta
+            >>> def model(y=None, *, noise):
+            ...     with lc.class_plate("classes", 4, y) as classes:
+            ...         b = numpyro.sample("b", dist.Normal(0, 1))
+            ...     with lc.data_plate("data", 1) as rows:
+            ...         options = {"classes": classes, "rows": rows, "noise": noise}
+            ...         lc.sample_choice("y", b[None], obs=y, **options)
+            >>> guide = AutoDelta(model)
+            >>> svi = lc.SubsampledSVI(model, guide, optax.adam(0.1), Trace_ELBO(), noise="gumbel")
+            >>> result = svi.run(jax.random.key(0), 5, jnp.array([2]), progress_bar=False)
+            >>> lc.Fitted.from_svi(svi, result, chunk_size=2).on().top_classes(1).classes.tolist()
+            [[2]]
+        """
+        params = result.params if params is None else params
+        fitted = cls(svi.model, svi.guide, params, losses=result.losses, **options)
+        iterates = getattr(result, "iterates", {})
+        plan = svi.plan if isinstance(svi, SubsampledSVI) else None
+        fitted._training = Training(fitted.losses, iterates, plan, result.state)
+        fitted._static_kwargs = svi.static_kwargs
+        return fitted
+
+    def on(self, /, *args: Any, **kwargs: Any) -> Reading:
+        """The fit on these arguments of its model: what is there to be read.
+
+        For predictions these are the arguments without the observed choices.
+
+        Raises:
+            ValueError: If an array is not finite, outside of ``jit``.
+        """
+        kwargs = {**kwargs, **self._static_kwargs}
+        check_arguments(self.model, args, kwargs)
+        args, kwargs = with_jax_arrays((args, kwargs))
+        fit = BoundFit(
+            self.model,
+            self.guide,
+            self.params,
+            self.site,
+            self.plate,
+            self.chunk_size,
+            self.progress_bar,
+            args,
+            kwargs,
+        )
+        return Reading(fit, self._training)
+
+
+class Reading:
+    """A fit on arguments of its model, as ``lc.Fitted.on`` gives it."""
+
+    def __init__(self, fit: BoundFit, training: Training) -> None:
+        self._fit, self._training = fit, training
+
+    def top_classes(
+        self, num_top: int = 10, *, rng_key: Array | None = None, num_draws: int | None = None
+    ) -> TopClasses:
+        r"""Find the most probable classes of each observation, exactly, over all K.
+
+        With the utilities psi at the centre of the guide
+
+        .. math:: p(k) = \exp \psi_k \Big/ \sum_{j=1}^{K} \exp \psi_j ,
+
+        where the sum is accumulated over chunks of classes. Over T draws it is the mean of this
+        probability, the posterior predictive. For other errors than Gumbel's each probability is an
+        integral. The order at the centre is then that of the utilities; over draws the 4
+        ``num_top`` classes with the highest mean softmax are tried, and the best of these returned.
+
+        Shapes: (..., num_top), where ``...`` is the shape of the choice.
+
+        Cost: one pass over the classes, 2 T with draws; for other errors 4 ``num_top`` integrals
+        for each observation and draw.
+
+        Args:
+            num_top: Number of most probable classes, in [1, K].
+            rng_key: A JAX random key, for draws.
+            num_draws: Number of draws T from the guide. None for its centre.
+
+        Raises:
+            ValueError: If ``num_top`` is out of range, only one of ``rng_key`` and ``num_draws``
+                is given, or as ``Fitted``.
+
+        Example:
+            See ``lc.Fitted``. Over draws:
+            ``fitted.on(x).top_classes(5, rng_key=jax.random.key(1), num_draws=50)``.
+        """
+        utilities = ChunkedUtilities(self._fit)
+        num_top = check_count("num_top", num_top, 1)
+        if num_top > utilities.num_categories:
+            raise ValueError(
+                "`num_top` must be at most the number of classes, "
+                f"{utilities.num_categories}; got {num_top}."
+            )
+        return predictions.top_classes(utilities, num_top, _draw_keys(rng_key, num_draws))
+
+    def log_likelihood(
+        self, obs: ArrayLike, *, rng_key: Array | None = None, num_draws: int | None = None
+    ) -> Array:
+        r"""Exact log probability of observed choices, over all K classes.
+
+        .. math:: \log p(y \mid x, \theta) = \psi_y - \log \sum_{k=1}^{K} \exp \psi_k ,
+
+        or the integral of other errors, with theta the centre of the guide, or each draw. The log
+        of the mean over draws, ``logsumexp(result, 0) - log(num_draws)``, is the log predictive
+        density.
+
+        Shapes: (...) at the centre, (num_draws, ...) over draws, for choices of shape ``...``.
+
+        Cost: one pass over the classes for each draw.
+
+        Args:
+            obs: Observed classes, integers in [0, K), shape (...).
+            rng_key: A JAX random key, for draws.
+            num_draws: Number of draws from the guide. None for its centre.
+
+        Raises:
+            ValueError: If ``obs`` has another shape than the choice or is out of range (under
+                ``jit``, where values are not known, the log probability is then NaN), or as
+                ``top_classes``.
+            TypeError: If ``obs`` are not integers.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+            >>> import numpyro_largecat as lc
+            >>> from numpyro.infer.autoguide import AutoDelta
+            >>> def model(y=None):
+            ...     with lc.class_plate("classes", 4, y, num_sampled=2) as classes:
+            ...         b = numpyro.sample("b", dist.Normal(0, 1))
+            ...     with lc.data_plate("data", 1) as rows:
+            ...         lc.sample_choice("y", b[None], classes=classes, rows=rows, obs=y)
+            >>> guide = AutoDelta(model)
+            >>> _ = numpyro.handlers.seed(guide, 0)(jnp.array([2]))
+            >>> fitted = lc.Fitted(model, guide, {"b_auto_loc": jnp.zeros(4)})
+            >>> jnp.exp(fitted.on().log_likelihood(jnp.array([2]))).round(4).tolist()
+            [0.25]
+        """
+        utilities = ChunkedUtilities(self._fit)
+        labels = predictions.labels_of_rows(obs, utilities)
+        return predictions.log_likelihood(utilities, labels, _draw_keys(rng_key, num_draws))
+
+    def draw_choices(self, *, rng_key: Array, num_draws: int = 100) -> Array:
+        r"""Draw choices from the posterior predictive, over all K classes.
+
+        Each draw takes the latent sites from the guide, and then the class of highest noisy
+        utility, ``argmax_k (psi_k + error_k)``, chunk of classes by chunk.
+
+        Shapes: (num_draws, ...), for choices of shape ``...``; int32, and -1 where
+        ``top_classes`` has no class.
+
+        Cost: one pass over the classes for each draw, whatever the errors.
+
+        Args:
+            rng_key: A JAX random key.
+            num_draws: Number of draws, at least 1.
+
+        Raises:
+            ValueError: As ``Fitted``.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+            >>> import numpyro_largecat as lc
+            >>> from numpyro.infer.autoguide import AutoDelta
+            >>> def model(y=None):
+            ...     with lc.class_plate("classes", 4, y, num_sampled=2) as classes:
+            ...         b = numpyro.sample("b", dist.Normal(0, 1))
+            ...     with lc.data_plate("data", 1) as rows:
+            ...         lc.sample_choice("y", b[None], classes=classes, rows=rows, obs=y)
+            >>> guide = AutoDelta(model)
+            >>> _ = numpyro.handlers.seed(guide, 0)(jnp.array([2]))
+            >>> fitted = lc.Fitted(model, guide, {"b_auto_loc": jnp.array([0.0, 0.0, 20.0, 0.0])})
+            >>> fitted.on().draw_choices(rng_key=jax.random.key(1), num_draws=3).tolist()
+            [[2], [2], [2]]
+        """
+        keys = _split(rng_key, num_draws)
+        utilities = ChunkedUtilities(self._fit)
+        return predictions.draw_choices(utilities, keys, utilities.batch_shape)
+
+    def to_arviz(
+        self,
+        *,
+        rng_key: Array,
+        obs: ArrayLike | None = None,
+        rows: Mapping[str, ArrayLike | Sequence[Any]] | None = None,
+        coords: Mapping[str, Sequence[Any]] | None = None,
+        dims: Mapping[str, Sequence[str]] | None = None,
+        constant_data: Mapping[str, ArrayLike] | None = None,
+        num_draws: int = 500,
+    ) -> Any:
+        """Draw from the guide and make an ArviZ object, of all small sites and the rows you name.
+
+        Plates of at most 1000 rows are shown whole, unless ``rows`` names some. Of a site inside a
+        larger plate, such as the weights of 10**6 classes, only the rows that ``rows`` names are
+        drawn; if it names none, those of the ten classes that are most frequent in ``obs``, and
+        without ``obs`` none. No large table is ever drawn whole.
+
+        **With** ``obs``, the choices of the observations that the arguments of the model describe,
+        there are also the groups ``log_likelihood``, exact and for each observation,
+        ``posterior_predictive`` and ``observed_data``, from the same draws as ``posterior``. So
+        ``az.loo``, ``az.compare`` and ``az.plot_ppc`` work. The arguments are then those of
+        ``top_classes``. They may describe rows of the training data or others: the coordinate of a
+        data plate holds the ids that it is given, and 0, 1, ... without.
+
+        Shapes: the group ``posterior`` has variables of shape (1, num_draws, plates..., event...).
+        The dimension of a plate has the plate's name, and its coordinate the names that ``coords``
+        gives, else the row ids. The group ``constant_data`` holds what is given, and ``elbo``,
+        shape (steps,), if the losses of the fit are known.
+
+        Cost: O(num_draws * rows) time and memory; with ``obs`` two passes over the classes for each
+        draw.
+
+        Args:
+            rng_key: A JAX random key.
+            obs: Observed classes, integers in [0, K).
+            rows: The rows to show of a plate, by id, such as ``{"classes": [17, 3]}``, or by label,
+                if ``coords`` has one for each row of the plate.
+            coords: Labels of dimensions, by name. For the dimension of a plate those of all its
+                rows, or of the rows shown; with ``obs`` and without ids, those of ``obs``.
+            dims: Names of the event dimensions of a site, such as ``{"w": ["feature"]}``; also of
+                ``constant_data``, for all their dimensions.
+            constant_data: Data to keep with the posterior, such as ``{"x": x}``.
+            num_draws: Number of posterior draws.
+
+        Returns:
+            ``arviz.InferenceData`` with ArviZ 0.23, ``xarray.DataTree`` with ArviZ 1; both have
+            ``to_netcdf``.
+
+        Raises:
+            ValueError: If ``rows`` names an unknown plate or label, holds ids out of range or those
+                of the plate of ``obs``; if ``coords`` names an unknown dimension or has too many or
+                too few labels; if a parameter of the guide is missing, no site is left to show, or
+                as ``log_likelihood``.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
+            >>> import numpyro_largecat as lc
+            >>> from numpyro.infer import Trace_ELBO
+            >>> from numpyro.infer.autoguide import AutoNormal
+            >>> def model(y):
+            ...     with lc.class_plate("classes", 1000, y, num_sampled=5) as classes:
+            ...         b = numpyro.sample("b", dist.Normal(0, 1))
+            ...     with numpyro.plate("data", 3):
+            ...         numpyro.sample("y", lc.UtilityCategorical(b, classes), obs=y)
+            >>> svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO())
+            >>> y = jnp.array([7, 7, 3])
+            >>> result = svi.run(jax.random.key(0), 10, y, progress_bar=False)
+            >>> data = lc.Fitted.from_svi(svi, result).on(y).to_arviz(
+            ...     rng_key=jax.random.key(1), rows={"classes": [7, 3]},
+            ...     coords={"classes": ["seven", "three"]})
+            >>> data["posterior"]["b"].sel(classes="three").shape
+            (1, 500)
+        """
+        return to_arviz(
+            self._fit,
+            _split(rng_key, num_draws),
+            obs,
+            rows=rows or {},
+            coords=coords or {},
+            dims=dims or {},
+            constant_data=constant_data or {},
+            losses=self._training.losses,
+        )
+
+    def diagnose(
+        self,
+        *,
+        rng_key: Array,
+        batches: ArrayBatches | None = None,
+        labels: ArrayLike | None = None,
+        num_repeats: int = 30,
+        num_draws: int = 200,
+        num_rows: int = 1000,
+    ) -> Diagnosis:
+        r"""Look for what is wrong with a fit, since SVI always returns something.
+
+        The arguments of the model have the observed choices here, those of one minibatch, unless
+        ``batches`` are given. What only ``Fitted.from_svi`` knows is left out of a fit that was
+        made from parameters: R-hats, but for that of the ELBO with ``losses``, and gradients.
+
+        - **R-hat of the ELBO** over four segments of the last half of its steps: well above 1 while
+          the ELBO still rises. **R-hat of a parameter**: the same of up to 16 of its numbers that
+          the fit recorded, in rows that its first batch touched, the median of those that moved.
+        - **Bound below exact log likelihood**, in nats per observation of the batch, at the centre
+          of the guide: :math:`\frac1B \sum_n \log p(y_n) - \bar b_n`, with the mean :math:`\bar b`
+          of the bound over draws of classes. What is left when the local variables have converged
+          is what the bound costs; more means that they lag.
+        - **Gradient signal to noise** of each parameter,
+          :math:`\|E g\|^2 / \mathrm{tr\,Var}\,g` over draws of latent values and classes for this
+          batch, without bias: about 0, and possibly below, where nothing is left to learn from the
+          batch.
+        - **Pareto k** of parts of the guide, for the softmax: of all small sites together, and of
+          the weights of each of 20 classes. A part a of the latent values is drawn from the guide,
+          and the tail of its importance ratios tells how well its draws cover the model,
+
+          .. math:: \log w(a) = E_{q(r)}[\log p(a, r, y) - \log q(a, r)],
+
+          with the same 4 draws of the rest r for all draws of a. Below 0.7 the draws of a could be
+          reweighted to the model's; above, the guide of a is too narrow, or lies elsewhere. All
+          ratios are equal if q(a) is the best factor given the others. So k sees a fit that is not
+          done, rows that were never visited, and a wrong shape; it does *not* see a guide that is
+          too wide, nor dependence between parts, which a mean-field guide lacks. ``batches`` are
+          needed, or all rows in the arguments: a class is compared on all rows of its own and on
+          ``num_rows`` others, weighted to stand for all others, and k is NaN if these decide the
+          ratios only up to noise.
+        - **Classes seen**: how many of the K classes have labels, and how many equally frequent
+          ones would have as high an entropy.
+
+        Cost: ``num_repeats`` steps; O(K) time for each observation of the batch; and O(table) time
+        and memory for the gradients. For Pareto k 4 passes over all classes with ``num_rows`` rows,
+        and another 4 ``num_draws`` if the model has small sites, which form the utilities only if
+        these sites move them.
+
+        Args:
+            rng_key: A JAX random key.
+            batches: The ``ArrayBatches`` of the fit, whose arrays come after the arguments, as in
+                ``run``.
+            labels: All labels of the training data, for the classes seen; by default those of
+                ``batches``, or of the batch.
+            num_repeats: Draws of classes and latent values, at least 2.
+            num_draws: Draws of each part of the guide for Pareto k, at least 100; 0 leaves it out.
+            num_rows: Rows, besides those of the classes looked at, for Pareto k.
+
+        Returns:
+            A ``Diagnosis``; print it.
+
+        Raises:
+            ValueError: If the model observes no such choice, or a number is too small.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
+            >>> import numpyro_largecat as lc
+            >>> from numpyro.infer import TraceMeanField_ELBO
+            >>> from numpyro.infer.autoguide import AutoNormal
+            >>> def model(y, rows):
+            ...     with lc.class_plate("classes", 50, y, num_sampled=5) as classes:
+            ...         b = numpyro.sample("b", dist.Normal(0, 1))
+            ...     with lc.data_plate("data", 90, rows) as rows:
+            ...         psi = jnp.broadcast_to(b, (len(y), *b.shape))
+            ...         lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+            >>> guide, loss = AutoNormal(model), TraceMeanField_ELBO()
+            >>> svi = lc.SubsampledSVI(model, guide, optax.adam(0.1), loss)
+            >>> y, rows = jnp.arange(90) % 9, jnp.arange(90)
+            >>> result = svi.run(jax.random.key(0), 300, y, rows, progress_bar=False)
+            >>> batch = lc.Fitted.from_svi(svi, result).on(y, rows)
+            >>> print(batch.diagnose(rng_key=jax.random.key(1), num_repeats=5, num_draws=0))
+            R-hat of the ELBO ...
+            classes seen, of 50                               9
+            classes seen, effectively                         9
+
+        References:
+            Yao, Vehtari, Simpson and Gelman, Yes, but Did It Work?: Evaluating Variational
+            Inference, 2018 (Pareto k). Dhaka, Catalina, Andersen, Magnusson, Huggins and Vehtari,
+            Robust, Accurate Stochastic Optimization for Variational Inference, 2020 (R-hat of
+            iterates).
+        """
+        if labels is not None:
+            check_integers("labels", labels)
+        return diagnosis.diagnose(
+            self._fit,
+            self._training,
+            rng_key,
+            batches,
+            labels,
+            check_count("num_repeats", num_repeats, 2),
+            check_count("num_draws", num_draws, 100) if num_draws else 0,
+            check_count("num_rows", num_rows, 1),
+        )
+
+
+def _check_guide_has_run(guide: Any) -> None:
+    """Refuse an automatic guide that would find its sites in a model with few classes, no labels.
+
+    Raises:
+        ValueError: If a part of it has not looked at its model yet.
+    """
+    parts = [part for part in guide_parts(guide) if not isinstance(part, AutoGuideList)]
+    if not all(has_seen_model(part) for part in parts):
+        raise ValueError(
+            "the guide has not been run yet, and finds its sites in its first run. Run it once "
+            "with arguments as in training, among them labels: "
+            "`numpyro.handlers.seed(guide, 0)(x, y, rows)`. The parameters stay those of `params`."
+        )
+
+
+def _checked_losses(losses: Any) -> Any:
+    if losses is not None and (hasattr(losses, "losses") or np.ndim(losses) != 1):
+        is_result = hasattr(losses, "losses")
+        got = type(losses).__name__ if is_result else f"shape {np.shape(losses)}"
+        raise ValueError(
+            "`losses` must have shape (steps,), one loss of each step, such as `result.losses`; "
+            f"got {got}."
+        )
+    return losses
+
+
+def _draw_keys(rng_key: Array | None, num_draws: int | None) -> Array | None:
+    """One key for each draw, or None for the centre of the guide."""
+    if (rng_key is None) != (num_draws is None):
+        raise ValueError(
+            "`rng_key` and `num_draws` belong together: give both to average over draws from the "
+            "guide, or neither for its centre."
+        )
+    return None if rng_key is None or num_draws is None else _split(rng_key, num_draws)
+
+
+def _split(rng_key: Array, num_draws: int) -> Array:
+    return jax.random.split(rng_key, check_count("num_draws", num_draws, 1))

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of the gradient of each parameter is signal, and how much the noise of its draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.reading.bound_fit import BoundFit
+from numpyro_largecat.reading.findings import Finding
+from numpyro_largecat.svi.plan import Plan
+from numpyro_largecat.svi.row_optimizer import Rows
+from numpyro_largecat.svi.step import gather_step
+
+LEAST_SIGNAL = 0.1  # of a gradient that still has far to go
+
+
+def gradient_signals(
+    fit: BoundFit, plan: Plan, state: Any, drifting: set[str], keys: Array
+) -> list[Finding]:
+    """Squared norm of the mean gradient over the variance, for each parameter.
+
+    Without bias: the mean of the products of gradients of different draws, over the mean square
+    less this.
+    """
+    num = len(keys)
+    findings = []
+    for name, (of_sum, mean_square) in _squares(fit, plan, state, keys).items():
+        signal = (of_sum - num * mean_square) / (num * (num - 1))  # mean of g_i @ g_j, i != j
+        noise = mean_square - signal
+        is_noisy = noise > 1e-5 * mean_square  # more than rounding
+        ratio = signal / noise if is_noisy else float("inf")
+        is_lost = name in drifting and ratio < LEAST_SIGNAL
+        advice = "raise batch size, num_sampled or num_particles" if is_lost else ""
+        findings.append(Finding(f"gradient signal to noise, {name}", ratio, advice=advice))
+    return findings
+
+
+def _squares(fit: BoundFit, plan: Plan, state: Any, keys: Array) -> dict[str, tuple[float, float]]:
+    """Of each parameter the square of the sum of its gradients, and their mean square."""
+    tables = plan.optim.get_params(state.optim_state)
+    zeros = jax.tree.map(jnp.zeros_like, tables)
+
+    def add(carry: Any, key: Array) -> tuple[Any, dict[str, Array]]:
+        step = gather_step(plan, state._replace(rng_key=key), fit.args, fit.kwargs)
+        grads, _ = jax.grad(step.loss, has_aux=True)(step.params)
+        squares = {name: _square(grad) for name, grad in grads.items()}
+        return {n: _add_rows(carry[n], grads[n], step.rows, n) for n in grads}, squares
+
+    sums, squares = compiled(lambda keys: lax.scan(add, zeros, keys))(keys)
+    return {name: (float(_square(sums[name])), float(squares[name].mean())) for name in sums}
+
+
+def _square(tree: Any) -> Array:
+    return jnp.stack([jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)]).sum()
+
+
+def _add_rows(table: Any, grads: Any, rows: Rows, name: str) -> Any:
+    if name not in rows:
+        return jax.tree.map(jnp.add, table, grads)
+    index: tuple[Any, ...] = ()
+    by_axis = rows[name]
+    for axis in range(max(by_axis) + 1):
+        ids = by_axis.get(axis, jnp.arange(table.shape[axis]))
+        index += (ids.reshape((-1,) + (1,) * (max(by_axis) - axis)),)
+    return table.at[index].add(grads, mode="drop")

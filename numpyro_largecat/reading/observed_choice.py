@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The observed classes of a choice, and how much each observation weighs in the model."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_largecat.choices.choice_distribution import is_choice
+from numpyro_largecat.handlers.chosen_rows import only_read
+from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
+from numpyro_largecat.handlers.sites import is_observed, scale_of, unmasked
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.reading.bound_fit import BoundFit
+
+
+class RowWeights(NamedTuple):
+    """Which observations stand for the data: some with certainty, others as a sample."""
+
+    weights: Array  # (...), like the choice; the number of observations that each stands for
+    is_sampled: Array  # (...), False for those that are there with certainty
+
+
+class Observed(NamedTuple):
+    """The observations of a choice."""
+
+    labels: Array  # (...), like the choice
+    rows: RowWeights
+
+
+def observed_choice(fit: BoundFit, site: str) -> Observed:
+    """Look at what the model observes; no utility is formed.
+
+    Raises:
+        ValueError: If the model does not observe the choice.
+    """
+
+    def around(model: Any) -> Any:
+        return only_read(at_feasible_values(model), is_choice=is_choice)
+
+    def look() -> Observed:
+        known: dict[str, Any] = {"params": fit.params, "touched": TouchedRows()}
+        sites = sites_of(fit.model, fit.args, fit.kwargs, **known, around=around)
+        if not is_observed(sites[site]):
+            raise ValueError(
+                f"the model must observe choice '{site}' to be diagnosed: give `fitted.on(...)` "
+                "the observed classes, as in training, or give `batches`."
+            )
+        return _observed(sites[site])
+
+    return compiled(look)()
+
+
+def _observed(site: dict[str, Any]) -> Observed:
+    """How the observations of a choice weigh in the model; 0 where it masks them."""
+    shape = site["fn"].shape()
+    weights = jnp.broadcast_to(jnp.where(unmasked(site["fn"])[1], scale_of(site), 0.0), shape)
+    return Observed(jnp.broadcast_to(site["value"], shape), RowWeights(weights, weights > 1))

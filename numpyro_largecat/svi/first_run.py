@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run model and guide once: learn the plan, and make the first state."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, random
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+
+from numpyro_largecat._checks import check_arguments
+from numpyro_largecat.handlers.automatic_guides import free_start_values, set_up_anew
+from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.handlers.internals import addresses_of
+from numpyro_largecat.handlers.run_model import as_drawn, sites_of
+from numpyro_largecat.handlers.sites import Sites, is_latent, of_type
+from numpyro_largecat.handlers.static_arguments import split_arguments
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.svi.iterates import choose_entries
+from numpyro_largecat.svi.joint_guides import refuse_joint_guides
+from numpyro_largecat.svi.labels import check_labels, labels_of
+from numpyro_largecat.svi.plan import Plan
+from numpyro_largecat.svi.state import RuledParam, SubsampledSVIState
+from numpyro_largecat.svi.stored_params import StoredParam, describe_param
+
+
+def first_run(
+    plan: Plan, rng_key: Array, args: Any, kwargs: Any, init_params: dict[str, Any] | None
+) -> tuple[Plan, SubsampledSVIState]:
+    """See ``SubsampledSVI.init``; the state's arrays are its own, so that it may be donated."""
+    check_arguments(plan.model, args, kwargs)
+    kwargs = {**kwargs, **plan.static_kwargs}
+    given = init_params or {}
+    rng_key, model_key, guide_key = random.split(rng_key, 3)
+    touched, of_model = _run_model(plan, model_key, given, args, kwargs)
+    refuse_joint_guides(plan.guide, touched, args, kwargs)
+    of_guide = _run_guide(plan, guide_key, given, touched, args, kwargs)
+    sites, values, mutable = (a | b for a, b in zip(of_model, of_guide, strict=True))
+    values |= given
+    _check_loss(plan.loss, sites)
+    free_start_values(plan.guide, {name: tuple(site.plates) for name, site in sites.items()})
+    optim_state, local_state = _start(plan.optim, sites, values)
+    state = SubsampledSVIState(optim_state, mutable or None, rng_key, local_state)
+    recorded = choose_entries(sites, plan.optim.get_params(optim_state), touched)
+    plan = plan.learned(sites, state, recorded)
+    plan.row_owners(plan.rows(touched))  # refuses optimisers that mix rows
+    return plan, state
+
+
+class _Found(NamedTuple):
+    """What a run of model or guide has shown."""
+
+    sites: dict[str, StoredParam]  # of its parameters
+    values: dict[str, Any]  # of its parameters, constrained and whole
+    mutable: dict[str, Any]  # values of its mutable sites
+
+
+def _found(sites: Sites, touched: TouchedRows) -> _Found:
+    params = of_type("param", sites)
+    return _Found(
+        {name: describe_param(site, touched) for name, site in params.items()},
+        {name: site["value"] for name, site in params.items()},
+        {name: site["value"] for name, site in of_type("mutable", sites).items()},
+    )
+
+
+def _run_model(
+    plan: Plan, rng_key: Array, given: dict[str, Any], args: Any, kwargs: Any
+) -> tuple[TouchedRows, _Found]:
+    """Run the model, compiled, and check the labels that it gives."""
+    arrays, static = split_arguments((args, kwargs))
+    described: dict[str, StoredParam] = {}  # they are not arrays: they leave the trace on their own
+
+    def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
+        args, kwargs = static.restore(arrays)
+        touched = TouchedRows()
+        sites = sites_of(plan.model, args, kwargs, rng_key=rng_key, params=given, touched=touched)
+        _warn_of_discrete_sites(sites, plan.loss)
+        found = _found(sites, touched)
+        described.update(found.sites)
+        return touched, found.values, found.mutable, labels_of(sites)
+
+    touched, values, mutable, given_labels = compiled(run)(rng_key, arrays, given)
+    check_labels(given_labels)
+    return touched, _Found(described, values, mutable)
+
+
+def _run_guide(
+    plan: Plan, rng_key: Array, given: dict[str, Any], touched: TouchedRows, args: Any, kwargs: Any
+) -> _Found:
+    """Run the guide as it is, since autoguides keep what they see."""
+    set_up_anew(plan.guide)
+    how: dict[str, Any] = {"rng_key": rng_key, "params": given, "around": as_drawn}
+    return _found(sites_of(plan.guide, args, kwargs, touched=touched, **how), touched)
+
+
+def _warn_of_discrete_sites(sites: Sites, loss: Any) -> None:
+    """Warn, as NumPyro does, of latent sites that the loss cannot handle."""
+    for name, site in sites.items():
+        if not is_latent(site):
+            continue
+        if site["fn"].support.is_discrete and not loss.can_infer_discrete:
+            warnings.warn(
+                f"site '{name}' is discrete and latent, which SVI with {type(loss).__name__} does "
+                "not support.",
+                stacklevel=2,
+            )
+
+
+def _check_loss(loss: Any, sites: dict[str, StoredParam]) -> None:
+    """Refuse a loss that hides from us what its particles do to local parameters."""
+    local = [name for name, site in sites.items() if site.rule is not None]
+    if local and not isinstance(loss, (Trace_ELBO, TraceMeanField_ELBO)):
+        raise NotImplementedError(
+            f"the update rule of param '{local[0]}' cannot run under {type(loss).__name__}: it "
+            "needs a loss that is the mean over particles, Trace_ELBO or TraceMeanField_ELBO."
+        )
+
+
+def _start(
+    optim: Any, sites: dict[str, StoredParam], values: dict[str, Any]
+) -> tuple[Any, dict[str, RuledParam]]:
+    """The optimiser's state, which holds its parameters, and those of update rules.
+
+    All is made in one program, unconstrained, with strong types, in memory of its own.
+    """
+
+    def strong(value: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x), copy=True), value)
+
+    def start(values: dict[str, Any]) -> tuple[Any, dict[str, RuledParam]]:
+        optimised, local = {}, {}
+        for name, site in sites.items():
+            value = strong(site.transform.inv(values[name]))
+            if site.rule is None:
+                optimised[name] = value
+            else:
+                local[name] = RuledParam(value, site.rule.init(value))
+        return optim.init(optimised), local
+
+    known = {name: values[name] for name in sites}
+    optim_state, local = jax.jit(start)(
+        jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), known)
+    )
+    return _without_aliases(optim_state), local
+
+
+def _without_aliases(state: Any) -> Any:
+    """Copy leaves that share memory with an earlier one, since a buffer can be donated once."""
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        leaf = jnp.asarray(leaf)
+        if isinstance(leaf, jax.core.Tracer) or not leaf.is_fully_addressable:
+            return leaf
+        pointers = addresses_of(leaf)
+        if pointers & seen:
+            return jnp.copy(leaf)
+        seen.update(pointers)
+        return leaf
+
+    return jax.tree.map(own, state)

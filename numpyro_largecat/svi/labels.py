@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels and row ids that a model gives to its plates and observes at its sites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array
+
+from numpyro_largecat._checks import check_in_range, check_known, is_concrete
+from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
+from numpyro_largecat.handlers.plate_facts import class_plates, plate_facts
+from numpyro_largecat.handlers.sites import (
+    Site,
+    Sites,
+    base_distribution,
+    is_continuous_latent,
+    is_latent,
+    is_observed,
+    plates_of,
+)
+from numpyro_largecat.plates.row_subset import refuse_repeated_rows
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("values", "known"),
+    meta_fields=("size", "meaning", "plate", "latent"),
+)
+@dataclass(frozen=True)
+class Labels:
+    """Classes or row ids that a model was given, at a plate or an observed site."""
+
+    values: Array  # classes or row ids, any shape
+    size: int  # number of classes K, or of rows N
+    meaning: str = "classes"  # what the values are, for messages
+    known: Array | None = None  # the classes of a subset that can be observed, padded with K
+    plate: str = ""  # the plate whose rows must not repeat, since it holds a latent site
+    latent: str | None = None  # that site
+
+
+class GivenLabels(NamedTuple):
+    """All labels that a model was given."""
+
+    labels: dict[str, Labels]  # by what has them, in words
+    misread: dict[str, Array]  # whether labels are taken for columns of a subset, by a message
+
+
+def labels_of(sites: Sites) -> GivenLabels:
+    """Find the labels in a trace of a model.
+
+    Raises:
+        ValueError: If a site has utilities of a subset of the classes, and no ``classes``.
+    """
+    found = GivenLabels({}, {})
+    for name, site in sites.items():
+        facts = plate_facts(site)
+        if facts.labels is not None:
+            found.labels[f"`labels` of plate '{name}'"] = Labels(facts.labels, site["args"][0])
+        elif facts.row_ids is not None:
+            inside = (str(n) for n, other in sites.items() if _is_latent_inside(other, name))
+            found.labels[f"`rows` of plate '{name}'"] = Labels(
+                facts.row_ids, site["args"][0], "row ids", plate=name, latent=next(inside, None)
+            )
+        elif is_observed(site):
+            _look_at_observed(name, site, sites, found)
+    return found
+
+
+def _is_latent_inside(site: Site, plate: str) -> bool:
+    return is_latent(site) and plate in plates_of(site) and is_continuous_latent(site)
+
+
+def _look_at_observed(name: str, site: Site, sites: Sites, found: GivenLabels) -> None:
+    """Add what a site observes, if it is a choice, to what was found."""
+    fn, value = base_distribution(site["fn"]), site["value"]
+    if isinstance(fn, ChoiceDistribution):
+        known = None if fn.classes is None else fn.classes.labels
+        found.labels[f"`obs` of site '{name}'"] = Labels(
+            jnp.asarray(value), fn.num_categories, known=known
+        )
+        plate = next(_subsets(sites, fn.num_categories), None)
+        if fn.classes is None and plate is not None:
+            raise ValueError(
+                f"site '{name}' has utilities of {fn.num_categories} classes, as many as plate "
+                f"'{plate}' holds of its {sites[plate]['args'][0]}, but no `classes`. Pass "
+                f"`classes=` from `with lc.class_plate('{plate}', ...) as classes`."
+            )
+    elif isinstance(fn, (dist.CategoricalLogits, dist.CategoricalProbs)):
+        size = jnp.shape(fn.logits if isinstance(fn, dist.CategoricalLogits) else fn.probs)[-1]
+        for plate in _subsets(sites, size):
+            message = (
+                f"site '{name}' is a Categorical of {size} outcomes, as many as plate '{plate}' "
+                f"holds of its {sites[plate]['args'][0]} classes, and observes labels, which would "
+                "be taken for columns of that subset. Use `lc.sample_choice`, or "
+                "`lc.UtilityCategorical(utilities, classes)` with the `classes` that the plate "
+                "gives."
+            )
+            # Places among the columns are right, as a softmax written by hand may have them.
+            labels = plate_facts(sites[plate]).labels
+            found.misread[message] = (
+                jnp.any(jnp.asarray(value) >= size)
+                if labels is None
+                else jnp.isin(jnp.asarray(value), labels).all()
+            )
+
+
+def _subsets(sites: Sites, size: int) -> Iterator[str]:
+    """Class plates of which a step holds this many classes for one observation, and not all."""
+    for name, facts in class_plates(sites).items():
+        if facts.row_weights is None:
+            continue
+        together = facts.row_weights.shape[0]
+        if facts.labels is not None and facts.repeats:
+            together //= facts.labels.shape[0]
+        if together == size != sites[name]["args"][0]:
+            yield name
+
+
+def check_labels(given: GivenLabels) -> None:
+    """Refuse bad labels; tracers pass.
+
+    Raises:
+        ValueError: If labels are out of range, are unknown to the class plate or are taken for
+            columns, or if rows repeat; with the position and value of the first that is bad.
+    """
+    for name, found in given.labels.items():
+        check_in_range(name, found.values, found.size, found.meaning)
+        if found.known is not None:
+            check_known(name, found.values, found.known)
+        if found.latent is not None and found.values.ndim == 1:
+            refuse_repeated_rows(found.plate, found.latent, found.values)
+    for message, is_wrong in given.misread.items():
+        if is_concrete(is_wrong) and is_wrong:
+            raise ValueError(message)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The losses of a fit, shown while it runs, and why it ended early if it did."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from numpyro_largecat._checks import BadDataError
+
+ELBO_MEMORY = 0.98  # weight of the past in the smoothed ELBO, per step
+
+
+class LossLog:
+    """Losses so far, shown in a progress bar, and why the fit ended early if it did."""
+
+    def __init__(self, num_steps: int, progress_bar: bool, skip_bad_steps: bool) -> None:
+        self.num_steps = num_steps
+        self.skip_bad_steps = skip_bad_steps
+        self.bar = tqdm(total=num_steps, disable=not progress_bar, unit="step")
+        self.parts: list[np.ndarray] = []
+        self.num_taken = 0
+        self.reason: str | None = None
+        self.bad_batches: list[BadDataError] = []
+        self.smoothed: float | None = None
+
+    def __enter__(self) -> None:
+        """Open the bar."""
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def steps_to_go(self, most: int) -> int:
+        """Steps to take next, at most ``most``; 0 at the end."""
+        return 0 if self.reason else min(most, self.num_steps - self.num_taken)
+
+    def add(self, losses: np.ndarray) -> int:
+        """Append the losses of a chunk; the first NaN ends the fit, unless it is to be skipped.
+
+        Returns:
+            How many of its steps were taken.
+        """
+        bad = np.flatnonzero(np.isnan(losses))
+        num_good = len(losses)
+        if bad.size and not self.skip_bad_steps:
+            losses, num_good = losses[: bad[0] + 1], int(bad[0])
+            self.stop(
+                "the loss or the new parameters were not finite. Lower the learning rate, or look "
+                "for a label out of range, or an observed class that is not available (-inf)",
+                self.num_taken + int(bad[0]),
+            )
+        self.parts.append(losses)
+        self.num_taken += len(losses)
+        self.bar.update(len(losses))
+        for loss in losses[np.isfinite(losses)]:
+            kept = ELBO_MEMORY if self.smoothed is not None else 0.0
+            self.smoothed = kept * (self.smoothed or 0.0) - (1 - kept) * float(loss)
+        if self.smoothed is not None:
+            self.bar.set_postfix_str(f"smoothed ELBO {self.smoothed:.6g}")
+        return num_good
+
+    def skip_batch(self, error: BadDataError) -> None:
+        """Count a batch that was not used as a step that was skipped."""
+        self.bad_batches.append(error)
+        self.add(np.full(1, np.nan))
+
+    def stop(self, reason: str, step: int) -> None:
+        """End the fit before ``step``, counted from 0."""
+        self.reason = f"SubsampledSVI.run ended at step {step} of {self.num_steps}: {reason}."
+
+    def losses(self) -> np.ndarray:
+        """All losses, one for each step."""
+        return np.concatenate(self.parts) if self.parts else np.zeros(0)
+
+    def warn(self) -> None:
+        """Say why the fit ended early, or how many steps were skipped."""
+        if self.reason is not None:
+            warnings.warn(
+                f"{self.reason} The result holds the state before that step.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        skipped = int(np.isnan(self.losses()).sum())
+        if self.skip_bad_steps and skipped:
+            warnings.warn(
+                f"SubsampledSVI.run skipped {skipped} of {self.num_taken} steps, whose loss or "
+                f"gradients were not finite.{self._of_bad_batches()}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def _of_bad_batches(self) -> str:
+        if not self.bad_batches:
+            return ""
+        return f" Of {len(self.bad_batches)} the batch was bad, the first: {self.bad_batches[0]}"

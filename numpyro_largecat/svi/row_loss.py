@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss of a step as a function of gathered rows; on its way it moves local parameters."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+from numpyro.handlers import replay
+
+from numpyro_largecat.handlers.run_model import at_centre, sites_of
+from numpyro_largecat.handlers.shared_rows import share_rows
+from numpyro_largecat.handlers.single_entries import single_entries
+from numpyro_largecat.handlers.sites import Site, Sites, param_options
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.svi.plan import Plan
+from numpyro_largecat.svi.state import RuledParam
+
+
+@dataclass(frozen=True, eq=False)
+class RowLoss:
+    """Negative ELBO of one step, as a function of unconstrained rows of the parameters."""
+
+    plan: Plan
+    touched: TouchedRows
+    step_key: Array
+    args: Any
+    kwargs: Any
+    mutable_state: Any
+    local_rows: dict[str, RuledParam]  # gathered rows of parameters with an update rule
+    at_centre: dict[str, Array] = field(default_factory=dict)  # what local parameters follow there
+
+    def around(self, params: Any) -> RowLoss:
+        """The loss whose local parameters follow draws from their values at the guide's centre."""
+        if not self.local_rows:
+            return self
+        return replace(self, at_centre=self._followed_at_centre(params))
+
+    def __call__(self, params: Any) -> tuple[Array, tuple[Any, dict[str, RuledParam]]]:
+        """Negative ELBO at these rows.
+
+        Local parameters are moved by their rules on the way, before the likelihood uses them. Each
+        particle moves them on its own, and the mean of the results is kept.
+
+        Returns:
+            The loss; and the new mutable state and the moved rows of the local parameters.
+        """
+        values = self._values(params)
+        elbo = self.plan.loss
+        if not self.local_rows or elbo.num_particles == 1:
+            return self._particle(elbo, values, self.step_key)
+        single = copy(elbo)
+        single.num_particles = 1
+        losses, (mutable_state, moved) = elbo.vectorize_particles_fn(
+            partial(self._particle, single, values),
+            random.split(self.step_key, elbo.num_particles),
+        )
+        moved = jax.tree.map(lambda x, old: _mean(x).astype(old.dtype), moved, self.local_rows)
+        return losses.mean(), (jax.tree.map(lambda x: x[0], mutable_state), moved)
+
+    def _particle(
+        self, elbo: Any, values: dict[str, Any], rng_key: Array
+    ) -> tuple[Array, tuple[Any, dict[str, RuledParam]]]:
+        moved = dict(self.local_rows)
+        move = partial(self._move_local, moved)
+        model, guide = (
+            share_rows(fn, self.touched, gathered=self.plan.stored.__contains__, lookup=move)
+            for fn in (self.plan.model, self.plan.guide)
+        )
+        if not jax.tree.leaves(self.mutable_state):
+            loss = elbo.loss(rng_key, values, model, guide, *self.args, **self.kwargs)
+            return loss, (self.mutable_state, moved)
+        values = values | lax.stop_gradient(self.mutable_state)
+        result = elbo.loss_with_mutable_state(
+            rng_key, values, model, guide, *self.args, **self.kwargs
+        )
+        return result["loss"], (result["mutable_state"], moved)
+
+    def _move_local(self, moved: dict[str, RuledParam], msg: Site) -> Array | None:
+        """Value of a local parameter for its ``numpyro.param`` statement, moved by its rule."""
+        name = msg["name"]
+        if name not in self.local_rows:
+            return None
+        param = self.plan.stored[name]
+        assert param.rule is not None
+        value, state = jax.tree.map(partial(self._spread, name), self.local_rows[name])
+        _, _, _, statistic, follow = param_options(msg)
+        if not callable(statistic):
+            raise TypeError(
+                f"param '{name}' has an update rule and must give it a `statistic=`, a function of "
+                f"the parameter and of its shift in this step; got {statistic!r}."
+            )
+        shift = jnp.zeros_like(value)
+        if name in self.at_centre:
+            # Constant for the gradient: the centre moves with the draw, so that only the distance
+            # counts, and a parameter that lags must not push the latent values through it.
+            drawn = jnp.take_along_axis(
+                lax.stop_gradient(follow.values), follow.entry[..., None], axis=-1
+            )
+            shift = follow.shift(value, drawn[..., 0] - self.at_centre[name])
+        new = RuledParam(*param.rule.update(value, state, lambda value: statistic(value, shift)))
+        new = lax.stop_gradient(new)
+        moved[name] = jax.tree.map(lambda x: param.merge(x, self.touched), new)
+        return new.value + shift
+
+    def _followed_at_centre(self, params: Any) -> dict[str, Array]:
+        """What local parameters follow, at the centre of the guide; nothing if it has none."""
+        values = self._values(params) | (self.mutable_state or {})
+        values |= {n: self._spread(n, local.value) for n, local in self.local_rows.items()}
+
+        def run(fn: Any, around: Any) -> Sites:
+            fn = share_rows(fn, self.touched, gathered=self.plan.stored.__contains__)
+            key = self.step_key
+            return sites_of(fn, self.args, self.kwargs, rng_key=key, params=values, around=around)
+
+        try:
+            guide_sites = run(self.plan.guide, at_centre)
+        except NotImplementedError:
+            return {}
+
+        def followed() -> dict[str, tuple[Array, Array]]:
+            sites = run(self.plan.model, partial(replay, trace=guide_sites))
+            found = {name: param_options(sites[name]).follow for name in self.local_rows}
+            return {name: (f.values, f.entry) for name, f in found.items() if f is not None}
+
+        return single_entries(followed)
+
+    def _values(self, params: Any) -> dict[str, Any]:
+        """Constrained values of rows, as model and guide see them."""
+        return {n: self.plan.stored[n].value(rows, self.touched) for n, rows in params.items()}
+
+    def _spread(self, name: str, stored: Array) -> Array:
+        return self.plan.stored[name].spread(stored, self.touched)
+
+
+def _mean(values: Array) -> Array:
+    """Mean over particles; the largest of integers, such as counts of visits."""
+    is_integer = jnp.issubdtype(values.dtype, jnp.integer)
+    return values.max(axis=0) if is_integer else values.mean(axis=0)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What SVI must know of a parameter: its transform, and which of its axes are rows of plates."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import Transform, biject_to
+from numpyro.infer.util import helpful_support_errors
+
+from numpyro_largecat.choices.update_rules import UpdateRule
+from numpyro_largecat.handlers.sites import of_type, param_options
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.ops.table_rows import merge_values
+
+
+class StoredParam(NamedTuple):
+    """A parameter as the first run of model and guide shows it."""
+
+    transform: Transform  # from unconstrained to constrained values
+    plates: dict[int, str]  # axis, from the left, to the plate whose rows it holds
+    rule: UpdateRule | None  # moves the parameter in place of the optimiser
+
+    def rows(self, touched: TouchedRows) -> dict[int, Array]:
+        """Rows that this step reads and writes along each axis that is not taken whole."""
+        plates = {axis: touched.plates[name] for axis, name in self.plates.items()}
+        return {axis: plate.stored for axis, plate in plates.items() if not plate.full}
+
+    def spread(self, stored: Any, touched: TouchedRows) -> Any:
+        """Repeat stored rows for the entries of their plates, where rows may repeat."""
+        for axis, name in self.plates.items():
+            position = touched.plates[name].position
+            if position is not None:
+                stored = jnp.take(stored, position, axis=axis)
+        return stored
+
+    def merge(self, entries: Array, touched: TouchedRows) -> Array:
+        """Undo ``spread``, averaging the entries of one stored row."""
+        for axis, name in self.plates.items():
+            position = touched.plates[name].position
+            if position is not None:
+                entries = merge_values(entries, position, axis)
+        return entries
+
+    def value(self, stored: Any, touched: TouchedRows) -> Any:
+        """Constrained value as the model sees it, from unconstrained stored rows."""
+        return self.spread(self.transform(stored), touched)
+
+    def check_size(self, name: str, shape: tuple[int, ...], touched: TouchedRows) -> None:
+        """Refuse a stored parameter whose rows are not as many as those of its plates in this step.
+
+        Raises:
+            ValueError: With the parameter and its plate.
+        """
+        for axis, plate in self.plates.items():
+            size = touched.plates[plate].size
+            if shape[axis] != size:
+                raise ValueError(
+                    f"param '{name}' has shape {shape} in the state, with {shape[axis]} rows at "
+                    f"axis {axis}, but its plate '{plate}' has {size} in this step. A state "
+                    "belongs to a model whose plates have the same sizes."
+                )
+
+
+def describe_param(site: dict[str, Any], touched: TouchedRows) -> StoredParam:
+    """Read the message of a ``numpyro.param`` statement whose value is whole.
+
+    Raises:
+        ValueError: If a constraint acts across the rows of a plate.
+        TypeError: If ``update_rule=`` is not one.
+    """
+    name = site["name"]
+    constraint, event_dim, rule, *_ = param_options(site)
+    with helpful_support_errors(site):
+        transform = biject_to(constraint)
+    plates: dict[int, str] = {}
+    if event_dim is not None:
+        shape = jnp.shape(site["value"])
+        for frame in site["cond_indep_stack"]:
+            axis = len(shape) + frame.dim - event_dim
+            if axis >= 0 and shape[axis] != 1:
+                plates[axis] = frame.name
+        if plates and transform.codomain.event_dim > event_dim:
+            raise ValueError(
+                f"param '{name}' has constraint {constraint}, which acts on the last "
+                f"{transform.codomain.event_dim} axes together, but event_dim={event_dim}: it "
+                f"would mix rows of plate '{next(iter(plates.values()))}'. Give the site an "
+                "event_dim that holds the constraint."
+            )
+        if plates and any(jnp.ndim(leaf) for leaf in jax.tree.leaves(constraint)):
+            raise ValueError(
+                f"param '{name}' has constraint {constraint}, whose bounds are arrays. Inside "
+                f"plate '{next(iter(plates.values()))}' they would not follow its rows; use scalar "
+                "bounds, or shift a parameter that has them."
+            )
+    if rule is not None and not isinstance(rule, UpdateRule):
+        raise TypeError(
+            f"`update_rule` of param '{name}' must have the methods `init` and `update`; "
+            f"got {rule!r}."
+        )
+    if rule is not None and constraint is not constraints.real:
+        raise ValueError(
+            f"param '{name}' has an update rule, which moves its value as it is; its constraint "
+            f"must be real, got {constraint}."
+        )
+    return StoredParam(transform, dict(sorted(plates.items())), rule)
+
+
+def check_params(params: dict[str, Any], sites: dict[str, Any]) -> None:
+    """Refuse ``params`` that lack a parameter among the sites of a model or guide."""
+    missing = sorted(of_type("param", sites).keys() - params.keys())
+    if missing:
+        raise ValueError(
+            f"`params` lacks the parameters {missing} of model and guide; it has {sorted(params)}. "
+            "Pass those of the fit, `result.params`."
+        )

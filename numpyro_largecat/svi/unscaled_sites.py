@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find likelihoods of a minibatch that are not scaled to the whole data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array
+
+from numpyro_largecat.handlers.plate_facts import class_plates, plate_facts
+from numpyro_largecat.handlers.sites import Site, Sites, of_type, param_options, plates_of, scale_of
+
+
+def unscaled_sites(sites: Sites, batch_size: int) -> dict[str, Array]:
+    """Find observed sites in no subsampled plate, though the model needs one for a minibatch.
+
+    It does for what ``sample_choice`` keeps for each row, and to weigh the data against latent
+    sites that all minibatches share.
+
+    Returns:
+        For each such site whether it is wrong: it is not if it is scaled by hand and keeps nothing.
+    """
+    plates, sampled = of_type("plate", sites), of_type("sample", sites)
+    classes = set(class_plates(sites))
+    params = of_type("param", sites).values()
+    kept = [plates_of(site) for site in params if param_options(site).update_rule is not None]
+    shared = [site for site in sampled.values() if _is_shared(site, classes, batch_size)]
+    unscaled = [_is_unscaled(site, plates) for site in shared]
+    found = {}
+    for name, site in sampled.items():
+        around = [f for f in site["cond_indep_stack"] if f.name in plates.keys() - classes]
+        subsampled = any(plates[frame.name]["args"][0] != frame.size for frame in around)
+        if not site["is_observed"] or subsampled:
+            continue
+        if plates_of(site) in kept:
+            found[name] = jnp.array(True)
+        elif shared:
+            found[name] = jnp.stack(unscaled).any() & _is_unscaled(site, plates)
+    return found
+
+
+def refuse_unscaled(name: str, size: int, batch_size: int) -> None:
+    """Raise for a site that ``unscaled_sites`` has found.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError(
+        f"site '{name}' observes {batch_size} of the {size} rows of `batches` in each step, but is "
+        "in no plate that knows it: its likelihood is not scaled by "
+        f"{size} / {batch_size}, or what it keeps for each row is kept by place in the batch. Open "
+        f'it inside `with lc.data_plate("data", {size}, rows) as rows:`, where the argument `rows` '
+        "is the last array of each batch."
+    )
+
+
+def _is_shared(site: Site, classes: set[str], batch_size: int) -> bool:
+    """Whether a site is latent, or a factor of the classes' prior, and all minibatches share it.
+
+    A latent site of a minibatch's own has a plate, or an axis if it is in no class plate, of a
+    multiple of ``batch_size``.
+    """
+    if site["is_observed"] and not (
+        isinstance(site["fn"], dist.Unit) and plates_of(site) & classes
+    ):
+        return False
+    sizes = {frame.size for frame in site["cond_indep_stack"] if frame.name not in classes}
+    if not plates_of(site) & classes:
+        sizes |= set(jnp.shape(site["value"]))
+    return not any(size and size % batch_size == 0 for size in sizes)
+
+
+def _is_unscaled(site: Site, plates: dict[str, Any]) -> Array:
+    """Whether nothing but class plates scales a site."""
+    return jnp.all(scale_of(site) == _class_weights(site, plates))
+
+
+def _class_weights(site: Site, plates: dict[str, Any]) -> Array:
+    """Scale that the class plates around a site give it."""
+    scale = jnp.ones(())
+    for frame in site["cond_indep_stack"]:
+        weights = plate_facts(plates[frame.name]).row_weights if frame.name in plates else None
+        if weights is not None:
+            scale *= weights.reshape((-1,) + (1,) * (-1 - frame.dim))
+    return scale

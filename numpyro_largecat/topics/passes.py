@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes over the batches of a corpus: memoized and stochastic."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.special import gammaln
+
+from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.ops.step_sizes import step_size
+from numpyro_largecat.ops.topics.document_fit import DocumentFit
+from numpyro_largecat.ops.topics.word_topic_counts import word_topic_counts
+from numpyro_largecat.topics.document_chunks import (
+    Batch,
+    Chunk,
+    Solver,
+    distinct_words,
+    padded_rows,
+    solve_batch,
+)
+from numpyro_largecat.topics.options import Options
+from numpyro_largecat.topics.topic_table import Table, topic_term
+
+
+class Problem(NamedTuple):
+    """What does not change while topics are learned."""
+
+    corpus: Corpus
+    concentration: Array  # (K,), of topic frequencies
+    word_concentration: float  # of the words of a topic
+    solver: Solver
+
+
+Visited: TypeAlias = list[tuple[NDArray[np.intp], csr_array]]  # documents, topic counts
+
+
+class Visit(NamedTuple):
+    """What one visit of a batch leaves."""
+
+    counts: Array  # (R, K), expected tokens of the rows in topics; 0 for rows that pad
+    rest: float  # the bound of its documents without the data term
+    visited: Visited  # for a warm start
+
+
+def make_batches(rng: np.random.Generator, corpus: Corpus, batch_size: int) -> list[Batch]:
+    """Divide a corpus at random; each batch touches as many rows of the table, some repeated.
+
+    Where that is more than half of the table all batches have all of it.
+    """
+    order = rng.permutation(corpus.num_documents)
+    num_batches = max(-(-len(order) // batch_size), 1)
+    parts = [np.sort(part) for part in np.array_split(order, num_batches)]
+    rows = [distinct_words(corpus, part) for part in parts]
+    most = 64 * -(-max(map(len, rows)) // 64)
+    if 2 * most > corpus.num_words:
+        return [Batch(part, np.arange(corpus.num_words)) for part in parts]
+    return [Batch(p, padded_rows(r, most)) for p, r in zip(parts, rows, strict=True)]
+
+
+def visit_batch(
+    problem: Problem,
+    batch: Batch,
+    table: Table,
+    visited: Visited | None = None,
+    *,
+    is_first: bool = False,
+) -> Visit:
+    """Solve for the documents of a batch given the topics, and sum their counts.
+
+    In a first visit the topics are all alike, and would go to those of large concentration;
+    therefore all have the mean. The bound is that of their own.
+    """
+    concentration, solver = problem.concentration, problem.solver
+    if is_first:
+        concentration = jnp.full_like(concentration, concentration.mean())
+    log_probs = table.log_probs(batch.rows, problem.word_concentration)
+    stored = None if visited is None else {tuple(ids[:1]): rows for ids, rows in visited}
+
+    def keep(
+        chunk: Chunk, words: Array, counts: Array, fit: DocumentFit
+    ) -> tuple[Array, float, tuple[NDArray[np.intp], csr_array]]:
+        shared = log_probs, concentration, words, counts
+        found = word_topic_counts(*shared, fit.basis, num_active=solver.num_active)
+        own = csr_array(np.asarray(fit.counts))
+        rest = float(fit.bound.sum()) - float(jnp.vdot(found, log_probs))
+        if is_first:
+            rest += _rise(own, np.asarray(problem.concentration)[own.indices])
+            rest -= _rise(own, np.asarray(concentration)[own.indices])
+        return found, rest, (chunk.documents, own)
+
+    def initial(chunk: Chunk) -> Array:
+        assert stored is not None
+        return jnp.asarray(stored[tuple(chunk.documents[:1])].toarray())
+
+    start = None if stored is None else initial
+    parts = solve_batch(problem.corpus, batch, log_probs, concentration, solver, keep, start)
+    found = sum((part[0] for part in parts), jnp.zeros_like(log_probs))
+    return Visit(found, sum(part[1] for part in parts), [part[2] for part in parts])
+
+
+def _rise(counts: csr_array, concentration: NDArray[np.floating]) -> float:
+    """Sum of log Gamma(a + N) / Gamma(a), what the bound of documents has of a's shares."""
+    a = concentration.astype(np.float64)
+    return float((gammaln(a + counts.data) - gammaln(a)).sum())
+
+
+def memoized_steps(
+    rng: np.random.Generator,
+    problem: Problem,
+    batches: list[Batch],
+    table: Table,
+    num_passes: int,
+    options: Options,
+    num_steps: int = 0,
+) -> Iterator[float]:
+    """Replace the counts of a batch whenever it is visited, and the topics with them.
+
+    Changes ``table`` in place, and gives after each batch the bound of the corpus at stored local
+    variables; NaN but for the last batch of a pass. ``num_steps`` batches were visited before.
+    """
+    memory: list[csr_array | None] = [None] * len(batches)
+    visited: list[Visited | None] = [None] * len(batches)
+    rest = np.zeros(len(batches))
+    for i in range(num_passes):
+        for place, b in enumerate(rng.permutation(len(batches)), start=1):
+            batch = batches[b]
+            is_first = num_steps == 0 and i == 0
+            found = visit_batch(problem, batch, table, visited[b], is_first=is_first)
+            old = memory[b]
+            before = jnp.zeros(()) if old is None else jnp.asarray(old.toarray())
+            table.add(batch.rows, found.counts - before)
+            memory[b] = csr_array(np.asarray(found.counts))
+            rest[b] = found.rest
+            if options.warm_start:
+                visited[b] = found.visited
+            if place < len(batches):
+                yield np.nan
+        # Sum anew: the start leaves with the first pass, and rounding does not gather.
+        total = np.zeros(table.state.counts.shape)
+        for batch, part in zip(batches, memory, strict=True):
+            if part is not None:
+                entries = part.tocoo()  # each is there once
+                total[batch.rows[entries.row], entries.col] += entries.data
+        table.set(total)
+        yield topic_term(total, problem.word_concentration) + float(rest.sum())
+
+
+def stochastic_steps(
+    rng: np.random.Generator,
+    problem: Problem,
+    batches: list[Batch],
+    table: Table,
+    num_passes: int,
+    options: Options,
+    num_steps: int = 0,
+) -> Iterator[float]:
+    """Step towards the counts that each batch suggests, by ``step_size``.
+
+    Changes ``table`` in place. The bound of the corpus is never known: NaN after each batch.
+    ``num_steps`` batches were visited before.
+    """
+    steps = itertools.count(num_steps + 1)
+    delay = len(batches) if options.delay is None else options.delay
+    for i in range(num_passes):
+        for b in rng.permutation(len(batches)):
+            batch = batches[b]
+            is_first = num_steps == 0 and i == 0
+            found = visit_batch(problem, batch, table, is_first=is_first)
+            rho = step_size(next(steps), delay, options.forgetting)
+            share = problem.corpus.num_documents / len(batch.documents)
+            table.add(batch.rows, rho * share * found.counts, keep=1 - rho)
+            yield np.nan

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the learning of topics starts: expected counts of words in topics, (V, K)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from numpyro_largecat.data.corpus import Corpus
+
+CANDIDATES_PER_TOPIC = 10
+SMOOTHING = 0.1  # of a chosen document with the words of all, for the divergence
+# A topic that starts with one document's words alone keeps to them, since E[log phi] of all others
+# is far too low; more so where it has few tokens compared to the prior. See docs/topics.md.
+START_SMOOTHING = 0.9  # of a chosen document with the words of all, where topics start
+START_TOKENS = 4  # times the tokens that each topic would have of the corpus
+
+
+def start_from_documents(
+    rng: np.random.Generator, corpus: Corpus, num_topics: int
+) -> NDArray[np.float64]:
+    r"""Each topic starts as one document, far from the others (k-means++ with Bregman divergence).
+
+    With phi_j a mixture of the words of the j-th chosen document and, a tenth, those of all
+    documents, the next one is drawn with probability proportional to the least divergence from
+    those chosen,
+
+    .. math:: \min_j \sum_v c_{dv} \log \frac{c_{dv} / n_d}{\phi_{jv}}.
+
+    The topic itself is a mixture of the same kind, nine tenths of all documents, with four times
+    the tokens that each topic would have of the corpus; they leave with the first pass.
+
+    Cost: O(K) passes over the entries of at most 10 K candidates, drawn at random.
+    """
+    filled = np.flatnonzero(np.diff(corpus.offsets))
+    if len(filled) == 0:
+        raise ValueError("`corpus` must have a document with words; all are empty.")
+    size = min(len(filled), CANDIDATES_PER_TOPIC * num_topics)
+    some = corpus.select(np.sort(rng.choice(filled, size=size, replace=False)))
+    words, counts = some.words, some.counts.astype(float)
+    owner = np.repeat(np.arange(size), np.diff(some.offsets))
+    lengths = np.bincount(owner, counts, size)
+    entropy = np.bincount(owner, counts * np.log(counts / lengths[owner]), size)
+    everywhere = np.bincount(words, counts, corpus.num_words) / counts.sum()
+    rows = csr_array((counts, words, some.offsets), (size, corpus.num_words))
+    least = np.full(size, np.inf)
+    table = np.zeros((corpus.num_words, num_topics))
+    choice = int(rng.integers(size))
+    for k in range(num_topics):
+        own, own_counts = some.document(choice)
+        table[own, k] = own_counts
+        probs = (1 - SMOOTHING) * table[:, k] / lengths[choice] + SMOOTHING * everywhere
+        log_probs = np.log(probs, out=np.zeros_like(probs), where=probs > 0)
+        divergence = entropy - rows @ log_probs
+        least = np.minimum(least, np.maximum(divergence, 0))
+        least[choice] = 0
+        total = least.sum()
+        if total > 0:
+            choice = int(rng.choice(size, p=least / total))
+        else:  # fewer different documents than topics
+            choice = int(rng.integers(size))
+    own = table / table.sum(axis=0)
+    shares = START_SMOOTHING * everywhere[:, None] + (1 - START_SMOOTHING) * own
+    return START_TOKENS * corpus.num_tokens / num_topics * shares
+
+
+def start_at_random(
+    rng: np.random.Generator, corpus: Corpus, num_topics: int
+) -> NDArray[np.float64]:
+    """Divide the tokens of each word at random among the topics."""
+    totals = np.bincount(corpus.words, corpus.counts, corpus.num_words)
+    shares = rng.gamma(1.0, size=(corpus.num_words, num_topics))
+    return totals[:, None] * shares / shares.sum(axis=1, keepdims=True)

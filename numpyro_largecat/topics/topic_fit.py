@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fitted topics: their posterior, and what they say of documents."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from dataclasses import dataclass, fields
+from os import PathLike
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from numpyro_largecat._checks import check_count
+from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.data.fit_files import load_fit, save_fit
+from numpyro_largecat.ops.topics.active_search import Effort
+from numpyro_largecat.topics.document_chunks import Shapes, solve_corpus
+
+SHOWN = 20  # topics that ``print`` lists
+
+
+class TopWord(NamedTuple):
+    """A word of a topic, in what ``TopicFit.top_words`` gives.
+
+    Example:
+        >>> import numpyro_largecat as lc
+        >>> lc.topics.TopWord("sea", 0.2).word
+        'sea'
+    """
+
+    word: str | int  # its id where the vocabulary is not known
+    probability: float
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class TopicFit:
+    """Topics with Dirichlet posteriors, as ``fit_topics`` returns them; it prints the largest.
+
+    Attributes:
+        posterior: Dirichlet concentrations of the words in each topic, (K, V).
+        concentration: Of the topic frequencies, (K,).
+        word_concentration: Of each word in a topic, in the prior.
+        num_active: L.
+        vocabulary: The words, or None where they are not known.
+        bounds: Of the corpus after each pass in nats, shape (passes,). Empty for "stochastic",
+            which never sees the whole corpus at one time.
+        num_steps: Batches that were visited, also in earlier fits that it went on from.
+        shapes: That code is compiled for; what is read from the fit uses it again.
+
+    Example:
+        >>> import jax, numpyro_largecat as lc
+        >>> from numpyro_largecat.data import Corpus
+        >>> documents = [["sea", "ship", "sea"], ["star", "moon"], ["ship", "sea"], ["moon"]] * 5
+        >>> corpus = Corpus.from_documents(documents)
+        >>> fit = lc.fit_topics(jax.random.key(0), corpus, num_topics=2, progress_bar=False)
+        >>> sorted(sorted(w.word for w in topic) for topic in fit.top_words(2))
+        [['moon', 'star'], ['sea', 'ship']]
+        >>> fit.proportions(corpus.select([0])).max() > 0.8
+        np.True_
+    """
+
+    posterior: NDArray[np.floating]
+    concentration: NDArray[np.floating]
+    word_concentration: float
+    num_active: int
+    vocabulary: tuple[str, ...] | None
+    bounds: NDArray[np.floating]
+    num_steps: int = 0
+    shapes: Shapes | None = None
+
+    def __repr__(self) -> str:
+        """The largest topics, with their shares of the tokens and top words."""
+        num_topics, num_words = self.posterior.shape
+        tokens = (self.posterior - self.word_concentration).sum(axis=1)
+        largest = np.argsort(-tokens, kind="stable")[: min(SHOWN, (tokens >= 0.5).sum())]
+        lines = [f"TopicFit, {num_topics} topics of {num_words} words"]
+        for k, words in zip(largest, self._top_words(largest, 8), strict=True):
+            text = " ".join(str(w.word) for w in words)
+            lines.append(f"{k:5d} {tokens[k] / tokens.sum():7.2%}  {text}")
+        return "\n".join(lines + ["..."] * (num_topics > len(largest)))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the fit to one file, which ``load`` reads; a file that is there is replaced."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        save_fit(path, "TopicFit", values)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> TopicFit:
+        """Read a fit that ``save`` wrote.
+
+        Raises:
+            ValueError: If the file holds something else.
+        """
+        values = load_fit(path, "TopicFit")
+        words, shapes = values["vocabulary"], values["shapes"]
+        values["vocabulary"] = None if words is None else tuple(words)
+        values["shapes"] = None if shapes is None else Shapes(tuple(shapes[0]), *shapes[1:])
+        return cls(**values)
+
+    @property
+    def topics(self) -> NDArray[np.floating]:
+        """Posterior mean probabilities of the words in each topic, (K, V)."""
+        return self.posterior / self.posterior.sum(axis=1, keepdims=True)
+
+    def top_words(self, num_words: int = 10) -> list[list[TopWord]]:
+        """The most probable words of each topic, with their posterior mean probabilities."""
+        check_count("num_words", num_words, 1)
+        return self._top_words(np.arange(len(self.posterior)), num_words)
+
+    def _top_words(self, topics: NDArray[np.intp], num_words: int) -> list[list[TopWord]]:
+        found = []
+        for row in self.posterior[topics]:
+            probs = row / row.sum()
+            order = np.argsort(-probs, kind="stable")[:num_words]
+            names = (
+                order.tolist() if self.vocabulary is None else [self.vocabulary[i] for i in order]
+            )
+            found.append([TopWord(n, float(p)) for n, p in zip(names, probs[order], strict=True)])
+        return found
+
+    def proportions(self, corpus: Corpus) -> NDArray[np.floating]:
+        """Posterior mean topic frequencies of documents, (N, K), each row summing to 1.
+
+        A document without words has those of the prior, and a warning says how many there are.
+
+        Raises:
+            ValueError: If the corpus has another vocabulary.
+        """
+        self.check_vocabulary(corpus)
+        empty = int((np.diff(corpus.offsets) == 0).sum())
+        if empty:
+            warnings.warn(
+                f"{empty} of {corpus.num_documents} documents have no words; their topic "
+                "frequencies are those of the prior.",
+                stacklevel=2,
+            )
+        posterior = jnp.asarray(self.posterior)
+        totals = jax.scipy.special.digamma(posterior.sum(axis=1, keepdims=True))
+        log_probs = (jax.scipy.special.digamma(posterior) - totals).T
+        return self._frequencies(corpus, log_probs, self.num_active)
+
+    def score(self, corpus: Corpus, *, seed: int = 0, fraction: float = 0.2) -> float:
+        r"""Mean log likelihood of held-out words by document completion, nats per word.
+
+        A share of each document's distinct words is held out at random. From the rest come its
+        topic frequencies, with dense inference and topics fixed at their means;
+
+        .. math:: \mathrm{score} = \frac{\sum_d \sum_{n} \log \sum_k \hat\pi_{dk}
+                  \hat\phi_{k x_{dn}}}{\sum_d |x_d|}
+
+        over the tokens held out. Documents with no word held out have no part in it.
+
+        Args:
+            corpus: Documents that were not fitted, with the same vocabulary.
+            seed: Of the division.
+            fraction: Share of the distinct words of each document to hold out, in (0, 1).
+
+        References:
+            Hughes and Sudderth, arXiv:1609.07521, Appendix E.
+        """
+        self.check_vocabulary(corpus)
+        if not 0 < fraction < 1:
+            raise ValueError(f"`fraction` must be in (0, 1); got {fraction}.")
+        seen, unseen = corpus.split_words(seed, fraction)
+        return completion_score(self.topics, self.concentration, seen, unseen, self.shapes)
+
+    def coherence(self, corpus: Corpus, num_words: int = 10) -> NDArray[np.floating]:
+        r"""Mean normalised pointwise mutual information of each topic's top words, (K,).
+
+        .. math:: \mathrm{NPMI}(v, w) = \frac{\log (p_{vw} / (p_v p_w))}{-\log p_{vw}}
+
+        with p the shares of documents that have a word, or both; -1 for a pair that never occurs
+        together. Cost: O(entries) and the square of K ``num_words`` at worst.
+        """
+        self.check_vocabulary(corpus)
+        check_count("num_words", num_words, 2)
+        tops = np.argsort(-self.topics, axis=1, kind="stable")[:, :num_words]
+        used, place = np.unique(tops, return_inverse=True)
+        owner = np.repeat(np.arange(corpus.num_documents), np.diff(corpus.offsets))
+        is_used = np.isin(corpus.words, used)
+        columns = np.searchsorted(used, corpus.words[is_used])
+        shape = corpus.num_documents, len(used)
+        has = csr_array((np.ones(len(columns)), (owner[is_used], columns)), shape)
+        has.data[:] = 1  # a word in two slots of a document is one
+        together = (has.T @ has).toarray() / corpus.num_documents
+        place = place.reshape(tops.shape)
+        scores = np.zeros(len(tops))
+        for k, columns in enumerate(place):
+            scores[k] = np.mean(
+                [
+                    _npmi(together[i, j], together[i, i], together[j, j])
+                    for i, j in itertools.combinations(columns, 2)
+                ]
+            )
+        return scores
+
+    def _frequencies(
+        self, corpus: Corpus, log_probs: Array, num_active: int
+    ) -> NDArray[np.floating]:
+        effort = Effort(100, 1e-3, 5)
+        concentration = jnp.asarray(self.concentration)
+        _, counts = solve_corpus(corpus, log_probs, concentration, num_active, effort, self.shapes)
+        posterior = counts + self.concentration
+        return posterior / posterior.sum(axis=1, keepdims=True)
+
+    def check_vocabulary(self, corpus: Corpus) -> None:
+        """Raise unless it is a corpus that has the vocabulary of the fit."""
+        check_corpus(corpus)
+        if corpus.num_words != self.posterior.shape[1]:
+            raise ValueError(
+                f"`corpus` must have the vocabulary of the fit, {self.posterior.shape[1]} words; "
+                f"got {corpus.num_words}. Make it with the fit's `vocabulary`."
+            )
+        if None not in (corpus.vocabulary, self.vocabulary) and (
+            corpus.vocabulary != self.vocabulary
+        ):
+            pairs = zip(corpus.vocabulary, self.vocabulary, strict=True)  # type: ignore[arg-type]
+            place, (got, need) = next((i, p) for i, p in enumerate(pairs) if p[0] != p[1])
+            raise ValueError(
+                f"`corpus` must have the vocabulary of the fit; word {place} is {got!r}, and in "
+                f"the fit {need!r}. Make it with the fit's `vocabulary`."
+            )
+
+
+def check_corpus(corpus: object) -> None:
+    """Raise TypeError unless it is a ``Corpus``, and say how to make one."""
+    if not isinstance(corpus, Corpus):
+        raise TypeError(
+            "`corpus` must be a `numpyro_largecat.data.Corpus`; got "
+            f"{type(corpus).__name__}. Make one with `Corpus.from_csr(counts, names)` from what "
+            "CountVectorizer gives, or with `Corpus.from_documents(lists_of_words)`."
+        )
+
+
+def _npmi(both: float, first: float, second: float) -> float:
+    if both == 0:
+        return -1.0
+    if both == 1:
+        return 1.0
+    return float(np.log(both / (first * second)) / -np.log(both))
+
+
+def completion_score(
+    topics: NDArray[np.floating],
+    concentration: NDArray[np.floating],
+    seen: Corpus,
+    unseen: Corpus,
+    shapes: Shapes | None = None,
+) -> float:
+    """Document completion with point estimates of topics (K, V); see ``TopicFit.score``."""
+    if unseen.num_tokens == 0:
+        raise ValueError("`corpus` must have documents with words to hold out; it has none.")
+    topics = np.asarray(topics, np.float32)
+    log_probs = jnp.log(jnp.asarray(topics.T))
+    effort = Effort(100, 1e-3, 0)
+    alphas = jnp.asarray(concentration, jnp.float32)
+    _, counts = solve_corpus(seen, log_probs, alphas, topics.shape[0], effort, shapes)
+    frequencies = counts + np.asarray(concentration)
+    frequencies /= frequencies.sum(axis=1, keepdims=True)
+    total = 0.0
+    for d in range(unseen.num_documents):
+        words, word_counts = unseen.document(d)
+        total += float(word_counts @ np.log(np.einsum("k,kn->n", frequencies[d], topics[:, words])))
+    return total / unseen.num_tokens

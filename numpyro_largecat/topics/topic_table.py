@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of expected tokens of words in topics, of which a batch touches a few rows."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+from scipy.special import gammaln
+
+from numpyro_largecat._result_so_far import held_signals
+from numpyro_largecat.ops.topics.sweeps import digamma
+
+LEAST_SCALE = 1e-6
+
+
+class Counts(NamedTuple):
+    """Expected tokens of words in topics are ``scale * counts``."""
+
+    counts: Array  # (V, K)
+    totals: Array  # (K,), sums over words
+    scale: float
+
+
+class Table:
+    """Expected counts of words in topics, of which only rows are touched.
+
+    Whatever interrupts a change, it has the counts of before or after it.
+    """
+
+    def __init__(self, counts: NDArray[np.floating], dtype: np.dtype) -> None:
+        self.dtype = np.dtype(dtype)
+        self.changes = 0  # batches that were added
+        self.set(counts)
+
+    def set(self, counts: NDArray[np.floating]) -> None:
+        """Replace all counts, (V, K)."""
+        table, totals = (jnp.asarray(x, self.dtype) for x in (counts, counts.sum(axis=0)))
+        self.state = Counts(table, totals, 1.0)
+
+    def log_probs(self, rows: NDArray[np.intp], word_concentration: float) -> Array:
+        """E[log phi] of some words, (R, K)."""
+        counts, totals, scale = self.state
+        return _expected_log(counts, totals, jnp.asarray(rows), word_concentration, scale)
+
+    def add(self, rows: NDArray[np.intp], change: Array, *, keep: float = 1.0) -> None:
+        """Keep a share of all counts, and add to some rows; O(R K), but for once in a while."""
+        counts, totals, scale = self.state
+        scale *= keep
+        if scale < LEAST_SCALE:
+            counts, totals, scale = counts * scale, totals * scale, 1.0
+        places, scaled = jnp.asarray(rows), change / scale
+        with held_signals():  # the old counts are gone before the new ones are there
+            counts, totals = _add(counts, totals, places, scaled)
+            self.state = Counts(counts, totals, scale)
+            self.changes += 1
+
+    def numpy(self) -> NDArray[np.floating]:
+        """The counts, (V, K)."""
+        return np.asarray(self.state.counts) * self.dtype.type(self.state.scale)
+
+
+@jax.jit
+def _expected_log(
+    counts: Array, totals: Array, rows: Array, word_concentration: float, scale: float
+) -> Array:
+    posterior = word_concentration + jnp.maximum(scale * counts[rows], 0)
+    total = counts.shape[0] * word_concentration + scale * totals
+    return digamma(posterior) - digamma(total)
+
+
+@partial(jax.jit, donate_argnums=(0, 1))
+def _add(counts: Array, totals: Array, rows: Array, change: Array) -> tuple[Array, Array]:
+    return counts.at[rows].add(change), totals + change.sum(axis=0)
+
+
+def topic_term(posterior_counts: NDArray[np.floating], word_concentration: float) -> float:
+    """The part of the bound that is about topics at their best posterior (Eq. 35), in float64."""
+    counts = np.maximum(np.asarray(posterior_counts, np.float64), 0)
+    prior = counts.shape[0] * word_concentration
+    used = counts[counts > 0]
+    own = (gammaln(word_concentration + used) - gammaln(word_concentration)).sum()
+    return float(own - (gammaln(prior + counts.sum(axis=0)) - gammaln(prior)).sum())

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single entries of results are those of the whole, and cost less."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_largecat.handlers.single_entries import single_entries
+
+N, D, M = 5, 3, 7
+KEYS = jax.random.split(jax.random.key(0), 4)
+X = jax.random.normal(KEYS[0], (N, D))
+W = jax.random.normal(KEYS[1], (M, D))
+B = jax.random.normal(KEYS[2], (M,))
+MASK = jax.random.bernoulli(KEYS[3], 0.5, (N, M))
+ROWS = jnp.array([6, 0, 3, 3, 1])
+
+
+def network(x):
+    hidden = jax.nn.relu(x @ jnp.ones((D, 4)))
+    return jnp.tanh(hidden @ jnp.ones((4, D)))
+
+
+def gated():
+    utilities = X @ W.T
+    for _ in range(30):  # each value is used twice: without memory this takes 2**30 steps
+        utilities = utilities + 0.1 * jnp.tanh(utilities)
+    return utilities
+
+
+UTILITIES = {
+    "linear": lambda: X @ W.T,
+    "intercept": lambda: X @ W.T + B,
+    "einsum, which swaps the factors": lambda: jnp.einsum("nd,kd->nk", X, W),
+    "transposed product": lambda: (W @ X.T).T - B[None, :],
+    "scaled per row": lambda: jnp.exp(-jnp.arange(1.0, N + 1))[:, None] * (X @ W.T) / 2.0,
+    "no rows": lambda: jnp.broadcast_to(B, (N, M)),
+    "constant": lambda: jnp.broadcast_to(jnp.array(2.0), (N, M)),
+    "masked": lambda: jnp.where(MASK, X @ W.T, -jnp.inf),
+    "clipped": lambda: jnp.clip(X @ W.T, -1.0, 1.0),
+    "inner function under jit": lambda: jax.jit(lambda a, b: a @ b.T + B)(X, W),
+    "network": lambda: network(X) @ W.T + B,
+    "batched product": lambda: jnp.einsum("nd,nkd->nk", X, X[:, None, :] + W),
+    "two contracted axes": lambda: jnp.tensordot(
+        X[:, :, None] * B[:2], W[:, :, None] * B[:2], axes=((1, 2), (1, 2))
+    ),
+    "normalised, which needs the whole": lambda: jax.nn.log_softmax(X @ W.T + B),
+    "sorted, which needs the whole": lambda: jnp.sort(X @ W.T, axis=-1),
+    "used many times": gated,
+    "matrix and vector": lambda: jnp.tanh(jnp.einsum("nd,md->nmd", X, W)) @ B[:D],
+    "matrix and vector by einsum": lambda: jnp.einsum("nmd,d->nm", X[:, None] * W, B[:D]),
+    "vector and matrix": lambda: (B[:D] @ (X[:, None] * W).reshape(-1, D).T).reshape(N, M),
+    "vmap over rows": lambda: jax.vmap(lambda x: W @ x)(X),
+    "vmap over classes": lambda: jax.vmap(lambda w: X @ w, out_axes=1)(W),
+    "vmap over both": lambda: jax.vmap(lambda x: jax.vmap(lambda w: w @ x)(W))(X),
+    "half precision": lambda: X.astype(jnp.bfloat16) @ W.T.astype(jnp.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", UTILITIES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_entries_are_those_of_the_whole(name, compiled):
+    fn = UTILITIES[name]
+    take = jax.jit(single_entries, static_argnums=0) if compiled else single_entries
+    taken = take(lambda: {"y": (fn(), ROWS)})["y"]
+    whole = fn()
+    assert taken.dtype == whole.dtype
+    tolerance = 2e-2 if whole.dtype == jnp.bfloat16 else 1e-5
+    np.testing.assert_allclose(taken, whole[jnp.arange(N), ROWS], rtol=tolerance, atol=tolerance)
+
+
+def test_leading_axes_and_several_results():
+    deep = jnp.stack([X, 2 * X])
+    rows = jnp.stack([ROWS, ROWS[::-1]])
+    taken = single_entries(
+        lambda: {"deep": (deep @ W.T + B, rows), "one": (B, jnp.array(4)), "plain": (X, ROWS % D)}
+    )
+    expected = jnp.take_along_axis(deep @ W.T + B, rows[..., None], -1)[..., 0]
+    np.testing.assert_allclose(taken["deep"], expected, rtol=1e-5)
+    assert taken["one"] == B[4]
+    np.testing.assert_array_equal(taken["plain"], X[jnp.arange(N), ROWS % D])
+
+
+def test_works_on_traced_values():
+    def total(x, w):
+        return single_entries(lambda: {"y": (x @ w.T, ROWS)})["y"].sum()
+
+    expected = jax.grad(lambda x, w: (x @ w.T)[jnp.arange(N), ROWS].sum())(X, W)
+    np.testing.assert_allclose(jax.jit(jax.grad(total))(X, W), expected, rtol=1e-5)
+    many = jax.vmap(total, in_axes=(0, None))(jnp.stack([X, X]), W)
+    np.testing.assert_allclose(many, jnp.stack([total(X, W)] * 2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["linear", "intercept", "masked", "einsum"])
+def test_a_linear_model_does_n_inner_products(name):
+    """Counted operations: 2 N D and a little, not 2 N M D."""
+    n, d, m = 200, 64, 500
+    x, w, b = jnp.ones((n, d)), jnp.ones((m, d)), jnp.ones(m)
+    fn = {
+        "linear": lambda x, w: x @ w.T,
+        "intercept": lambda x, w: x @ w.T + b,
+        "masked": lambda x, w: jnp.where(x[:, :1] > w[:, 0], x @ w.T, -jnp.inf),
+        "einsum": lambda x, w: jnp.einsum("nd,kd->nk", x, w),
+    }[name]
+    rows = jnp.arange(n)
+    taken = jax.jit(lambda x, w: single_entries(lambda: {"y": (fn(x, w), rows)}))
+    assert taken.lower(x, w).compile().cost_analysis()["flops"] < 4 * n * d
