@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import numpyro_largecat
 import numpyro_largecat as lc
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +46,13 @@ def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
             _run_doctest(code, names, page, line)
         else:
             exec(compile("\n" * line + code, str(page), "exec", dont_inherit=True), names)
+
+
+def test_files_that_the_architecture_names_are_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = set(re.findall(r"`(\w+/[\w/]*\.py)`", page))
+    missing = [f for f in files if not (Path(numpyro_largecat.__file__).parent / f).is_file()]
+    assert len(files) > 10 and not missing
 
 
 def _run_doctest(code: str, names: dict[str, object], page: Path, line: int) -> None:
