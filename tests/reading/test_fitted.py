@@ -184,7 +184,7 @@ def test_a_fit_with_error_guides_is_read_on_rows_that_have_no_errors():
             b = numpyro.sample("b", dist.Normal(0, 1))
         with lc.data_plate("data", N, rows):
             error = numpyro.sample("e", lc.error_distribution("gumbel"))
-            choice = lc.AugmentedCategorical(x[:, None] * b, classes, error=error)
+            choice = lc.AugmentedCategorical(x[:, None] * b, classes, "gumbel", error=error)
             numpyro.sample("y", choice, obs=y)
 
     guide = lc.ErrorGuideList(model, AutoDelta, errors={"e": lc.LocalErrors()})
