@@ -47,6 +47,14 @@ def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
             exec(compile("\n" * line + code, str(page), "exec", dont_inherit=True), names)
 
 
+def test_files_that_the_architecture_names_are_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = set(re.findall(r"`(\w+/[\w/]*\.py)`", page))
+    roots = (ROOT, ROOT / "numpyro_largecat")
+    missing = [f for f in files if not any((root / f).is_file() for root in roots)]
+    assert len(files) > 10 and not missing
+
+
 def _run_doctest(code: str, names: dict[str, object], page: Path, line: int) -> None:
     test = doctest.DocTestParser().get_doctest(code, names, page.name, str(page), line)
     report: list[str] = []

@@ -145,7 +145,7 @@ def gaussian_weights(
 def _whole_batch_shape(name: str, classes: ClassSubset) -> tuple[int, ...]:
     """Sizes of all rows of the open plates, by their dims."""
     check_class_subset(classes)
-    plates = open_plates().values()
+    plates = open_plates()
     if not any(isinstance(plate, class_plate) and plate.classes is classes for plate in plates):
         raise ValueError(
             f"weights '{name}' must be inside the class plate that `classes` comes from: "

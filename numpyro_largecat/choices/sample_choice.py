@@ -18,6 +18,7 @@ from numpyro_largecat.choices.update_rules import Followed, UpdateRule
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
 from numpyro_largecat.handlers.internals import open_plates
 from numpyro_largecat.plates.class_subset import ClassSubset, check_class_subset
+from numpyro_largecat.plates.data_plate import data_plate
 from numpyro_largecat.plates.row_subset import RowSubset, check_row_subset
 
 
@@ -167,16 +168,17 @@ def _checked_rows(name: str, rows: RowSubset | None, shape: tuple[int, ...]) -> 
             f"site '{name}' must have the {rows.indices.shape[0]} rows of plate '{rows.name}' at "
             f"axis {rows.dim}; got choices of shape {shape}."
         )
-    if rows.name not in open_plates():
+    plates = open_plates()
+    if not any(isinstance(p, data_plate) and p.rows.name == rows.name for p in plates):
         raise _outside_of_plate(name, rows, shape)
     return rows
 
 
 def _outside_of_plate(name: str, rows: RowSubset, shape: tuple[int, ...]) -> ValueError:
+    around = sorted(plate.name for plate in open_plates())
     return ValueError(
         f"site '{name}' must be inside its data plate: `with lc.data_plate('{rows.name}', ...) "
-        f"as rows:`; it is inside plates {sorted(open_plates())}, and its local variable has shape "
-        f"{shape}."
+        f"as rows:`; it is inside plates {around}, and its local variable has shape {shape}."
     )
 
 

@@ -48,9 +48,9 @@ def open_handlers() -> list[Messenger]:
     return list(_PYRO_STACK)
 
 
-def open_plates() -> dict[str, numpyro.plate]:
-    """The plates that are open, by name."""
-    return {h.name: h for h in open_handlers() if isinstance(h, numpyro.plate)}
+def open_plates() -> list[numpyro.plate]:
+    """The plates that are open, the outermost first; ``scope`` does not rename them."""
+    return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
 
 
 def is_scan_open() -> bool:

@@ -17,6 +17,7 @@ from tests.benchmarks.test_benchmarks import run_quick
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_augment_reduce(tmp_path: Path) -> None:
     """Each method has train and test scores; without covariates, errors and bounds."""
     printed, records = run_quick("augment_reduce", tmp_path / "out.json")

@@ -68,6 +68,7 @@ def check_record(name: str, record: dict[str, Any]) -> None:
         assert math.isfinite(record["value"])
 
 
+@pytest.mark.slow
 def test_compile(tmp_path: Path) -> None:
     """The entry points that are asked for have the seconds and the number of their programs."""
     options = ["--entries", "double_sum, Vanilla", "init, frequency"]
@@ -78,6 +79,7 @@ def test_compile(tmp_path: Path) -> None:
     assert all(record["value"] > 0 for record in records)
 
 
+@pytest.mark.slow
 def test_step_cost(tmp_path: Path) -> None:
     """Each method and K has a time, its range, and a peak memory."""
     printed, records = run_quick("step_cost", tmp_path / "out.json")
@@ -108,6 +110,7 @@ def test_step_cost(tmp_path: Path) -> None:
     assert "ms per step" in printed
 
 
+@pytest.mark.slow
 def test_time_to_quality(tmp_path: Path) -> None:
     """Both methods have a score and a number of steps at the same check points."""
     figure = tmp_path / "curves.png"
@@ -154,6 +157,7 @@ def test_help_says_what_is_measured(name: str) -> None:
     assert "--json" in done.stdout and "--quick" in done.stdout
 
 
+@pytest.mark.slow
 def test_posterior(tmp_path: Path) -> None:
     """Every kind of SVI is compared with NUTS, and with SVI on all data."""
     printed, records = run_quick("posterior", tmp_path / "out.json")
@@ -168,6 +172,7 @@ def test_posterior(tmp_path: Path) -> None:
     assert "subsampled against nuts" in printed
 
 
+@pytest.mark.slow
 def test_proposals(tmp_path: Path) -> None:
     """Each way to draw has its times, and its variances at both weights."""
     printed, records = run_quick("proposals", tmp_path / "out.json")
@@ -195,6 +200,7 @@ def test_proposals(tmp_path: Path) -> None:
     assert "Variance over draws of classes" in printed
 
 
+@pytest.mark.slow
 def test_predict(tmp_path: Path) -> None:
     """Each function has a time, a share of the product's speed, and scratch memory."""
     printed, records = run_quick("predict", tmp_path / "out.json")
@@ -206,6 +212,7 @@ def test_predict(tmp_path: Path) -> None:
     assert "share of the product's speed" in printed
 
 
+@pytest.mark.slow
 def test_mixture_cost(tmp_path: Path) -> None:
     """Each method has a time and its memory, with each kind of covariance."""
     printed, records = run_quick("mixture_cost", tmp_path / "out.json")

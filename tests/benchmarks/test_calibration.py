@@ -14,6 +14,7 @@ from tests.benchmarks.test_benchmarks import run_quick
 FALSE_ALARM = 1e-5  # shares of 10,000 within 5 standard errors
 
 
+@pytest.mark.slow
 def test_calibration(tmp_path: Path) -> None:
     """Coverage and spread of ranks of weights and contrasts."""
     printed, records = run_quick("calibration", tmp_path / "out.json")

@@ -12,6 +12,7 @@ from benchmarks import patches
 from tests.benchmarks.test_benchmarks import run_quick
 
 
+@pytest.mark.slow
 def test_patches(tmp_path: Path) -> None:
     """Each L has a curve and a time under both algorithms, and a distance from the dense fit."""
     figure = tmp_path / "curves.png"

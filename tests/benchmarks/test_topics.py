@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.benchmarks.test_benchmarks import run_quick
 
 
+@pytest.mark.slow
 def test_topics(tmp_path: Path) -> None:
     """Each K has its speed, and each L a score and its time."""
     printed, records = run_quick("topics", tmp_path / "out.json")

@@ -18,6 +18,7 @@ from tests.benchmarks.test_benchmarks import run_quick
 METHODS = {*unbiased.RULES, unbiased.MINIBATCH, *unbiased.SVI_METHODS}
 
 
+@pytest.mark.slow
 def test_unbiased(tmp_path: Path) -> None:
     """Each method has a curve, seconds and a factor; rules have speeds and losses at rates."""
     printed, records = run_quick("unbiased", tmp_path / "out.json", "--plot", str(tmp_path))

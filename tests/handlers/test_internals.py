@@ -39,7 +39,7 @@ def model():
 
 def test_the_open_handlers_are_known_in_order():
     with numpyro.plate("outer", 2), numpyro.plate("inner", 3), block():
-        assert list(internals.open_plates()) == ["outer", "inner"]
+        assert [plate.name for plate in internals.open_plates()] == ["outer", "inner"]
         assert isinstance(internals.open_handlers()[-1], block)
     assert internals.open_handlers() == []
 
