@@ -133,7 +133,7 @@ def _checked(
         if same_rows and look.marks and mark_of(as_rows(rows)) != look.marks[b]:
             raise ValueError(
                 f"`x` must give the same batches in each pass, whose sums are kept; batch {b} "
-                f"of pass {visit} has other rows than before the fit. Do not shuffle them anew, or "
+                f"of pass {visit} has other rows than before the fit. Do not shuffle them again, or "
                 'use method="stochastic".'
             )
         yield b, rows
