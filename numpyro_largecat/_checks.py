@@ -105,6 +105,25 @@ def check_one_of(name: str, value: Any, known: tuple[str, ...], *, or_else: str 
         )
 
 
+def as_positive(
+    name: str, values: Any, meaning: str, shape: tuple[int, ...] | None = ()
+) -> np.ndarray:
+    """Return positive finite numbers in float64, or raise.
+
+    They are one number, or of ``shape``; of any shape if that is None.
+    """
+    array = np.asarray(values, np.float64)
+    if shape is not None and array.shape != shape:
+        if array.size != 1:
+            need = "one number" + f" or have shape {shape}" * (shape != ())
+            raise ValueError(f"`{name}` must be {need}, {meaning}; got shape {array.shape}.")
+        array = array.reshape(())
+    check_finite([(f"`{name}`", array)])
+    if not (array > 0).all():
+        raise ValueError(f"`{name}` must be positive, {meaning}; got {array.min()}.")
+    return array
+
+
 def check_integers(name: str, values: Any) -> None:
     """Raise TypeError unless ``values`` has an integer dtype."""
     dtype = values.dtype if isinstance(values, jax.Array) else np.asarray(values).dtype

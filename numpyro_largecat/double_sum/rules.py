@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from numpyro_largecat._checks import as_positive, check_one_of
 from numpyro_largecat.choices.update_rules import EtaEstimate
 from numpyro_largecat.ops.double_sum.implicit_step import best_u, implicit_step
 
@@ -78,11 +79,7 @@ class DoubleSumRule:
                 "`step_size` must be a number, or a schedule of the pass; "
                 f"got {self.step_size!r} of type {type(self.step_size).__name__}."
             )
-        if not 0 < self.step_size < math.inf:
-            raise ValueError(
-                "`step_size` must be above 0 and finite, or a schedule of the pass; "
-                f"got {self.step_size}."
-            )
+        as_positive("step_size", self.step_size, "or a schedule of the pass")
 
     def move(self, pair: Pair) -> Move:
         """Take one step."""
@@ -147,7 +144,7 @@ class Vanilla(DoubleSumRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_double_sum(self.double_sum)
+        check_one_of("double_sum", self.double_sum, ("gaps", "utilities"))
 
     def move(self, pair: Pair) -> Move:
         """Take one step."""
@@ -195,11 +192,8 @@ class UMax(DoubleSumRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_double_sum(self.double_sum)
-        if not 0 < self.delta < math.inf:
-            raise ValueError(
-                f"`delta` must be above 0, a threshold in nats; got {self.delta}. The paper uses 1."
-            )
+        check_one_of("double_sum", self.double_sum, ("gaps", "utilities"))
+        as_positive("delta", self.delta, "a threshold in nats; the paper uses 1")
 
     def move(self, pair: Pair) -> Move:
         """Take one step."""
@@ -310,14 +304,6 @@ def step_sizes(step_size: float | Schedule, passes: range) -> NDArray[np.float64
             f"got {sizes[first]} for pass {passes[first]}."
         )
     return sizes
-
-
-def _check_double_sum(double_sum: str) -> None:
-    if double_sum not in ("gaps", "utilities"):
-        raise ValueError(
-            '`double_sum` must be "gaps" (Eq. 6) or "utilities" (Eq. 8, of Raman et al.); '
-            f"got {double_sum!r}."
-        )
 
 
 def _refuse_other_u(double_sum: str) -> None:

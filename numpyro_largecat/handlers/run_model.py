@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.typing import ArrayLike
 from numpyro.distributions.transforms import biject_to
-from numpyro.handlers import seed, substitute, trace
+from numpyro.handlers import replay, seed, substitute, trace
 
 from numpyro_largecat.handlers.internals import helpful_support_errors
 from numpyro_largecat.handlers.shared_rows import share_rows
@@ -52,8 +53,13 @@ def sites_of(
     return found
 
 
+def at_values_of(sites: Sites) -> Callable[[Any], Any]:
+    """Run a model at the latent values of other sites, such as those that a guide has drawn."""
+    return partial(replay, trace=sites)
+
+
 def as_drawn(fn: Any) -> Any:
-    """Run ``fn`` with what it draws: the function itself."""
+    """Run ``fn`` as it is, with what it draws."""
     return fn
 
 

@@ -13,9 +13,10 @@ from jax import Array
 from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
+from numpyro_largecat._checks import as_positive
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.gaussian_families import check_columns, max_gaussian
-from numpyro_largecat.mixtures.hyperparameters import positive, positive_number, vector
+from numpyro_largecat.mixtures.hyperparameters import vector
 
 
 class NormalGamma(NamedTuple):
@@ -75,12 +76,10 @@ class DiagonalGaussianFamily(ConjugateFamily):
         loc_strength: float = 0.01,
     ) -> None:
         self.variance = vector("variance", variance, np.size(variance))
-        positive("variance", self.variance, "the prior mean of the variances")
+        as_positive("variance", self.variance, "the prior mean of the variances", None)
         self.loc = vector("loc", loc, len(self.variance))
-        self.strength = positive_number("strength", strength, "a number of observations")
-        self.loc_strength = positive_number(
-            "loc_strength", loc_strength, "a number of observations"
-        )
+        self.strength = as_positive("strength", strength, "a number of observations")
+        self.loc_strength = as_positive("loc_strength", loc_strength, "a number of observations")
 
     def prior(self) -> Array:
         """Weight of the mean, sums and sums of squares of pseudo-observations about ``loc``."""

@@ -13,8 +13,9 @@ from jax import Array
 from jax.scipy.special import multigammaln
 from jax.typing import ArrayLike
 
+from numpyro_largecat._checks import as_positive
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
-from numpyro_largecat.mixtures.hyperparameters import positive_definite, positive_number, vector
+from numpyro_largecat.mixtures.hyperparameters import positive_definite, vector
 from numpyro_largecat.ops.symmetric import log_det, pack, packed_products, unpack
 
 NOT_POSITIVE = (
@@ -81,7 +82,7 @@ class ZeroMeanGaussianFamily(ConjugateFamily):
 
     def __init__(self, covariance: ArrayLike, strength: float = 1.0) -> None:
         self.covariance = positive_definite("covariance", covariance)
-        self.strength = positive_number("strength", strength, "a number of observations")
+        self.strength = as_positive("strength", strength, "a number of observations")
 
     def prior(self) -> Array:
         """Pseudo-observations and their sum of squares, packed."""
@@ -175,10 +176,8 @@ class GaussianFamily(ConjugateFamily):
     ) -> None:
         self.covariance = positive_definite("covariance", covariance)
         self.loc = vector("loc", loc, len(self.covariance))
-        self.strength = positive_number("strength", strength, "a number of observations")
-        self.loc_strength = positive_number(
-            "loc_strength", loc_strength, "a number of observations"
-        )
+        self.strength = as_positive("strength", strength, "a number of observations")
+        self.loc_strength = as_positive("loc_strength", loc_strength, "a number of observations")
 
     def prior(self) -> Array:
         """Weight of the mean, sum and sum of squares of pseudo-observations about ``loc``."""

@@ -53,23 +53,6 @@ def _subclasses(cls: type[T]) -> list[type[T]]:
     return [found for sub in cls.__subclasses__() for found in (sub, *_subclasses(sub))]
 
 
-def positive(name: str, value: ArrayLike, meaning: str) -> np.ndarray:
-    """Return positive finite numbers in float64, or raise."""
-    array = np.asarray(value, np.float64)
-    check_finite([(f"`{name}`", array)])
-    if not (array > 0).all():
-        raise ValueError(f"`{name}` must be positive, {meaning}; got {array.min()}.")
-    return array
-
-
-def positive_number(name: str, value: ArrayLike, meaning: str) -> np.ndarray:
-    """Return one positive finite number in float64, shape (), or raise."""
-    array = positive(name, value, meaning)
-    if array.size != 1:
-        raise ValueError(f"`{name}` must be one number, {meaning}; got shape {array.shape}.")
-    return array.reshape(())
-
-
 def vector(name: str, value: ArrayLike, size: int) -> np.ndarray:
     """Return a finite vector of ``size`` numbers in float64, or raise."""
     array = np.asarray(value, np.float64)

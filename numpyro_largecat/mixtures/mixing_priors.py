@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import gammaln
 
-from numpyro_largecat.mixtures.hyperparameters import Hyperparameters, positive_number
+from numpyro_largecat._checks import as_positive
+from numpyro_largecat.mixtures.hyperparameters import Hyperparameters
 
 
 class MixingPrior(Hyperparameters):
@@ -61,7 +62,7 @@ class DirichletMixing(MixingPrior):
     """
 
     def __init__(self, concentration: float = 1.0) -> None:
-        self.concentration = positive_number(
+        self.concentration = as_positive(
             "concentration", concentration, "the sum of the Dirichlet's parameters"
         )
 
@@ -115,7 +116,7 @@ class StickBreaking(MixingPrior):
     """
 
     def __init__(self, concentration: float = 1.0) -> None:
-        self.concentration = positive_number(
+        self.concentration = as_positive(
             "concentration", concentration, "as of a Dirichlet process"
         )
 

@@ -10,9 +10,8 @@ from jax import Array
 from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count
+from numpyro_largecat._checks import as_positive, check_count
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
-from numpyro_largecat.mixtures.hyperparameters import positive
 
 
 class MultinomialFamily(ConjugateFamily):
@@ -48,7 +47,9 @@ class MultinomialFamily(ConjugateFamily):
     """
 
     def __init__(self, concentration: ArrayLike, total_count: int | None = None) -> None:
-        self.concentration = positive("concentration", concentration, "Dirichlet parameters")
+        self.concentration = as_positive(
+            "concentration", concentration, "Dirichlet parameters", None
+        )
         if self.concentration.ndim != 1 or not self.concentration.size:
             raise ValueError(
                 "`concentration` must hold one number for each outcome, shape (V,); got shape "

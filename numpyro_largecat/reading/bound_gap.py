@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 from jax import Array, lax
-from numpyro.handlers import replay
 
-from numpyro_largecat.handlers.run_model import at_centre, sites_of
+from numpyro_largecat.handlers.run_model import at_centre, at_values_of, sites_of
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
@@ -46,7 +44,7 @@ def _bounds(fit: BoundFit, site: str, keys: Array) -> Array:
         known: dict[str, Any] = {"rng_key": key, "params": fit.params, "touched": TouchedRows()}
         sites_of(fit.model, fit.args, fit.kwargs, **known)  # which rows the plates hold
         in_guide = sites_of(fit.guide, fit.args, fit.kwargs, **known, around=at_centre)
-        around = partial(replay, trace=in_guide)
+        around = at_values_of(in_guide)
         choice = sites_of(fit.model, fit.args, fit.kwargs, **known, around=around)[site]
         return choice["fn"].log_prob(choice["value"])
 

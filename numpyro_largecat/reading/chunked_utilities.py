@@ -13,8 +13,6 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array, lax
 from jax.typing import ArrayLike
-from numpyro import handlers
-from numpyro.handlers import replay, substitute, trace
 
 from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily
@@ -22,9 +20,14 @@ from numpyro_largecat.choices.error_guides import without_errors
 from numpyro_largecat.handlers.chosen_rows import only_read, without_training_rows
 from numpyro_largecat.handlers.chunk_noise import InnerNoise, noise_of_chunk
 from numpyro_largecat.handlers.plate_facts import class_plates, plate_facts
-from numpyro_largecat.handlers.run_model import at_centre, at_feasible_values
-from numpyro_largecat.handlers.shared_rows import share_rows
-from numpyro_largecat.handlers.sites import base_distribution, of_type, plates_of
+from numpyro_largecat.handlers.run_model import (
+    as_drawn,
+    at_centre,
+    at_feasible_values,
+    at_values_of,
+    sites_of,
+)
+from numpyro_largecat.handlers.sites import Sites, base_distribution, of_type, plates_of
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.plates.class_chunk import class_chunk
 from numpyro_largecat.reading.bound_fit import BoundFit
@@ -32,6 +35,8 @@ from numpyro_largecat.reading.choice_site import find_choice
 from numpyro_largecat.reading.chunk_checks import distinct_rows, rows_are_alone
 from numpyro_largecat.reading.progress import count_steps
 from numpyro_largecat.svi.stored_params import check_params
+
+Around = Callable[[Any], Any]  # puts a handler around a model or guide
 
 
 class ChunkedUtilities:
@@ -152,25 +157,22 @@ class ChunkedUtilities:
         self, start: ArrayLike, size: int, key: Array, noise: InnerNoise
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The sites of guide and model with classes [start, start + size), drawn with two keys."""
-        guide_sites, model = self._traces(start, size, key, TouchedRows(), noise)
-        return guide_sites, self._replayed(model, guide_sites)
-
-    def _replayed(self, model: Any, guide_sites: dict[str, Any]) -> dict[str, Any]:
-        return trace(replay(model, guide_sites)).get_trace(*self._args, **self._kwargs)
+        guide_sites, run_model = self._traces(start, size, key, TouchedRows(), noise)
+        return guide_sites, run_model(at_values_of(guide_sites))
 
     def _of_distinct(self, start: ArrayLike, size: int, seed: ArrayLike) -> Array:
         """Utilities of a few classes alone, with rows that are all different."""
         touched = TouchedRows()
         classes = jnp.asarray(start) + jnp.arange(size)
         around = partial(distinct_rows, plate=self.plate, classes=classes)
-        guide_sites, model = self._traces(start, size, None, touched, seed=seed, around=around)
-        sites = self._replayed(model, guide_sites)
+        guide_sites, run_model = self._traces(start, size, None, touched, seed=seed, around=around)
+        sites = run_model(at_values_of(guide_sites))
         return jnp.asarray(base_distribution(sites[self.site]["fn"]).utilities)
 
     def _sites(self, start: ArrayLike, size: int, key: Array | None) -> dict[str, Any]:
         """The sites with classes [start, start + size)."""
-        guide_sites, model = self._traces(start, size, key, TouchedRows())
-        sites = self._replayed(model, guide_sites)
+        guide_sites, run_model = self._traces(start, size, key, TouchedRows())
+        sites = run_model(at_values_of(guide_sites))
         check_params(self._params, guide_sites | sites)
         classes = base_distribution(sites[self.site]["fn"]).classes
         if classes is None or classes.kind != "chunk":
@@ -202,31 +204,40 @@ class ChunkedUtilities:
         touched: TouchedRows,
         noise: InnerNoise | None = None,
         seed: ArrayLike = 0,
-        around: Callable[[Any], Any] = lambda fn: fn,
-    ) -> tuple[dict[str, Any], Any]:
-        """The guide's sites with these classes, and the model to run with them.
+        around: Around = as_drawn,
+    ) -> tuple[Sites, Callable[[Around], Sites]]:
+        """The guide's sites with these classes, and a function that runs the model with them.
 
-        Without a key ``seed`` moves what the model draws beside the sites of the guide. The handler
-        ``around`` comes first around model and guide.
+        That function takes the handler around the model that gives the latent values. Without a key
+        ``seed`` moves what the model draws besides the sites of the guide. The handler ``around``
+        comes first around model and guide.
         """
         rng_key = jax.random.key(seed) if key is None else key
 
-        def on_chunk(fn: Any) -> Any:
-            fn = share_rows(around(fn), touched)
-            fn = class_chunk(fn, name=self.plate, start=start, size=size)
-            fn = noise_of_chunk(handlers.seed(fn, rng_key), self.plate, start, noise)
-            fn = only_read(substitute(fn, data=self._params), is_choice=is_choice, also=self._also)
-            return without_training_rows(fn, is_choice=is_choice)
+        def run(fn: Any, latent_values: Around) -> Sites:
+            def on_chunk(fn: Any) -> Any:
+                fn = class_chunk(fn, name=self.plate, start=start, size=size)
+                fn = noise_of_chunk(fn, self.plate, start, noise)
+                fn = only_read(fn, is_choice=is_choice, also=self._also)
+                return latent_values(without_training_rows(fn, is_choice=is_choice))
 
-        model, guide = on_chunk(self._model), on_chunk(self._guide)
+            return sites_of(
+                around(fn),
+                self._args,
+                self._kwargs,
+                rng_key=rng_key,
+                params=self._params,
+                touched=touched,
+                around=on_chunk,
+            )
+
         # The model tells the plain plates of the guide, which follow its own, their rows.
-        sites = trace(at_feasible_values(model)).get_trace(*self._args, **self._kwargs)
-        guide = at_centre(guide) if key is None else guide
-        drawn = trace(guide).get_trace(*self._args, **self._kwargs)
+        sites = run(self._model, at_feasible_values)
+        drawn = run(self._guide, at_centre if key is None else as_drawn)
         in_model = class_plates(sites)
         for name in drawn.keys() & sites.keys():
             drawn[name] = _on_rows(drawn[name], sites[name], in_model, touched)
-        return drawn, model
+        return drawn, partial(run, self._model)
 
 
 def _on_rows(drawn: Any, site: Any, class_plates: Container[str], touched: TouchedRows) -> Any:

@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
-from numpyro.handlers import replay
 
-from numpyro_largecat.handlers.run_model import at_centre, sites_of
+from numpyro_largecat.handlers.run_model import at_centre, at_values_of, sites_of
 from numpyro_largecat.handlers.shared_rows import share_rows
 from numpyro_largecat.handlers.single_entries import single_entries
 from numpyro_largecat.handlers.sites import Site, Sites, param_options
@@ -124,7 +123,7 @@ class RowLoss:
             return {}
 
         def followed() -> dict[str, tuple[Array, Array]]:
-            sites = run(self.plan.model, partial(replay, trace=guide_sites))
+            sites = run(self.plan.model, at_values_of(guide_sites))
             found = {name: param_options(sites[name]).follow for name in self.local_rows}
             return {name: (f.values, f.entry) for name, f in found.items() if f is not None}
 

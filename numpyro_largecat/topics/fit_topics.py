@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,12 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 from tqdm.auto import tqdm
 
 from numpyro_largecat._checks import (
+    as_positive,
     check_count,
     check_key,
     check_kind,
     check_num_active,
     check_one_of,
-    describe,
 )
 from numpyro_largecat._result_so_far import attach_result
 from numpyro_largecat.data.corpus import Corpus
@@ -120,6 +120,9 @@ def fit_topics(
     check_count("batch_size", batch_size, 1)
     check_kind("options", options, Options, "lc.topics.Options(...)")
     check_one_of("method", method, ("memoized", "stochastic"))
+    total = DEFAULT_TOTAL / num_topics if concentration is None else concentration
+    own = as_positive("concentration", total, "for each topic", (num_topics,))
+    as_positive("word_concentration", word_concentration, "for each word in a topic")
     if options.warm_start and method != "memoized":
         raise ValueError("`warm_start` needs `method='memoized'`, which keeps what it visited.")
     rng = numpy_generator(rng_key)
@@ -130,8 +133,8 @@ def fit_topics(
     shapes = shapes_of(corpus, batch_size, len(batches[0].rows), num_passes)
     problem = Problem(
         corpus,
-        jnp.asarray(_concentrations(concentration, num_topics), dtype),
-        _word_concentration(word_concentration),
+        jnp.asarray(np.broadcast_to(own, num_topics), dtype),
+        float(word_concentration),
         Solver(active, options.effort, shapes),
     )
     bounds: list[float] = []
@@ -160,30 +163,6 @@ def fit_topics(
                 bounds.append(bound)
                 bar.set_postfix_str(f"bound per word {bound / corpus.num_tokens:.6g}")
         return fit()
-
-
-def _concentrations(value: ArrayLike | None, num_topics: int) -> NDArray[np.floating]:
-    """The concentration of each topic, (K,)."""
-    found = np.asarray(DEFAULT_TOTAL / num_topics if value is None else value, float)
-    if found.shape not in ((), (num_topics,)):
-        raise ValueError(
-            f"`concentration` must be a number or have one entry for each of {num_topics} topics; "
-            f"got shape {found.shape}."
-        )
-    if not ((found > 0) & (found < np.inf)).all():
-        raise ValueError(
-            "`concentration` must be positive and finite; got numbers from "
-            f"{found.min():.6g} to {found.max():.6g}."
-        )
-    return np.broadcast_to(found, num_topics)
-
-
-def _word_concentration(value: Any) -> float:
-    if np.ndim(value) or not 0 < value < np.inf:
-        raise ValueError(
-            f"`word_concentration` must be one number, positive and finite; got {describe(value)}."
-        )
-    return float(value)
 
 
 def _start_counts(

@@ -309,10 +309,13 @@ def test_schedules_and_decay():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: lc.double_sum.ImplicitSGD(-1.0), "`step_size` must be above 0 and finite"),
-        (lambda: lc.double_sum.Vanilla(float("nan")), "`step_size` must be above 0 and finite"),
-        (lambda: lc.double_sum.UMax(1.0, delta=0.0), "`delta` must be above 0"),
-        (lambda: lc.double_sum.UMax(1.0, double_sum="raman"), "`double_sum` must be"),
+        (lambda: lc.double_sum.ImplicitSGD(-1.0), "`step_size` must be positive"),
+        (lambda: lc.double_sum.Vanilla(float("nan")), "`step_size` must be finite"),
+        (lambda: lc.double_sum.UMax(1.0, delta=0.0), "`delta` must be positive"),
+        (
+            lambda: lc.double_sum.UMax(1.0, double_sum="raman"),
+            "`double_sum` must be one of 'gaps', 'utilities'",
+        ),
     ],
 )
 def test_rules_refuse_bad_settings(make, message):

@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.handlers import replay
 
 import numpyro_largecat as lc
-from numpyro_largecat.handlers.run_model import as_drawn, at_centre, sites_of
+from numpyro_largecat.handlers.run_model import as_drawn, at_centre, at_values_of, sites_of
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 
 
@@ -60,7 +57,7 @@ def test_latent_values_are_drawn_central_or_those_of_another_run():
     np.testing.assert_array_equal(central["b"]["value"], [3.0, 3.0])
     drawn = sites_of(normal, rng_key=3, around=as_drawn)
     assert drawn["b"]["value"].tolist() != [3.0, 3.0]
-    replayed = sites_of(normal, around=partial(replay, trace=drawn))
+    replayed = sites_of(normal, around=at_values_of(drawn))
     np.testing.assert_array_equal(replayed["b"]["value"], drawn["b"]["value"])
 
 

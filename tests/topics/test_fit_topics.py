@@ -242,13 +242,16 @@ def test_another_vocabulary_is_refused(fit) -> None:
         (dict(num_active=7), "at most 6, the number of topics; got 7"),
         (dict(concentration=0.0), "`concentration` must be positive"),
         (dict(corpus=np.eye(3)), r"a `numpyro_largecat.data.Corpus`; got ndarray.*from_csr"),
-        (dict(concentration=[0.1, 0.2]), r"one entry for each of 6 topics; got shape \(2,\)"),
-        (dict(word_concentration=np.inf), "`word_concentration` must be one number, positive"),
+        (
+            dict(concentration=[0.1, 0.2]),
+            r"one number or have shape \(6,\), for each topic; got shape \(2,\)",
+        ),
+        (dict(word_concentration=np.inf), "`word_concentration` must be finite"),
         (
             dict(word_concentration=np.ones(V)),
-            r"one number, .* got an array of float64 of shape \(60,\)\.$",
+            r"`word_concentration` must be one number, .* got shape \(60,\)\.$",
         ),
-        (dict(concentration=np.zeros(K)), "positive and finite; got numbers from 0 to 0"),
+        (dict(concentration=np.zeros(K)), r"must be positive, .* got 0\.0"),
         (
             dict(rng_key=0),
             r"`rng_key` must be one JAX random key; got 0, of type int\. Make one with",
