@@ -46,6 +46,7 @@ KEPT = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @KEPT
 def test_a_fit_to_counts_gives_their_frequencies(noise, kept, shape):
     """The bound costs 0.02 in probability at most, the fit's own noise less."""
