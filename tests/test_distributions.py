@@ -110,29 +110,32 @@ def contrastive(psi, row, weights, log_normalizer):
     return reference.noise_contrastive(psi, row, noise, log_normalizer, weights)
 
 
-class Make:
-    """How a distribution is made of utilities, classes and local arrays."""
+def make_categorical(noise, psi, classes, u=None):
+    return lc.UtilityCategorical(psi, classes, noise, u=u)
 
-    def categorical(noise, psi, classes, u=None):
-        return lc.UtilityCategorical(psi, classes, noise, u=u)
 
-    def augmented(noise, psi, classes, error):
-        return lc.AugmentedCategorical(psi, classes, noise, error=error)
+def make_augmented(noise, psi, classes, error):
+    return lc.AugmentedCategorical(psi, classes, noise, error=error)
 
-    def one_vs_each_together(psi, classes):
-        return lc.bounds.OneVsEach(psi, classes, together=np.resize(MARKS, psi.shape[-1]))
 
-    def bouchard(psi, classes, alpha):
-        return lc.bounds.Bouchard(psi, classes, alpha=alpha)
+def make_one_vs_each_together(psi, classes):
+    return lc.bounds.OneVsEach(psi, classes, together=np.resize(MARKS, psi.shape[-1]))
 
-    def gaussian_error(noise, psi, classes, loc):
-        return lc.bounds.GaussianErrorBound(psi, classes, noise, loc=loc, scale=0.5)
 
-    def gaussian_utilities(psi, classes, variances, slope, u=None):
-        return lc.bounds.GaussianUtilityBound(psi, variances, classes, slope=slope, u=u)
+def make_bouchard(psi, classes, alpha):
+    return lc.bounds.Bouchard(psi, classes, alpha=alpha)
 
-    def contrastive(psi, classes, z):
-        return lc.baselines.NoiseContrastive(psi, classes, num_noise=3, log_normalizer=z)
+
+def make_gaussian_error(noise, psi, classes, loc):
+    return lc.bounds.GaussianErrorBound(psi, classes, noise, loc=loc, scale=0.5)
+
+
+def make_gaussian_utilities(psi, classes, variances, slope, u=None):
+    return lc.bounds.GaussianUtilityBound(psi, variances, classes, slope=slope, u=u)
+
+
+def make_contrastive(psi, classes, z):
+    return lc.baselines.NoiseContrastive(psi, classes, num_noise=3, log_normalizer=z)
 
 
 def best_gaussian_utilities(*arguments):
@@ -143,50 +146,46 @@ FAR = np.array([-1e4, -5e3, 0.0, 5e3, 1e4, 1.0], np.float32)
 FAR_MOMENTS = (np.full((6, 6), 1e4, np.float32), np.resize(SLOPE, 6))
 ALL, SUBSET_ONLY = ("all",), ("subset",)
 CHOICES = {
-    "softmax": Choice(partial(Make.categorical, "gumbel"), stateless, unbiased=False, draws=True),
+    "softmax": Choice(partial(make_categorical, "gumbel"), stateless, unbiased=False, draws=True),
     "softmax, u": Choice(
-        partial(Make.categorical, "gumbel"), softmax_bound, (LOCAL,), (FAR,), SUBSET_ONLY
+        partial(make_categorical, "gumbel"), softmax_bound, (LOCAL,), (FAR,), SUBSET_ONLY
     ),
     "logistic": Choice(
-        partial(Make.categorical, "logistic"), partial(exact, "logistic"), on=ALL, draws=True
+        partial(make_categorical, "logistic"), partial(exact, "logistic"), on=ALL, draws=True
     ),
     "logistic, u": Choice(
-        partial(Make.categorical, "logistic"), logistic_bound, (LOCAL,), (np.abs(FAR),), SUBSET_ONLY
+        partial(make_categorical, "logistic"), logistic_bound, (LOCAL,), (np.abs(FAR),), SUBSET_ONLY
     ),
     "probit": Choice(
-        partial(Make.categorical, "normal"), partial(exact, "normal"), on=ALL, draws=True
+        partial(make_categorical, "normal"), partial(exact, "normal"), on=ALL, draws=True
     ),
     "one-vs-each": Choice(lc.bounds.OneVsEach, reference.one_vs_each),
-    "one-vs-each, together": Choice(Make.one_vs_each_together, some_together, unbiased=False),
-    "Bouchard": Choice(Make.bouchard, bouchard, (LOCAL,), (FAR,)),
+    "one-vs-each, together": Choice(make_one_vs_each_together, some_together, unbiased=False),
+    "Bouchard": Choice(make_bouchard, bouchard, (LOCAL,), (FAR,)),
     "Bouchard at the best": Choice(lc.bounds.Bouchard, best_bouchard, on=ALL),
     "Gaussian utilities": Choice(
-        Make.gaussian_utilities,
+        make_gaussian_utilities,
         gaussian_utilities,
         (VARIANCES, SLOPE, LOCAL),
         (*FAR_MOMENTS, FAR),
         draws=True,
     ),
     "Gaussian utilities at the best": Choice(
-        Make.gaussian_utilities,
+        make_gaussian_utilities,
         best_gaussian_utilities,
         (VARIANCES, SLOPE),
         FAR_MOMENTS,
         unbiased=False,
         draws=True,
     ),
-    "noise contrastive": Choice(Make.contrastive, contrastive, (LOCAL,), (FAR,)),
+    "noise contrastive": Choice(make_contrastive, contrastive, (LOCAL,), (FAR,)),
 }
-for noise, on in (("normal", ("all", "subset")), ("gumbel", SUBSET_ONLY), ("logistic", ALL)):
+for noise in ("gumbel", "normal", "logistic"):
     CHOICES[f"augmented {noise}"] = Choice(
-        partial(Make.augmented, noise), partial(augmented, noise), (LOCAL,), (0 * FAR,), on
+        partial(make_augmented, noise), partial(augmented, noise), (LOCAL,), (0 * FAR,)
     )
     CHOICES[f"Gaussian error, {noise}"] = Choice(
-        partial(Make.gaussian_error, noise),
-        partial(gaussian_error, noise),
-        (LOCAL,),
-        (0 * FAR,),
-        on,
+        partial(make_gaussian_error, noise), partial(gaussian_error, noise), (LOCAL,), (0 * FAR,)
     )
 EXACT_BY_QUADRATURE = ("logistic, all", "probit, all")
 MAY_OVERFLOW = ("augmented gumbel", "Gaussian error, gumbel")  # towards -inf, the right value

@@ -26,7 +26,7 @@ from numpyro.optim import _NumPyroOptim
 from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
 from numpyro.util import _validate_model
 
-__all__ = [  # of NumPyro and JAX, as they are; what is defined below comes beside them
+__all__ = [  # of NumPyro and JAX, as they are; what is defined below comes besides
     "ClosedJaxpr",
     "Jaxpr",
     "Literal",

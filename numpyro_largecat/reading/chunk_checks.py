@@ -17,7 +17,7 @@ from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.handlers.sites import is_latent, param_options
 from numpyro_largecat.ops.finfo import finfo
 
-MOST_TOGETHER = 128  # classes in which places are looked for; what is done by place is seldom later
+MOST_TOGETHER = 128  # classes in which places are looked for; what is done by place is rarely later
 ABOVE, BELOW = 24.0, -15.0  # all other rows; of other size, and exponentials do not overflow
 PRIME = 65521  # the largest below 2**16, so that squares fit in 32 bits
 

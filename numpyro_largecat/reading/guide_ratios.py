@@ -16,6 +16,7 @@ is exact given a, they are the importance ratios of the posterior of a.
 from __future__ import annotations
 
 import math
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from numpyro_largecat.handlers.chunk_noise import InnerNoise
@@ -60,48 +62,61 @@ def small_site_ratios(
         return None
     keys = jax.random.split(jax.random.fold_in(key, 0), num_draws)
     rest = jax.random.split(jax.random.fold_in(key, 1), num_rest)
-
-    def of_chunk(rest_key: Array, chunk: Array, key: Array) -> tuple[Array, Array, Array]:
-        """Log densities in the model less the guide: by class, and of the others; utilities."""
-        classes = utilities.classes_of(chunk)
-        noise = InnerNoise(rest_key, inner)
-        sites = utilities.traces(classes[0], utilities.chunk_size, key, noise)
-        by_class = _row_ratios(sites, utilities.plate, utilities.chunk_size)
-        by_class = jnp.where(classes < utilities.num_categories, by_class, 0)
-        outside = _sum_outside(sites, utilities.plate, inner, rows.weights)
-        psi, _ = _choice(sites[1][utilities.site])
-        return by_class, outside, jnp.where(classes < utilities.num_categories, psi, -jnp.inf)
-
-    def add(found: Any, rest_key: Array, chunk: Array) -> Any:
-        prior, log_sum, own = found
-
-        def of_draw(key: Array) -> tuple[Array, Array, Array, Array]:
-            by_class, outside, psi = of_chunk(rest_key, chunk, key)
-            if not moves_utilities:
-                return by_class, outside, jnp.zeros(()), jnp.zeros(())
-            own = _own(psi, labels, utilities.classes_of(chunk))
-            return by_class, outside, jax.nn.logsumexp(psi, axis=-1), own
-
-        by_class, outside, new_log_sum, new_own = lax.map(of_draw, keys)
-        # Differences are small where the sums of a table's log densities are large.
-        prior += (by_class - by_class[:1]).sum(axis=1)
-        found = prior, jnp.logaddexp(log_sum, new_log_sum), jnp.maximum(own, new_own)
-        return found, outside
+    labels = _labels(utilities, keys[0])
+    at = partial(_log_densities, utilities, inner, rows.weights)
+    # A prior's scale does not move them: the utilities of 800 passes need not be formed.
+    first, second = lax.map(lambda key: at(rest[0], 0, key).utilities, keys[:2])
+    moves_utilities = not np.array_equal(first, second, equal_nan=True)
 
     def of_rest(rest_key: Array) -> tuple[Array, Array]:
+        def add(found: tuple[Array, Array, Array], chunk: Array) -> tuple[Array, Array, Array]:
+            def of_draw(key: Array) -> tuple[Array, Array, Array]:
+                by_class, _, psi = at(rest_key, chunk, key)
+                if not moves_utilities:
+                    return by_class, jnp.zeros(()), jnp.zeros(())
+                own = _own(psi, labels, utilities.classes_of(chunk))
+                return by_class, jax.nn.logsumexp(psi, axis=-1), own
+
+            prior, log_sum, own = found
+            by_class, new_log_sum, new_own = lax.map(of_draw, keys)
+            # Differences are small where the sums of a table's log densities are large.
+            prior += (by_class - by_class[:1]).sum(axis=1)
+            return prior, jnp.logaddexp(log_sum, new_log_sum), jnp.maximum(own, new_own)
+
         shape = utilities.batch_shape if moves_utilities else ()
         nothing = jnp.full((num_draws, *shape), -jnp.inf, utilities.dtype)
         start = (jnp.zeros(num_draws, utilities.dtype), nothing, nothing)
-        chunks = jnp.arange(utilities.num_chunks)
-        found, outside = lax.scan(lambda f, chunk: add(f, rest_key, chunk), start, chunks)
-        return found[0] + outside[0] - outside[0, 0], found[2] - found[1]
+        prior, log_sum, own = utilities.visit(add, start)
+        outside = lax.map(lambda key: at(rest_key, 0, key).outside, keys)
+        return prior + outside - outside[0], own - log_sum
 
-    labels = _labels(utilities, keys[0])
-    # A prior's scale does not: the utilities of 800 passes need not be formed.
-    first, second = lax.map(lambda key: of_chunk(rest[0], jnp.array(0), key)[2], keys[:2])
-    moves_utilities = not np.array_equal(first, second, equal_nan=True)
     priors, log_probs = lax.map(of_rest, rest)
     return _ratios(priors.mean(axis=0)[None], log_probs.mean(axis=0)[None], rows)
+
+
+class _LogDensities(NamedTuple):
+    """Log densities in the model less those in the guide, with one chunk of classes."""
+
+    by_class: Array  # (chunk_size,), of the rows of the class plate; 0 past the last class
+    outside: Array  # (), of the sites outside of class plates
+    utilities: Array  # (..., chunk_size), -inf past the last class
+
+
+def _log_densities(
+    utilities: ChunkedUtilities,
+    inner: frozenset[str],
+    weights: Array,
+    rest_key: Array,
+    chunk: ArrayLike,
+    key: Array,
+) -> _LogDensities:
+    """With the small sites drawn by ``key``, and those in the plates ``inner`` by ``rest_key``."""
+    classes, noise = utilities.classes_of(chunk), InnerNoise(rest_key, inner)
+    sites = utilities.traces(classes[0], utilities.chunk_size, key, noise)
+    is_class = classes < utilities.num_categories
+    by_class = jnp.where(is_class, _row_ratios(sites, utilities.plate, utilities.chunk_size), 0)
+    psi = jnp.where(is_class, _choice(sites[1][utilities.site])[0], -jnp.inf)
+    return _LogDensities(by_class, _sum_outside(sites, utilities.plate, inner, weights), psi)
 
 
 def class_ratios(

@@ -24,13 +24,13 @@ def score_predictions(
     r"""Score the most probable classes of N observations against the observed ones.
 
     - ``accuracy``: how often the most probable class is observed.
-    - ``precision at n``: the share of the n most probable classes that are observed, in the mean.
+    - ``precision at n``: the share of the n most probable classes that are observed, on average.
       With one label for each observation it is at most 1 / n.
     - ``nDCG at n``: discounted gain of the n most probable, relative to the best order,
       :math:`\sum_{r \le n} \mathrm{hit}_r / \log_2(r + 1)` over
       :math:`\sum_{r \le \min(n, \text{labels})} 1 / \log_2(r + 1)`.
     - ``calibration error``: the distance between the probability of the most probable class and how
-      often it is observed, in bins of equal count by that probability, in the mean over
+      often it is observed, in bins of equal count by that probability, averaged over
       observations. A calibrated model of finite data does not reach 0.
     - ``log likelihood``: the mean of ``log_likelihood`` in nats; over draws, of the log of the mean
       probability.

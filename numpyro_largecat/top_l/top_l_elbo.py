@@ -60,8 +60,8 @@ class TopL_ELBO(ELBO):
     is to be taken from the data, not from ``len(z)``.
 
     **Masks.** Where all that depends on a discrete site is masked, its value counts nothing. Where
-    the site itself is masked, its value must be of no account: what depends on it there is refused,
-    in the same way.
+    the site itself is masked, its value must not matter: what depends on it there is refused in the
+    same way.
 
     **Guides.** ``AutoNormal(lc.hide_enumerated(model))`` leaves the discrete sites out; with the
     model itself NumPyro's guides ask for funsor.

@@ -88,6 +88,7 @@ def test_the_exact_posterior_of_gumbel_errors_gives_the_softmax_without_variance
     np.testing.assert_allclose(-losses, np.full(20, exact.sum()), rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "family"), [("normal", "normal"), ("normal", "gumbel"), ("logistic", "gumbel")]
 )
@@ -197,6 +198,7 @@ def test_the_elbo_on_subsets_has_the_full_one_as_its_mean(x64):
 # Amortised errors.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [(16,), "own"])
 def test_amortised_errors_learn(network, x64):
     """Their ELBO comes within 0.05 nats of the exact one, which a shared q misses by over 0.2."""

@@ -307,6 +307,7 @@ def fit_on_everything():
     return svi.run(jax.random.key(0), 400, x, y, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_a_fit_on_subsets_finds_the_optimum_of_all_data_and_classes():
     """Beside the mean of all classes, which the likelihood says nothing of.
 

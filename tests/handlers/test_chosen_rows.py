@@ -93,3 +93,16 @@ def test_rows_that_the_fit_has_not_seen_have_no_latent_values():
         sites_of(model_of(PLATES["all rows"]), around=around)
     sites = sites_of(model_of(PLATES["given rows"]), around=around)
     assert sites["read"]["value"].tolist() == [40, 20]
+
+
+@pytest.mark.parametrize("per_observation", [False, True])
+def test_labels_that_are_read_alone_are_a_kind_of_their_own(per_observation):
+    """They are no chunk: a label is found among them, but no sum over classes is known."""
+    labels = np.array([4, 2, 4])
+    with only_read(is_choice=is_choice):
+        options = {"per_observation": per_observation}
+        classes = lc.class_plate("rows", 10, labels, 3, **options).classes
+        whole = lc.class_plate("rows", 10, None, 3).classes
+    assert (classes.kind, whole.kind) == ("labels", "full")
+    assert classes.is_part and not whole.is_part
+    assert classes.holds(labels).all() and np.isnan(classes.weights).any()

@@ -193,7 +193,7 @@ def test_float64(x64):
 
 
 def test_scratch_memory_does_not_follow_the_classes():
-    """Beside its table of 4 MB, a draw by frequency takes some kB."""
+    """Besides its table of 4 MB, a draw by frequency takes some kB."""
 
     def draw(proposal):
         options = dict(proposal=proposal, num_categories=10**6)

@@ -183,8 +183,8 @@ def test_a_fit_with_error_guides_is_read_on_rows_that_have_no_errors():
         with lc.class_plate("classes", K, y, 2) as classes:
             b = numpyro.sample("b", dist.Normal(0, 1))
         with lc.data_plate("data", N, rows):
-            error = numpyro.sample("e", lc.error_distribution("logistic"))
-            choice = lc.AugmentedCategorical(x[:, None] * b, classes, "logistic", error=error)
+            error = numpyro.sample("e", lc.error_distribution("gumbel"))
+            choice = lc.AugmentedCategorical(x[:, None] * b, classes, "gumbel", error=error)
             numpyro.sample("y", choice, obs=y)
 
     guide = lc.ErrorGuideList(model, AutoDelta, errors={"e": lc.LocalErrors()})

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 
 import numpyro_largecat as lc
@@ -18,16 +18,23 @@ from tests.memory import temp_bytes
 from tests.models import NUM_CATEGORIES, NUM_FEATURES, NUM_ROWS, hierarchical, make_data
 
 
+def guide_of(model, *args, kind=AutoDelta):
+    """A guide that has been run once."""
+    guide = kind(model)
+    numpyro.handlers.seed(guide, 0)(*args)
+    return guide
+
+
 @pytest.fixture(scope="module")
 def fitted():
-    x, y = make_data()
     model = hierarchical(num_sampled=4)
-    guide = AutoNormal(model)
-    svi = lc.SubsampledSVI(model, guide, optax.adagrad(0.1), TraceMeanField_ELBO())
-    batches = lc.ArrayBatches(x, y, batch_size=8)
-    return lc.Fitted.from_svi(
-        svi, svi.run(jax.random.key(0), 30, batches=batches, progress_bar=False), chunk_size=5
-    )
+    params = {"scale_auto_loc": jnp.array(0.1), "scale_auto_scale": jnp.array(0.2)}
+    for name, shape in (("w", (NUM_CATEGORIES, NUM_FEATURES)), ("b", (NUM_CATEGORIES,))):
+        params[f"{name}_auto_loc"] = jax.random.normal(jax.random.key(len(shape)), shape)
+        params[f"{name}_auto_scale"] = jnp.full(shape, 0.1)
+    x, y = make_data()
+    guide = guide_of(model, x[:4], y[:4], jnp.arange(4), kind=AutoNormal)
+    return lc.Fitted(model, guide, params, chunk_size=5)
 
 
 def dense_log_probs(params, x):
@@ -65,8 +72,7 @@ def test_probabilities_of_all_classes_sum_to_one(fitted):
 def test_an_exact_model_predicts_the_same_from_the_same_parameters(fitted):
     x, y = make_data()
     model = hierarchical(num_sampled=None)
-    guide = AutoNormal(model)
-    numpyro.handlers.seed(guide, 0)(x, y)
+    guide = guide_of(model, x, y, kind=AutoNormal)
     found = lc.Fitted(model, guide, fitted.params, chunk_size=7).on(x[:4]).top_classes(1)
     expected = dense_log_probs(fitted.params, x[:4])
     np.testing.assert_array_equal(found.classes[:, 0], expected.argmax(axis=1))
@@ -115,12 +121,8 @@ def test_rows_of_the_training_data_can_be_predicted_by_their_ids():
             z = numpyro.sample("z", dist.Normal(0, 1))
             lc.sample_choice("y", z[:, None] * w, classes=classes, rows=rows, obs=y)
 
-    guide = AutoDelta(model)
-    svi = lc.SubsampledSVI(model, guide, optax.sgd(0.1), TraceMeanField_ELBO())
-    params = svi.get_params(svi.init(jax.random.key(0), y))
-    params["z_auto_loc"] = jnp.array([1.0, -2.0, 3.0])
-    params["w_auto_loc"] = jnp.arange(6.0)
-    fitted = lc.Fitted(model, guide, params)
+    params = {"z_auto_loc": jnp.array([1.0, -2.0, 3.0]), "w_auto_loc": jnp.arange(6.0)}
+    fitted = lc.Fitted(model, guide_of(model, y), params)
     found = fitted.on(rows=jnp.array([2, 1, 2])).top_classes(1)
     assert found.classes[:, 0].tolist() == [5, 0, 5]  # also of one row twice
     with pytest.raises(NotImplementedError, match="site 'z' has a value for each row"):
@@ -161,9 +163,7 @@ def test_numpy_arrays_may_be_indexed_by_classes():
             psi = slope * table[:, classes.indices]
             lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
 
-    guide = AutoDelta(model)
-    svi = lc.SubsampledSVI(model, guide, optax.sgd(0.0), Trace_ELBO())
-    svi.init(jax.random.key(0), table, jnp.array([0, 1, 3]))
+    guide = guide_of(model, jnp.asarray(table), jnp.array([0, 1, 3]))
     fitted = lc.Fitted(model, guide, {"slope_auto_loc": np.array(1.0, np.float32)})
     assert fitted.on(table).top_classes(1).classes[:, 0].tolist() == [3, 3, 3]
     data = fitted.on(table, y=np.zeros(3, int)).to_arviz(rng_key=jax.random.key(1))
@@ -187,8 +187,7 @@ def test_utilities_that_rows_share_are_those_of_each_row():
 
     b, obs = jnp.array([0.5, -1.0, 1.0, 0.0, -2.0, 0.2]), jnp.array([2, 0, 2])
     for model, num_rows in ((expanded, 3), (one_row, 1)):
-        guide = AutoDelta(model)
-        numpyro.handlers.seed(guide, 0)(obs)
+        guide = guide_of(model, obs)
         new = lc.Fitted(model, guide, {"b_auto_loc": b}, chunk_size=4).on()
         assert new.top_classes(2).classes.tolist() == [[2, 0]] * num_rows
         found = new.log_likelihood(obs)
@@ -224,8 +223,7 @@ def choice_over(classes_to_utilities, num_categories=5):
             utilities = jnp.broadcast_to(classes_to_utilities(b, classes), (2, len(b)))
             numpyro.sample("y", lc.UtilityCategorical(utilities, classes), obs=y)
 
-    guide = AutoDelta(model)
-    numpyro.handlers.seed(guide, 0)(jnp.array([0, 2]))
+    guide = guide_of(model, jnp.array([0, 2]))
     return model, guide, {"b_auto_loc": jnp.arange(1.0, num_categories + 1)}
 
 
@@ -269,7 +267,7 @@ def test_a_dependence_is_seen_wherever_the_rows_are(across, loc):
 
 
 def test_noise_of_the_model_is_no_dependence():
-    """A site that the guide lacks is drawn anew for each class, also where it seldom differs."""
+    """A site that the guide lacks is drawn anew for each class, also where it rarely differs."""
 
     def model(y=None):
         with lc.class_plate("classes", 300) as classes:
@@ -439,8 +437,7 @@ def test_drawn_choices_have_the_predictive_probabilities(noise):
         with lc.data_plate("data", 1) as rows:
             lc.sample_choice("y", b[None], classes=classes, rows=rows, noise=noise, obs=y)
 
-    guide = AutoDelta(model)
-    numpyro.handlers.seed(guide, 0)(jnp.array([2]))
+    guide = guide_of(model, jnp.array([2]))
     new = lc.Fitted(model, guide, {"b_auto_loc": table}, chunk_size=4).on()
     draws = new.draw_choices(rng_key=jax.random.key(0), num_draws=20_000)
     assert draws.shape == (20_000, 1)
