@@ -31,7 +31,7 @@ def average_iterates(
     .. math:: \bar\theta_v = \frac{1}{v - b} \sum_{s=b+1}^{v} \theta_s
 
     over the visits of each element after the first b, its last value until then. An element is
-    visited in the steps that touch its row, so that a seldom class keeps its few values, and no
+    visited in the steps that touch its row, so that a rare class keeps its few values, and no
     step costs more than its rows. The fit itself is the same; ``averaged_params`` reads the
     averages, of unconstrained parameters. Parameters that an update rule moves are not averaged.
 

@@ -17,16 +17,21 @@ import numpyro_largecat as lc
 from tests.models import NUM_CATEGORIES, NUM_ROWS, hierarchical, make_data
 
 
-def make_svi(model=None, optim=None):
+def make_svi(model=None):
     model = hierarchical(num_sampled=4) if model is None else model
-    optim = optax.adagrad(0.1) if optim is None else optim
-    return lc.SubsampledSVI(model, AutoNormal(model), optim, TraceMeanField_ELBO())
+    return lc.SubsampledSVI(model, AutoNormal(model), optax.adagrad(0.1), TraceMeanField_ELBO())
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """One SVI object for most tests, each of which starts by ``init``: its programs are kept."""
+    return make_svi()
 
 
 @pytest.mark.smoke
-def test_run_draws_minibatches_and_improves():
+def test_run_draws_minibatches_and_improves(shared):
     x, y = make_data()
-    svi, batches = make_svi(), lc.ArrayBatches(x, y, batch_size=8)
+    svi, batches = shared, lc.ArrayBatches(x, y, batch_size=8)
     result = svi.run(jax.random.key(0), 250, batches=batches, progress_bar=False)
     assert result.losses.shape == (250,)
     assert result.losses[-50:].mean() < result.losses[:50].mean() - 20
@@ -35,10 +40,10 @@ def test_run_draws_minibatches_and_improves():
     assert result.params["y_u"].shape == (NUM_ROWS,)
 
 
-def test_local_rows_are_those_of_the_batch():
+def test_local_rows_are_those_of_the_batch(shared):
     """Only the rows whose ids the batch gives are moved, whatever their order."""
     x, y = make_data()
-    svi, rows = make_svi(), jnp.array([31, 5, 17])
+    svi, rows = shared, jnp.array([31, 5, 17])
     state = svi.init(jax.random.key(0), x[rows], y[rows], rows)
     before = state.local_state["y_u"].value
     state, _ = jax.jit(svi.update)(state, x[rows], y[rows], rows)
@@ -64,11 +69,11 @@ def test_repeated_rows_take_the_mean_of_their_updates():
     np.testing.assert_allclose(local.value[3], other.value[3], rtol=1e-5)
 
 
-def test_run_equals_a_loop_of_updates():
+def test_run_equals_a_loop_of_updates(shared):
     x, y = make_data()
     rows = jnp.arange(8)
     args = (x[rows], y[rows], rows)
-    svi = make_svi()
+    svi = shared
     result = svi.run(jax.random.key(0), 7, *args, progress_bar=False)
     state, step = svi.init(jax.random.key(0), *args), jax.jit(svi.update, donate_argnums=0)
     evaluate = jax.jit(svi.evaluate)
@@ -83,10 +88,10 @@ def test_run_equals_a_loop_of_updates():
     )
 
 
-def test_resuming_goes_on_where_it_stopped_and_keeps_the_earlier_result():
+def test_resuming_goes_on_where_it_stopped_and_keeps_the_earlier_result(shared):
     x, y = make_data()
     batches = lc.ArrayBatches(x, y, batch_size=8)
-    svi = make_svi()
+    svi = shared
     whole = svi.run(jax.random.key(0), 20, batches=batches, progress_bar=False)
     half = svi.run(jax.random.key(0), 10, batches=batches, progress_bar=False)
     rest = svi.run(
@@ -96,7 +101,7 @@ def test_resuming_goes_on_where_it_stopped_and_keeps_the_earlier_result():
     assert np.isfinite(half.params["w_auto_loc"]).all()  # not donated away
 
 
-def test_streams_give_the_same_fit_as_arrays_and_may_end():
+def test_streams_give_the_same_fit_as_arrays_and_may_end(shared):
     x, y = map(np.asarray, make_data())
 
     def stream(num_batches):
@@ -104,7 +109,7 @@ def test_streams_give_the_same_fit_as_arrays_and_may_end():
             rows = np.arange(8) + 8 * (i % 5)
             yield x[rows], y[rows], rows
 
-    svi = make_svi()
+    svi = shared
     result = svi.run(jax.random.key(0), 12, batches=stream(99), progress_bar=False)
     state = svi.init(jax.random.key(0), *next(stream(1)))
     update = jax.jit(svi.update)
@@ -118,7 +123,7 @@ def test_streams_give_the_same_fit_as_arrays_and_may_end():
         svi.run(jax.random.key(0), 12, batches=[], progress_bar=False)
 
 
-def test_a_bad_batch_in_a_stream_ends_the_fit_and_keeps_it():
+def test_a_bad_batch_in_a_stream_ends_the_fit_and_keeps_it(shared):
     x, y = map(np.asarray, make_data())
     rows = np.arange(8)
     bad = x[rows].copy()
@@ -127,7 +132,7 @@ def test_a_bad_batch_in_a_stream_ends_the_fit_and_keeps_it():
     with pytest.warns(
         RuntimeWarning, match=r"ended at step 1.*`x` must be.*nan at position \(5, 1\)"
     ):
-        result = make_svi().run(jax.random.key(0), 5, batches=batches, progress_bar=False)
+        result = shared.run(jax.random.key(0), 5, batches=batches, progress_bar=False)
     assert result.losses.shape == (1,)
     assert np.isfinite(result.params["w_auto_loc"]).all()
 
@@ -190,11 +195,11 @@ def test_stable_update_skips_bad_steps_and_counts_them():
         (0, -1, r"got -1 at position 0, and 1 of 40"),
     ],
 )
-def test_a_bad_label_anywhere_is_refused_before_the_first_step(position, value, message):
+def test_a_bad_label_anywhere_is_refused_before_the_first_step(position, value, message, shared):
     x, y = make_data()
     batches = lc.ArrayBatches(x, y.at[position].set(value), batch_size=3)
     with pytest.raises(ValueError, match=message):
-        make_svi().run(jax.random.key(0), 5, batches=batches, progress_bar=False)
+        shared.run(jax.random.key(0), 5, batches=batches, progress_bar=False)
 
 
 def test_bad_labels_of_an_exact_model_are_refused_too():
@@ -220,19 +225,19 @@ def test_labels_the_class_plate_does_not_know_are_refused():
         make_svi(model).init(jax.random.key(0), x, y, other)
 
 
-def test_data_that_is_not_finite_is_reported_with_its_position():
+def test_data_that_is_not_finite_is_reported_with_its_position(shared):
     x, y = make_data()
     x = x.at[39, 2].set(jnp.inf)
     with pytest.raises(ValueError, match=r"array 0 of `batches`.*inf at position \(39, 2\)"):
         batches = lc.ArrayBatches(x, y, batch_size=3)
-        make_svi().run(jax.random.key(0), 5, batches=batches, progress_bar=False)
+        shared.run(jax.random.key(0), 5, batches=batches, progress_bar=False)
     with pytest.raises(ValueError, match=r"`x` must be finite; got inf at position \(39, 2\)"):
-        make_svi().init(jax.random.key(0), x, y)
+        shared.init(jax.random.key(0), x, y)
 
 
-def test_arguments_of_run_are_checked():
+def test_arguments_of_run_are_checked(shared):
     with pytest.raises(ValueError, match="`num_steps` must be at least 1; got 0"):
-        make_svi().run(jax.random.key(0), 0)
+        shared.run(jax.random.key(0), 0)
     with pytest.raises(NotImplementedError, match="multi_sample_guide"):
         lc.SubsampledSVI(None, None, optax.sgd(0.1), Trace_ELBO(multi_sample_guide=True))
     with pytest.raises(ValueError, match=r"same number of rows.*\(3,\), \(4,\)"):
@@ -261,9 +266,9 @@ def test_batches_are_made_of_what_numpy_makes_into_numbers():
             lc.ArrayBatches(x, values, batch_size=1)
 
 
-def test_the_progress_bar_shows_a_smoothed_elbo(capsys):
+def test_the_progress_bar_shows_a_smoothed_elbo(capsys, shared):
     x, y = make_data()
-    result = make_svi().run(jax.random.key(0), 3, x, y)
+    result = shared.run(jax.random.key(0), 3, x, y)
     shown = capsys.readouterr().err
     assert "3/3" in shown and "smoothed ELBO" in shown
     expected = -float(result.losses[0])
@@ -282,18 +287,16 @@ def test_compiled_loops_are_kept_when_the_data_changes():
     assert svi._loop._evaluate_donated._cache_size() == 1
 
 
-def test_run_under_vmap_and_jit():
-    """Under a transformation the steps are the same, and nothing is looked at."""
+def test_run_under_vmap_and_jit(shared):
+    """Under a transformation start and steps are the same, and nothing is looked at."""
     x, y = make_data()
-    svi = make_svi()
-    state = svi.init(jax.random.key(0), x, y)
 
     def fit(key):
-        return svi.run(
-            key, 4, x, y, init_state=state._replace(rng_key=key), progress_bar=False
-        ).losses
+        first = shared.run(key, 2, x, y, progress_bar=False)
+        second = shared.run(key, 2, x, y, init_state=first.state, progress_bar=False)
+        return jnp.concatenate([first.losses, second.losses])
 
-    keys = jax.random.split(jax.random.key(1), 3)
+    keys = jax.random.split(jax.random.key(1), 2)
     losses = jax.jit(jax.vmap(fit))(keys)
     for key, expected in zip(keys, losses, strict=True):
         np.testing.assert_allclose(fit(key), expected, rtol=1e-4)

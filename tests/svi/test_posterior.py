@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks import posterior
 
 
+@pytest.mark.slow
 def test_posterior_of_fifty_classes_agrees_with_exact_svi_on_all_data():
     """Means agree within their noise, and deviations within a few percent.
 
