@@ -20,6 +20,7 @@ from numpyro_largecat._checks import (
     check_in_range,
     check_integers,
 )
+from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily
 from numpyro_largecat.handlers.sites import Site, base_distribution
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.plates.class_subset import ClassSubset, check_class_subset
@@ -45,7 +46,12 @@ class ChoiceDistribution(dist.Distribution):
 
     A subclass defines ``_log_prob(value)``, most often with ``competitors``. It lists arrays of its
     own, with one entry for each observation, in ``pytree_data_fields``, and passes them to this
-    constructor as ``local``.
+    constructor as ``local``. What it computes must be linear in the weights, so that its mean over
+    subsets is its value on all classes. ``num_categories`` is K.
+
+    ``noise`` is the family of the errors whose choice the distribution describes or bounds; what
+    reads a fit computes exact probabilities with it. A bound of another model than the softmax sets
+    it, as an attribute of the class or of the object.
 
     Args:
         utilities: Utilities psi in nats, shape (..., K), or (..., M) for ``classes``; -inf for a
@@ -72,6 +78,7 @@ class ChoiceDistribution(dist.Distribution):
     arg_constraints = {"utilities": utility_vector}
     pytree_data_fields: tuple[str, ...] = ("utilities", "classes")
     pytree_aux_fields: tuple[str, ...] = ()
+    noise: ErrorFamily = GUMBEL
 
     def __init__(
         self,
@@ -146,6 +153,15 @@ class ChoiceDistribution(dist.Distribution):
         counts = (weights != 0) & (utilities > -jnp.inf)  # -inf is a class that is not available
         distances = jnp.where(counts, own - jnp.where(counts, utilities, 0), 0)
         return distances, jnp.where(counts, weights, 0)
+
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Refuse to draw from a bound or an estimate."""
+        del key, sample_shape
+        raise NotImplementedError(
+            f"{type(self).__name__} is no distribution to draw from. Draw choices with the same "
+            "utilities from `lc.UtilityCategorical(utilities, noise=...)`, with all classes, or "
+            "from a fit with `lc.Fitted(...).on(x).draw_choices(rng_key=key)`."
+        )
 
     def _log_prob(self, value: Array) -> Array:
         raise NotImplementedError

@@ -19,8 +19,6 @@ LEAST_PRECISION = 1e-4  # of q(error)
 
 __all__ = ["EtaEstimate", "GaussianNaturalGradient", "NaturalGradient", "UpdateRule"]
 
-__all__ = ["EtaEstimate", "GaussianNaturalGradient", "NaturalGradient", "UpdateRule"]
-
 Statistic = Callable[[Array, Array], Any]  # of the parameter, and of its shift in this step
 Shift = Callable[[Array, Array], Array]  # of the parameter, and of a distance
 

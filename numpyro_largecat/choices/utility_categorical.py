@@ -29,8 +29,9 @@ class UtilityCategorical(ChoiceDistribution):
 
     .. math:: \log p(y \mid \psi) = \psi_y - \log \sum_{k=1}^{K} \exp \psi_k ,
 
-    and for other errors, with a relative error of the probability below 1e-5 in float32 and 1e-8
-    in float64 (1e-6 for logistic errors where utilities differ by more than 300),
+    and for Normal and logistic errors, with a relative error of the probability below 1e-5 in
+    float32 and 1e-8 in float64 (1e-6 for logistic errors where utilities differ by more than 300;
+    see ``ErrorFamily`` for others),
 
     .. math:: \log p(y \mid \psi) = \log \int \phi(\varepsilon)
               \prod_{k \ne y} \Phi(\varepsilon + \psi_y - \psi_k) \, d\varepsilon .

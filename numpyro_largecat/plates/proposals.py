@@ -12,7 +12,14 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import MOST, as_ids, check_in_range, check_integers, is_concrete
+from numpyro_largecat._checks import (
+    MOST,
+    as_ids,
+    check_in_range,
+    check_integers,
+    describe,
+    is_concrete,
+)
 from numpyro_largecat.ops.subsampling import (
     draw_by_mass,
     draw_without_replacement,
@@ -42,6 +49,11 @@ class ClassProposal(Protocol):
     adds up the weights of repeated classes and gives weight 0 to drawn classes that are labels,
     which it has already, so a proposal need not know the labels. A class out of range makes the
     log probability NaN.
+
+    **A proposal keeps no state.** Its arrays are those of the first run: ``SubsampledSVI`` compiles
+    its steps with them. A table that changes between runs is a pytree that is passed to the model
+    as an argument, as ``FrequencyProposal`` and ``HeadProposal`` may be: register its class with
+    ``jax.tree_util.register_pytree_node_class``.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro
@@ -148,6 +160,11 @@ def draw_others(
     if proposal is None:
         return draw_uniform(rng_key, labels, num_categories, num_sampled)
     drawn: Any = proposal.draw(rng_key, labels, num_categories, num_sampled)
+    if not isinstance(drawn, tuple | list) or len(drawn) != 2:
+        raise TypeError(
+            "`proposal.draw` must return a pair, the classes and their weights; got "
+            f"{describe(drawn)}."
+        )
     classes, weights = drawn
     check_integers("classes of proposal.draw", classes)
     classes, weights = as_ids(classes), jnp.asarray(weights)

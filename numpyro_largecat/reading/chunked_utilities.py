@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_largecat.choices.choice_distribution import is_choice
-from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily
+from numpyro_largecat.choices.error_families import ErrorFamily
 from numpyro_largecat.choices.error_guides import without_errors
 from numpyro_largecat.handlers.chosen_rows import only_read, without_training_rows
 from numpyro_largecat.handlers.chunk_noise import InnerNoise, noise_of_chunk
@@ -70,7 +70,7 @@ class ChunkedUtilities:
         def look() -> tuple[ErrorFamily, tuple[int, ...], Any, dict[int, str]]:
             site = self._sites(0, 2, None)[self.site]
             choice = base_distribution(site["fn"])
-            family, dtype = getattr(choice, "noise", GUMBEL), choice.utilities.dtype
+            family, dtype = choice.noise, choice.utilities.dtype
             plates = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
             # Plates expand a choice whose utilities have no axis for them.
             return family, site["fn"].shape(), dtype, plates

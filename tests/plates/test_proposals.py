@@ -202,10 +202,10 @@ def test_scratch_memory_does_not_follow_the_classes():
     assert temp_bytes(draw, FrequencyProposal(np.ones(10**6))) < 20_000
 
 
-def returning(classes, weights):
+def returning(*drawn):
     class Fixed:
         def draw(self, rng_key, labels, num_categories, num_sampled):
-            return classes, weights
+            return drawn if len(drawn) > 1 else drawn[0]
 
     return Fixed()
 
@@ -237,6 +237,11 @@ ERRORS = {
         lambda: draw_classes(0, np.array([[4]]), 3, per_observation=True),
         ValueError,
         r"`labels` of plate 'classes' must have shape \(B,\).*got shape \(1, 1\)",
+    ),
+    "no weights": (
+        lambda: draw_classes(0, None, 3, proposal=returning(jnp.ones(2, int))),
+        TypeError,
+        "`proposal.draw` must return a pair, the classes and their weights; got an array of int",
     ),
     "float classes": (
         lambda: draw_classes(0, None, 3, proposal=returning(jnp.ones(2), jnp.ones(2))),

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Families of errors: what may be one, and what is refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_largecat as lc
+from numpyro_largecat.choices.error_families import FAMILIES
+
+
+def family_of(name, distribution):
+    return lc.choices.ErrorFamily(name, distribution, lambda x: distribution().cdf(x))
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [*(family.distribution for family in FAMILIES.values()), lambda: dist.Laplace(0, 0.3)],
+)
+def test_a_log_concave_family_is_taken(distribution):
+    lc.UtilityCategorical(jnp.zeros(3), noise=family_of("own", distribution))
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [lambda: dist.StudentT(3.0), lambda: dist.StudentT(30.0), lambda: dist.Cauchy(0, 1)],
+)
+def test_heavy_tails_are_refused_also_under_jit(distribution):
+    """Their probabilities would not sum to one."""
+    family = family_of("heavy", distribution)
+
+    @jax.jit
+    def log_prob(psi):
+        return lc.UtilityCategorical(psi, noise=family).log_prob(0)
+
+    with pytest.raises(ValueError, match="'heavy' must have a concave log density.*Student's t"):
+        log_prob(jnp.zeros(3))
+
+
+def test_a_distribution_in_place_of_its_function_is_refused():
+    with pytest.raises(TypeError, match=r"a function.*`lambda: dist.Laplace\(0, 1\)`; got"):
+        lc.choices.ErrorFamily("laplace", dist.Laplace(0, 1), lambda x: x)
+
+
+def test_a_bound_is_not_drawn_from():
+    with pytest.raises(NotImplementedError, match=r"OneVsEach is no distribution to draw from"):
+        lc.bounds.OneVsEach(jnp.zeros(3)).sample(jax.random.key(0))
