@@ -319,7 +319,7 @@ def _open_array(path: Path, checksum: int) -> NDArray[Any]:
         ) from error
     if _checksum(values) != checksum:
         raise ValueError(
-            f"{path} must be of the same corpus as corpus.json beside it; it has another checksum. "
+            f"{path} must be of the same corpus as corpus.json there; it has another checksum. "
             "Files of two corpora may be mixed. Save the corpus again."
         )
     return values

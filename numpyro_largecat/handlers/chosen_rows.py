@@ -13,7 +13,8 @@ from numpyro.primitives import Messenger
 from numpyro_largecat.handlers.plate_facts import (
     Message,
     PlateFacts,
-    answer_rows,
+    choose_rows,
+    only_read_rows,
     plate_facts,
     plate_of,
     rows_request,
@@ -42,8 +43,7 @@ class hold_rows(Messenger):
             return
         rows = self.rows[plate_of(msg)]
         if rows_request(msg) is not None:
-            msg["value"] = rows
-            answer_rows(msg, is_chosen=True, is_read=True)
+            choose_rows(msg, rows, is_read=True)
         elif plate_facts(msg).kind == "plain":
             msg["value"], msg["args"] = rows, (msg["args"][0], rows.shape[0])
             tell_plate_facts(msg, PlateFacts(is_distinct=True))
@@ -71,7 +71,7 @@ class only_read(Messenger):
         """Answer the helper sites of plates, and the choices."""
         request = rows_request(msg)
         if request is not None:
-            answer_rows(msg, is_read=True, also=self.also.get(plate_of(msg)))
+            only_read_rows(msg, self.also.get(plate_of(msg)))
             if request.source == "drawn classes" and msg["value"] is None:
                 msg["value"] = ()
         elif msg["value"] is None and self.is_choice(msg):

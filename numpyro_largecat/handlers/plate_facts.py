@@ -11,6 +11,8 @@ from jax import Array
 
 from numpyro_largecat.handlers.internals import apply_stack
 
+# Where the rows of a plate come from.
+Source = Literal["all classes", "all rows", "given rows", "drawn classes"]
 Message = dict[str, Any]  # NumPyro's message of one statement, or a site of a trace
 
 _KEY = "numpyro_largecat"  # of what we put into the "kwargs" of a message
@@ -76,7 +78,7 @@ class RowsRequest:
         also: Classes to hold besides those of the labels, where classes are only read.
     """
 
-    source: Literal["all classes", "all rows", "given rows", "drawn classes"]
+    source: Source
     is_chosen: bool = False
     is_read: bool = False
     also: Array | None = None
@@ -97,9 +99,16 @@ def rows_request(msg: Message) -> RowsRequest | None:
     return request if isinstance(request, RowsRequest) else None
 
 
-def answer_rows(msg: Message, **answer: Any) -> None:
-    """Change fields of the request of a helper site: ``is_chosen``, ``is_read`` or ``also``."""
-    msg["kwargs"][_KEY] = replace(msg["kwargs"][_KEY], **answer)
+def choose_rows(msg: Message, rows: Array, *, is_read: bool = False) -> None:
+    """Answer the helper site of a plate with the rows that it holds, which stand for no others."""
+    request = msg["kwargs"][_KEY]
+    msg["value"] = rows
+    msg["kwargs"][_KEY] = replace(request, is_chosen=True, is_read=is_read or request.is_read)
+
+
+def only_read_rows(msg: Message, also: Array | None) -> None:
+    """Tell the plate of a helper site that its rows are only read, those of ``also`` too."""
+    msg["kwargs"][_KEY] = replace(msg["kwargs"][_KEY], is_read=True, also=also)
 
 
 def plate_of(msg: Message) -> str:
@@ -108,18 +117,13 @@ def plate_of(msg: Message) -> str:
     return name if rows_request(msg) is None else name.removesuffix(_HELPER)
 
 
-def helper_of(plate: str) -> str:
-    """Name of the helper site of a plate."""
-    return plate + _HELPER
-
-
 def ask_for_rows(
     plate: str,
     size: int,
     value: Array | None,
     draw: Callable[[Array | None], Any] | None = None,
     *,
-    source: Literal["all classes", "all rows", "given rows", "drawn classes"],
+    source: Source,
 ) -> RowsReply:
     """Send the helper site of a plate through the handlers.
 
@@ -141,7 +145,7 @@ def ask_for_rows(
     msg: Message = {
         "type": "plate",
         "fn": fn,
-        "name": helper_of(plate),
+        "name": plate + _HELPER,
         "args": (size, None if value is None else value.shape[0]),
         "kwargs": {"rng_key": None, _KEY: RowsRequest(source)},
         "value": value,

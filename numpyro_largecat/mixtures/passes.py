@@ -133,8 +133,8 @@ def _checked(
         if same_rows and look.marks and mark_of(as_rows(rows)) != look.marks[b]:
             raise ValueError(
                 f"`x` must give the same batches in each pass, whose sums are kept; batch {b} "
-                f"of pass {visit} has other rows than before the fit. Do not shuffle them anew, or "
-                'use method="stochastic".'
+                f"of pass {visit} has other rows than before the fit. Do not shuffle them, "
+                'or use method="stochastic".'
             )
         yield b, rows
         count += 1

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import check_count
-from numpyro_largecat.handlers.plate_facts import answer_rows, plate_of, rows_request
+from numpyro_largecat.handlers.plate_facts import choose_rows, plate_of, rows_request
 
 
 class class_chunk(Messenger):
@@ -52,5 +52,4 @@ class class_chunk(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         """Answer the helper site of the class plate."""
         if rows_request(msg) is not None and plate_of(msg) == self.name:
-            msg["value"] = self.start + jnp.arange(self.size, dtype=jnp.int32)
-            answer_rows(msg, is_chosen=True)
+            choose_rows(msg, jnp.asarray(self.start) + jnp.arange(self.size, dtype=jnp.int32))

@@ -143,7 +143,7 @@ def memoized_steps(
                 visited[b] = found.visited
             if place < len(batches):
                 yield np.nan
-        # Sum anew: the start leaves with the first pass, and rounding does not gather.
+        # Sum again: the start leaves with the first pass, and rounding errors do not add up.
         total = np.zeros(table.state.counts.shape)
         for batch, part in zip(batches, memory, strict=True):
             if part is not None:

@@ -73,7 +73,7 @@ def test_coordinate_ascent_is_that_of_loops(
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("num_active", [1, 2, 5])
+@pytest.mark.parametrize("num_active", [1, 2, 4])
 @pytest.mark.parametrize("objective", ["variational", "map"])
 def test_memoized_steps_never_lower_the_bound(name: str, num_active: int, objective: Any) -> None:
     """Not in any step of 20 passes over four batches after the first pass, in float32.
@@ -86,7 +86,7 @@ def test_memoized_steps_never_lower_the_bound(name: str, num_active: int, object
     rng = np.random.default_rng(1)
     stream = RowStream(x.astype(np.float32), 16, rng)
     model = Model(family, mixing, objective, num_active, look_at(stream, family, 1, rng))
-    start = summed(family, x, np.concatenate([np.eye(5), np.zeros((len(x) - 5, 5))]))
+    start = summed(family, x, np.concatenate([np.eye(4), np.zeros((len(x) - 4, 4))]))
     bounds = np.array([step.bound for step in memoized_steps(model, start, stream, 20)][3:])
     assert model.look.dtype == np.float32
     assert bounds[-1] > bounds[0]
@@ -308,7 +308,9 @@ def test_a_saved_fit_is_the_same(name: str, tmp_path: Path) -> None:
     """Of a user's own family and mixing prior too, which must be defined then."""
     family, _, x = CASES[name]
     mixing = lc.mixtures.StickBreaking(2.0)
-    found = fit(x, 3, family, start="random", num_passes=1, mixing=mixing)
+    statistics = summed(family, x, one_hot(60, 4))
+    known = family, mixing, "variational", 2
+    found = lc.MixtureFit(*known, *statistics, np.array([-3.0, -2.0]), np.dtype(np.float32), 7)
     found.save(tmp_path / "fit.npz")
     loaded = lc.MixtureFit.load(tmp_path / "fit.npz")
     assert repr(loaded) == repr(found) and repr(loaded.family) == repr(family)
@@ -316,7 +318,15 @@ def test_a_saved_fit_is_the_same(name: str, tmp_path: Path) -> None:
         assert type(prior) is type(wanted) and vars(prior).keys() == vars(wanted).keys()
         for attribute, value in vars(wanted).items():
             np.testing.assert_array_equal(vars(prior)[attribute], value)
-    for field in ("counts", "statistics", "bounds", "objective", "dtype", "num_active"):
+    for field in (
+        "counts",
+        "statistics",
+        "bounds",
+        "objective",
+        "dtype",
+        "num_active",
+        "num_steps",
+    ):
         np.testing.assert_array_equal(getattr(loaded, field), getattr(found, field))
     assert loaded.score(x) == found.score(x) == float(found.log_likelihood(x).mean())
 
