@@ -9,9 +9,10 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_largecat as lc
+from numpyro_largecat.reading.pareto_check import ParetoCheck
 from tests import reference
 from tests.models import NUM_CATEGORIES, NUM_ROWS, hierarchical, make_data
 
@@ -133,23 +134,14 @@ def test_any_likelihood_and_layout_can_be_looked_at():
     assert found["exact log likelihood less bound"].value > 0.5  # what the bound costs
 
 
-def test_a_second_plate_that_is_read_leaves_the_small_sites_a_figure():
-    """Most of its rows are not there, so they are left out of the ratio of the small sites."""
-
-    def model(x, y=None, users=None):
-        scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.1))
-        with lc.class_plate("users", 50, users, 1) as read:
-            v = numpyro.sample("v", dist.Normal(0, 1))
-        with lc.class_plate("classes", NUM_CATEGORIES, y, 4) as classes:
-            w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
-        utilities = scale * x @ w.T + v[read.place(users)][:, None] * w[:, 0]
-        with numpyro.plate("data", NUM_ROWS):
-            numpyro.sample("y", lc.UtilityCategorical(utilities, classes), obs=y)
-
-    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO())
-    args = X, Y, np.arange(NUM_ROWS) % 7
-    result = svi.run(jax.random.key(0), 5, *args, progress_bar=False)
-    new = lc.Fitted.from_svi(svi, result).on(*args)
-    found = new.diagnose(rng_key=jax.random.key(1), num_repeats=2, num_draws=100)
-    values = [f.value for f in found.findings if "Pareto" in f.name]
-    assert values and np.isfinite(values).all()
+def test_pareto_k_says_what_to_do():
+    check = ParetoCheck(0.2, np.array([0.9, 0.8, np.nan, 0.1]))
+    small, median, share = check.findings("give more rows")
+    assert small == ("Pareto k of the small sites", 0.2, None, "")
+    assert median[:2] == ("Pareto k of 3 classes, median", 0.8)
+    assert median.advice.startswith("run longer, or start the guide wider")
+    assert share.value == pytest.approx(2 / 3)
+    unknown = ParetoCheck(float("nan"), np.array([np.nan])).findings("give more rows")
+    advice = "too few rows to tell: give more rows"
+    assert [finding.advice for finding in unknown] == [advice, advice, ""]
+    assert ParetoCheck().findings("give more rows") == []

@@ -144,3 +144,27 @@ def test_rows_of_the_classes_and_a_sample_of_others_stand_for_all(guide):
     every = check(1000)
     assert np.isfinite(every.small_sites)
     assert len(every.classes) == K and np.isfinite(every.classes).all()
+
+
+def test_a_second_plate_that_is_read_leaves_the_small_sites_a_figure():
+    """Most of its rows are not there, so they are left out of the ratio of the small sites."""
+
+    def model(x, y, users):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.1))
+        with lc.class_plate("users", 50, users, 1) as read:
+            v = numpyro.sample("v", dist.Normal(0, 1))
+        with lc.class_plate("classes", K, y, 1) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        utilities = (scale * x + v[read.place(users)])[:, None] * w
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", lc.UtilityCategorical(utilities, classes), obs=y)
+
+    args = jnp.asarray(X), jnp.asarray(Y), jnp.asarray([7, 7, 40, 1, 0, 1])
+    guide, params = AutoNormal(model), {}
+    numpyro.handlers.seed(guide, 0)(*(arg[:2] for arg in args))
+    for name, shape in (("scale", ()), ("v", (50,)), ("w", (K,))):
+        params |= {f"{name}_auto_loc": jnp.zeros(shape), f"{name}_auto_scale": jnp.ones(shape)}
+    fit = lc.Fitted(model, guide, params).on(*args)._fit
+    rows = observed_choice(fit, "y").rows
+    found = small_site_ratios(ChunkedUtilities(fit), rows, jax.random.key(0), 10, 1)
+    assert np.isfinite(found.log_ratios).all() and found.noise.tolist() == [0]
