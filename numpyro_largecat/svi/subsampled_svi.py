@@ -59,6 +59,9 @@ class SubsampledSVI(SVI):
             ``TraceMeanField_ELBO()``.
         **static_kwargs: Passed to model and guide in each call.
 
+    Attributes:
+        plan: What the last ``init`` has learned. Nothing changes it: each ``init`` makes another.
+
     Raises:
         ValueError: At ``init``, if data is not finite, a label is out of range, or the optimiser or
             a constraint mixes rows of a subsampled plate.
