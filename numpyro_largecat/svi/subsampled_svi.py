@@ -43,8 +43,8 @@ class SubsampledSVI(SVI):
     of the minibatch only.
 
     **Autoguides** belong to the SVI object. Each ``init`` sets them up anew, from its own key and
-    arguments, and frees their start values of what a plate stores by rows, tables as large as the
-    parameters, once the state holds them. For another inference make a new guide.
+    arguments, and frees their start values of tables of which a step holds some rows, as
+    large as the parameters, once the state holds them. For another inference make a new guide.
 
     Cost: O(touched rows) time per step and no copy of any table, *if the state is donated*: ``run``
     does it; in a loop of your own write ``step = jax.jit(svi.update, donate_argnums=0)``, and do
