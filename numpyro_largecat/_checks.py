@@ -110,14 +110,12 @@ def as_positive(
 ) -> np.ndarray:
     """Return positive finite numbers in float64, or raise.
 
-    They are one number, or of ``shape``; of any shape if that is None.
+    They are one number, of shape (), or of ``shape``; of any shape if that is None.
     """
     array = np.asarray(values, np.float64)
-    if shape is not None and array.shape != shape:
-        if array.size != 1:
-            need = "one number" + f" or have shape {shape}" * (shape != ())
-            raise ValueError(f"`{name}` must be {need}, {meaning}; got shape {array.shape}.")
-        array = array.reshape(())
+    if shape is not None and array.shape not in ((), shape):
+        need = "one number" + f" or have shape {shape}" * (shape != ())
+        raise ValueError(f"`{name}` must be {need}, {meaning}; got shape {array.shape}.")
     check_finite([(f"`{name}`", array)])
     if not (array > 0).all():
         raise ValueError(f"`{name}` must be positive, {meaning}; got {array.min()}.")

@@ -246,6 +246,14 @@ def test_another_vocabulary_is_refused(fit) -> None:
             dict(concentration=[0.1, 0.2]),
             r"one number or have shape \(6,\), for each topic; got shape \(2,\)",
         ),
+        (
+            dict(concentration=[0.1]),
+            r"one number or have shape \(6,\), for each topic; got shape \(1,\)",
+        ),
+        (
+            dict(word_concentration=np.array([0.1])),
+            r"`word_concentration` must be one number, .* got shape \(1,\)\.$",
+        ),
         (dict(word_concentration=np.inf), "`word_concentration` must be finite"),
         (
             dict(word_concentration=np.ones(V)),
