@@ -51,7 +51,8 @@ class MixtureFit:
         statistics: Weighted sums of features of each component, float64 of shape (K, P).
         bounds: Objective after each pass in nats, over all rows, shape (passes,).
         dtype: Float type of computations with rows.
-        num_steps: Batches that were visited, also in earlier fits that it went on from.
+        num_steps: Stochastic steps that were taken, also in earlier fits that it went on from;
+            memoized visits are none.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -50,7 +50,8 @@ class TopicFit:
         vocabulary: The words, or None where they are not known.
         bounds: Of the corpus after each pass in nats, shape (passes,). Empty for "stochastic",
             which never sees the whole corpus at one time.
-        num_steps: Batches that were visited, also in earlier fits that it went on from.
+        num_steps: Stochastic steps that were taken, also in earlier fits that it went on from;
+            memoized visits are none.
         shapes: That code is compiled for; what is read from the fit uses it again.
 
     Example:

@@ -289,7 +289,7 @@ def test_a_fit_goes_on_from_another() -> None:
     for other in (lc.mixtures.GaussianFamily(LOC + 1, COVARIANCE), CASES["zero mean"].family):
         with pytest.raises(ValueError, match="has the same features"):
             fit(POINTS, 3, other, start=first)
-    assert (first.num_steps, second.num_steps) == (3, 5)
+    assert (first.num_steps, second.num_steps) == (0, 0)
     stronger = lc.mixtures.GaussianFamily(LOC, COVARIANCE, 50.0)
     assert fit(POINTS, 3, stronger, num_passes=1, start=first).family is stronger
 
@@ -301,6 +301,21 @@ def test_stochastic_steps_are_counted_on() -> None:
     first = fit(POINTS, 3, family, num_passes=3, **options)
     second = fit(POINTS, 3, family, num_passes=2, method="stochastic", start=first)
     np.testing.assert_allclose(second.statistics, whole.statistics, rtol=1e-4, atol=1e-4)
+    assert (first.num_steps, second.num_steps) == (3, 5)
+
+
+def test_stochastic_steps_after_a_memoized_fit_begin_at_one() -> None:
+    """With delay 0 the first takes all from its batch, which is that of the memoized fit."""
+    family = CASES["gaussian"].family
+    first = fit(POINTS, 3, family, start="random", num_passes=20, batch_size=30)
+    assert first.num_steps == 0
+    again = fit(POINTS, 3, family, num_passes=1, start=first)
+    options = Options(delay=0.0, forgetting=1.0)
+    second = fit(POINTS, 3, family, num_passes=1, start=first, method="stochastic", options=options)
+    assert second.num_steps == 1
+    np.testing.assert_allclose(second.statistics, again.statistics, rtol=1e-4, atol=1e-4)
+    third = fit(POINTS, 3, family, num_passes=1, start=second)
+    assert third.num_steps == 1
 
 
 @pytest.mark.parametrize("name", CASES)
