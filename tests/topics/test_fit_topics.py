@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 from scipy.special import digamma
 
 import numpyro_largecat as lc
@@ -499,6 +500,15 @@ def test_stochastic_steps_after_a_memoized_fit_begin_at_one() -> None:
     assert (first.num_steps, again.num_steps, second.num_steps) == (0, 0, 1)
     np.testing.assert_allclose(again.posterior, four.posterior, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(second.posterior, again.posterior, rtol=1e-3, atol=1e-3)
+
+
+def test_words_from_numpy_are_shown_as_strings() -> None:
+    corpus = topic_corpus(30)
+    counts = csr_array((corpus.counts, corpus.words, corpus.offsets), (30, V))
+    fit = fit_topics(KEY, Corpus.from_csr(counts, np.array(WORDS)), K, num_active=2, num_passes=1)
+    assert {type(top.word) for topic in fit.top_words() for top in topic} == {str}
+    with pytest.raises(ValueError, match="word 0 is 'v0', and in the fit 'w0'"):
+        fit.score(Corpus.from_csr(counts, np.array([f"v{i}" for i in range(V)])))
 
 
 def test_a_saved_fit_is_the_same(fit, tmp_path) -> None:
