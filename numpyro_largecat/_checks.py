@@ -28,7 +28,7 @@ def is_concrete(value: Any) -> bool:
 
 def describe(value: Any) -> str:
     """What a value is, for a message: short, and of an array its dtype and shape alone."""
-    if np.ndim(value) and hasattr(value, "dtype"):
+    if hasattr(value, "dtype") and np.ndim(value):
         return f"an array of {value.dtype} of shape {np.shape(value)}"
     text = repr(value)
     return f"{text[:60]}{'...' * (len(text) > 60)}, of type {type(value).__name__}"

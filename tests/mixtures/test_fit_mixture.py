@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +346,60 @@ def test_a_saved_fit_is_the_same(name: str, tmp_path: Path) -> None:
     ):
         np.testing.assert_array_equal(getattr(loaded, field), getattr(found, field))
     assert loaded.score(x) == found.score(x) == float(found.log_likelihood(x).mean())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": 1.0},
+        np.exp,
+        CASES["gaussian"].family,
+        ["a", "b"],
+        [[1.0], [1.0, 2.0]],
+        np.array([1.0, None]),
+        np.zeros(2, [("a", float)]),
+        KEY,
+    ],
+    ids=str,
+)
+def test_an_attribute_that_no_file_can_hold_is_refused(value: Any, tmp_path: Path) -> None:
+    """By name, before the file is written; the one that is there stays."""
+    family, _, x = CASES["multinomial"]
+    found = fit(x, 2, family, num_passes=1)
+    found.save(tmp_path / "fit.npz")
+    before = (tmp_path / "fit.npz").read_bytes()
+    bad = copy(family)
+    bad.table = value
+    with pytest.raises(TypeError, match=r"`family\.table` must be a number, a string, None or an"):
+        replace(found, family=bad).save(tmp_path / "fit.npz")
+    assert [file.name for file in tmp_path.iterdir()] == ["fit.npz"]
+    assert (tmp_path / "fit.npz").read_bytes() == before
+
+
+def test_attributes_of_all_kinds_are_saved(tmp_path: Path) -> None:
+    """And a fit whose own float type is bfloat16."""
+    family, _, x = CASES["multinomial"]
+    mine = copy(family)
+    values = {
+        "some": None,
+        "flag": True,
+        "text": "a",
+        "one": np.float32(0.1),
+        "half": jnp.arange(3, dtype=jnp.bfloat16) / 3,
+        "wide": np.arange(3) / 3,
+        "listed": [0.1, 0.2],
+        "truths": np.array([True, False]),
+    }
+    vars(mine).update(values)
+    found = fit(x, 2, family, num_passes=1)
+    found = replace(found, family=mine, dtype=np.dtype(jnp.bfloat16))
+    found.save(tmp_path / "fit.npz")
+    loaded = lc.MixtureFit.load(tmp_path / "fit.npz")
+    assert loaded.dtype == jnp.bfloat16
+    for name, value in values.items():
+        again = getattr(loaded.family, name)
+        assert np.asarray(again).dtype == np.asarray(value).dtype
+        np.testing.assert_array_equal(np.asarray(again), np.asarray(value))
 
 
 def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
