@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
 
 import numpyro_largecat as lc
@@ -55,6 +56,13 @@ def logistic_bound(psi, row, weights, u):
     log_cdfs = [-np.logaddexp(0, -(error + psi[row] - other)) for other in psi]
     terms = [w * node_weights @ part for w, part in zip(weights, log_cdfs, strict=True)]
     return 1 - u - math.exp(-u) + sum(terms) - terms[row]
+
+
+def best_logistic(psi, row, weights):
+    def loss(u):
+        return -logistic_bound(psi, row, weights, u)
+
+    return -minimize_scalar(loss, bounds=(0, 20), method="bounded", options={"xatol": 1e-9}).fun
 
 
 def augmented(noise, psi, row, weights, error):
@@ -155,6 +163,9 @@ CHOICES = {
     ),
     "logistic, u": Choice(
         partial(make_categorical, "logistic"), logistic_bound, (LOCAL,), (np.abs(FAR),), SUBSET_ONLY
+    ),
+    "logistic at the best": Choice(
+        partial(make_categorical, "logistic"), best_logistic, on=SUBSET_ONLY, unbiased=False
     ),
     "probit": Choice(
         partial(make_categorical, "normal"), partial(exact, "normal"), on=ALL, draws=True
