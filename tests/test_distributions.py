@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+from numpyro import handlers
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
 
@@ -554,3 +555,41 @@ def test_mean_over_every_subset_is_the_value_on_all_classes_and_its_gradient(cho
         indices, weights = (jnp.array(part) for part in zip(*subsets, strict=True))
         distinct = jnp.array([1, 4])
         np.testing.assert_allclose(mean(indices, weights, distinct), full, rtol=1e-11, atol=1e-11)
+
+
+# A correct program fails the next test, in about 100 comparisons with means of draws, each at 5.5
+# standard errors, with probability below this.
+STANDARD_ERRORS = 5.5
+FALSE_ALARM = 1e-5
+PLATES = [([1, 4], 2), ([3], 1), ([0, 2], 4)]  # labels, and how many of the others of six are drawn
+
+
+@pytest.mark.parametrize("name", [n for n in UNBIASED if n.startswith(("Bouchard", "Gaussian e"))])
+def test_mean_over_draws_of_a_class_plate_is_the_value_on_all_classes_and_its_gradient(name, x64):
+    def value_and_gradient(labels, classes):
+        def total(table, own):
+            psi = table if classes is None else table[classes.indices]
+            psi = jnp.broadcast_to(psi, (len(labels), *psi.shape))
+            return CHOICES[name].make(psi, classes, own).log_prob(labels).sum()
+
+        arguments = jnp.array(TABLE[:6]), jnp.array(LOCAL[: len(labels)], float)
+        value, gradients = jax.value_and_grad(total, (0, 1))(*arguments)
+        return jnp.concatenate([value[None], *gradients])
+
+    def of_draw(rng_key):
+        found = []
+        for labels, num_sampled in PLATES:
+            with handlers.seed(rng_seed=rng_key):
+                classes = lc.class_plate("classes", 6, jnp.array(labels), num_sampled).classes
+            found.append(value_and_gradient(jnp.array(labels), classes))
+        return jnp.concatenate(found)
+
+    @jax.jit
+    def program(keys):
+        full = [value_and_gradient(jnp.array(labels), None) for labels, _ in PLATES]
+        return jax.vmap(of_draw)(keys), jnp.concatenate(full)
+
+    draws, full = map(np.asarray, program(jax.random.split(jax.random.key(0), 4000)))
+    error = draws.std(axis=0, ddof=1) / math.sqrt(len(draws))
+    assert (error > 0).sum() > 10  # where not all classes are drawn
+    assert (np.abs(draws.mean(axis=0) - full) <= STANDARD_ERRORS * error + 1e-9).all()
