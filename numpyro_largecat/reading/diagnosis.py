@@ -51,7 +51,7 @@ def diagnose(
     findings = [] if training.losses is None else [elbo_convergence(training.losses)]
     r_hats = parameter_convergence(training.iterates)
     findings += [*r_hats.values(), bound_gap(batch, observed, keys)]
-    if training.plan is not None:
+    if training.plan is not None and training.state is not None:
         still_rises = any(finding.advice for finding in findings[:1])
         drifting = {name for name, finding in r_hats.items() if finding.advice}
         drifting |= fit.params.keys() - r_hats.keys() if still_rises else set()

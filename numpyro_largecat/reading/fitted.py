@@ -25,6 +25,7 @@ from numpyro_largecat.reading.findings import Diagnosis
 from numpyro_largecat.reading.predictions import TopClasses
 from numpyro_largecat.reading.to_arviz import to_arviz
 from numpyro_largecat.svi.array_batches import ArrayBatches
+from numpyro_largecat.svi.plan import with_static
 from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
 
 
@@ -185,7 +186,7 @@ class Fitted:
         Raises:
             ValueError: If an array is not finite, outside of ``jit``.
         """
-        kwargs = {**kwargs, **self._static_kwargs}
+        kwargs = with_static(kwargs, self._static_kwargs)
         check_arguments(self.model, args, kwargs)
         args, kwargs = with_jax_arrays((args, kwargs))
         fit = BoundFit(

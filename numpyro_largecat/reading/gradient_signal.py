@@ -44,9 +44,10 @@ def _squares(fit: BoundFit, plan: Plan, state: Any, keys: Array) -> dict[str, tu
     """Of each parameter the square of the sum of its gradients, and their mean square."""
     tables = plan.optim.get_params(state.optim_state)
     zeros = jax.tree.map(jnp.zeros_like, tables)
+    kwargs = {n: value for n, value in fit.kwargs.items() if n not in plan.static_kwargs}
 
     def add(carry: Any, key: Array) -> tuple[Any, dict[str, Array]]:
-        step = gather_step(plan, state._replace(rng_key=key), fit.args, fit.kwargs)
+        step = gather_step(plan, state._replace(rng_key=key), fit.args, kwargs)
         grads, _ = jax.grad(step.loss, has_aux=True)(step.params)
         squares = {name: _square(grad) for name, grad in grads.items()}
         return {n: _add_rows(carry[n], grads[n], step.rows, n) for n in grads}, squares

@@ -32,7 +32,7 @@ def first_run(
 ) -> tuple[Plan, SubsampledSVIState]:
     """See ``SubsampledSVI.init``; the state's arrays are its own, so that it may be donated."""
     check_arguments(plan.model, args, kwargs)
-    kwargs = {**kwargs, **plan.static_kwargs}
+    kwargs = plan.with_static(kwargs)
     given = init_params or {}
     rng_key, model_key, guide_key = random.split(rng_key, 3)
     touched, of_model = _run_model(plan, model_key, given, args, kwargs)
@@ -40,8 +40,9 @@ def first_run(
     of_guide = _run_guide(plan, guide_key, given, touched, args, kwargs)
     sites, values, mutable = (a | b for a, b in zip(of_model, of_guide, strict=True))
     values |= given
+    del of_model, of_guide  # tables are freed one by one
     _check_loss(plan.loss, sites)
-    free_start_values(plan.guide, {name: tuple(site.plates) for name, site in sites.items()})
+    free_start_values(plan.guide, {name: _rows_of_parts(s, touched) for name, s in sites.items()})
     optim_state, local_state = _start(plan.optim, sites, values)
     state = SubsampledSVIState(optim_state, mutable or None, rng_key, local_state)
     recorded = choose_entries(sites, plan.optim.get_params(optim_state), touched)
@@ -120,32 +121,37 @@ def _check_loss(loss: Any, sites: dict[str, StoredParam]) -> None:
         )
 
 
+def _rows_of_parts(site: StoredParam, touched: TouchedRows) -> tuple[int, ...]:
+    """Axes of a parameter that are rows of plates of which a step holds some."""
+    return tuple(a for a, name in site.plates.items() if not touched.plates[name].full)
+
+
 def _start(
     optim: Any, sites: dict[str, StoredParam], values: dict[str, Any]
 ) -> tuple[Any, dict[str, RuledParam]]:
     """The optimiser's state, which holds its parameters, and those of update rules.
 
-    All is made in one program, unconstrained, with strong types, in memory of its own.
+    All is in memory of its own. Each value leaves ``values`` as its copy is made.
     """
+    optimised, local = {}, {}
+    for name, site in sites.items():
+        value = _unconstrained(site, values.pop(name))
+        if site.rule is None:
+            optimised[name] = value
+        else:
+            local[name] = RuledParam(value, site.rule.init(value))
+    return _without_aliases(jax.jit(optim.init, donate_argnums=0)(optimised)), local
 
-    def strong(value: Any) -> Any:
+
+def _unconstrained(site: StoredParam, value: Any) -> Any:
+    """Unconstrained copy of a value, with strong types."""
+
+    def inverse(value: Any) -> Any:
+        value = site.transform.inv(value)
         return jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x), copy=True), value)
 
-    def start(values: dict[str, Any]) -> tuple[Any, dict[str, RuledParam]]:
-        optimised, local = {}, {}
-        for name, site in sites.items():
-            value = strong(site.transform.inv(values[name]))
-            if site.rule is None:
-                optimised[name] = value
-            else:
-                local[name] = RuledParam(value, site.rule.init(value))
-        return optim.init(optimised), local
-
-    known = {name: values[name] for name in sites}
-    optim_state, local = jax.jit(start)(
-        jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), known)
-    )
-    return _without_aliases(optim_state), local
+    value = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), value)
+    return jax.jit(inverse)(value)
 
 
 def _without_aliases(state: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 
-from numpyro_largecat._checks import BadDataError, check_arguments, check_count
+from numpyro_largecat._checks import BadDataError, check_arguments, check_count, describe
 from numpyro_largecat._result_so_far import attach_result, handled_signals, held_signals
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.static_arguments import StaticArguments, split_arguments
@@ -39,25 +40,38 @@ class RunOptions(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """What a compiled loop is specialised to, besides the shapes of its arrays."""
+    """What a compiled chunk of steps is specialised to, besides its plan and shapes of arrays."""
 
-    plan: Plan
     static: StaticArguments
     options: RunOptions
     length: int  # room for losses
 
 
-def compiled_loop() -> compiled:
-    """Compiled chunks of steps, kept for later runs with an equal plan and arrays of equal shapes.
+class CompiledSteps:
+    """Compiled chunks of steps of one SVI object, kept for its later runs.
 
     A chunk takes the state, whose memory it reuses, the number of steps, the entries to record and
-    the arrays among the arguments of the model; it is specialised to a ``_Form``.
+    the arrays among the arguments of the model; it is specialised to a ``_Form``. Programs hold the
+    plan, and go with this object; a copy of it has none.
     """
-    return compiled(_take_steps, static_argnums=(4,), donate_first=True)
+
+    def __init__(self) -> None:
+        self._made: tuple[Plan, compiled] | None = None
+
+    def of(self, plan: Plan) -> compiled:
+        """The chunks of this plan, or of the last one if it is like it."""
+        if self._made is None or not plan.is_like(self._made[0]):
+            steps = partial(_take_steps, plan)
+            self._made = plan, compiled(steps, static_argnums=(4,), donate_first=True)
+        return self._made[1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Programs are neither copied nor pickled."""
+        return CompiledSteps, ()
 
 
 def run_loop(
-    loop: compiled,
+    steps: CompiledSteps,
     plan: Plan,
     init: Callable[..., tuple[Plan, SubsampledSVIState]],
     rng_key: Array,
@@ -70,17 +84,17 @@ def run_loop(
     options: RunOptions,
     init_state: SubsampledSVIState | None,
 ) -> SubsampledSVIRunResult:
-    """See ``SubsampledSVI.run``; ``loop`` is what ``compiled_loop`` gave.
+    """See ``SubsampledSVI.run``.
 
     ``plan`` is that of ``init_state``; if there is none, ``init`` makes a plan and the first state
     from the arrays of a first batch.
     """
     num_steps = check_count("num_steps", num_steps, 1)
     drawn = batches if isinstance(batches, ArrayBatches) else None
-    stream = None if batches is None or drawn is not None else iter(batches)
+    stream = None if batches is None or drawn is not None else _stream_of(batches)
     is_traced = _is_traced((rng_key, init_state, args, kwargs, drawn))
     log = LossLog(num_steps, progress_bar and not is_traced, options.skip_bad_steps)
-    run = _Run(loop, plan, log, options)
+    run = _Run(steps, plan, log, options)
     with attach_result(run.interrupted), log:
         state = init_state
         if init_state is not None:
@@ -110,8 +124,8 @@ class _Run:
 
     state: SubsampledSVIState | None = None  # until `init` has made one
 
-    def __init__(self, loop: compiled, plan: Plan, log: LossLog, options: RunOptions) -> None:
-        self.loop = loop
+    def __init__(self, steps: CompiledSteps, plan: Plan, log: LossLog, options: RunOptions) -> None:
+        self.steps = steps
         self.plan = plan
         self.log = log
         self.options = options
@@ -150,8 +164,9 @@ class _Run:
 
     def _chunk(self, arrays: list[Any], static: StaticArguments, length: int) -> Any:
         """The compiled program of a chunk of at most ``length`` steps."""
-        form = _Form(self.plan, static, self.options, length)
-        return self.loop.program(self.state, 0, self.plan.recorded, arrays, form)
+        form = _Form(static, self.options, length)
+        loop = self.steps.of(self.plan)
+        return loop.program(self.state, 0, self.plan.recorded, arrays, form)
 
     def _take(self, chunk: Any, count: int, arrays: list[Any]) -> None:
         """Take ``count`` steps; no signal can part the new state from its losses.
@@ -190,7 +205,12 @@ class _Run:
 
 
 def _take_steps(
-    state: SubsampledSVIState, count: Array, recorded: Recorded, arrays: list[Any], form: _Form
+    plan: Plan,
+    state: SubsampledSVIState,
+    count: Array,
+    recorded: Recorded,
+    arrays: list[Any],
+    form: _Form,
 ) -> tuple[SubsampledSVIState, Array, dict[str, Array]]:
     """Take up to ``count`` steps, fewer if one is bad and must not be skipped.
 
@@ -199,7 +219,7 @@ def _take_steps(
     """
 
     def entries(state: SubsampledSVIState) -> dict[str, Array]:
-        return recorded_values(recorded, form.plan.optim.get_params(state.optim_state))
+        return recorded_values(recorded, plan.optim.get_params(state.optim_state))
 
     def go_on(carry: tuple[Array, Array, Any, Any]) -> Array:
         i, bad, _, _ = carry
@@ -207,7 +227,7 @@ def _take_steps(
 
     def step(carry: tuple[Array, Array, Any, Any]) -> tuple[Array, Array, Any, Any]:
         i, _, state, seen = carry
-        state, loss = _take_step(form, state, arrays)
+        state, loss = _take_step(plan, form, state, arrays)
         bad = jnp.isnan(loss) & (not form.options.skip_bad_steps)
         now = (loss, entries(state))
         seen = jax.tree.map(lambda all, one: all.at[i].set(one.astype(all.dtype)), seen, now)
@@ -227,24 +247,24 @@ def _run_traced(
 ) -> SubsampledSVIRunResult:
     """Take all steps under a transformation such as ``vmap``, where none can be looked at."""
     arrays, static = split_arguments(arguments)
-    form = _Form(plan, static, options, num_steps)
+    form = _Form(static, options, num_steps)
 
     def step(state: SubsampledSVIState, _: None) -> tuple[SubsampledSVIState, Array]:
-        return _take_step(form, state, arrays)
+        return _take_step(plan, form, state, arrays)
 
     state, losses = lax.scan(step, state, None, length=num_steps)
     return SubsampledSVIRunResult(plan.params(state), state, losses)
 
 
 def _take_step(
-    form: _Form, state: SubsampledSVIState, arrays: list[Any]
+    plan: Plan, form: _Form, state: SubsampledSVIState, arrays: list[Any]
 ) -> tuple[SubsampledSVIState, Array]:
     args, kwargs, drawn = form.static.restore(arrays)
     if drawn is not None:
         args = (*args, *drawn.draw(random.fold_in(state.rng_key, BATCH_STREAM)))
     skip, forward_mode = form.options
     return take_step(
-        form.plan,
+        plan,
         state,
         args,
         kwargs,
@@ -254,13 +274,34 @@ def _take_step(
     )
 
 
+def _stream_of(batches: Any) -> Iterator[Any]:
+    """The batches of an iterator, each a tuple of arrays.
+
+    Raises:
+        TypeError: If there is no iterator, or when a batch is no tuple.
+    """
+    fix = (
+        "`batches` must be an `lc.ArrayBatches(x, y, batch_size=...)` or an iterator of tuples of "
+        "arrays, whose arrays come after the arguments of the model"
+    )
+    if callable(batches) or not hasattr(batches, "__iter__"):
+        raise TypeError(f"{fix}; got {describe(batches)}.")
+
+    def checked(batch: Any) -> Any:
+        if not isinstance(batch, tuple | list):
+            raise TypeError(f"{fix}; got a batch that is {describe(batch)}.")
+        return batch
+
+    return map(checked, batches)
+
+
 def _is_traced(tree: Any) -> bool:
     return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def _check_batches(plan: Plan, drawn: ArrayBatches, args: Any, kwargs: Any, skip: bool) -> None:
     try:
-        check_batches(plan.model, drawn, args, {**kwargs, **plan.static_kwargs})
+        check_batches(plan.model, drawn, args, plan.with_static(kwargs))
     except BadDataError as error:
         if not skip:
             raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
 from typing import Any
 
 from numpyro.infer.elbo import ELBO
@@ -18,12 +17,11 @@ from numpyro_largecat.svi.state import SubsampledSVIState, check_state, shapes_o
 from numpyro_largecat.svi.stored_params import StoredParam
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """Model, guide and optimiser, and what their first run has shown of them; nothing changes it.
 
-    Plans compare by what a compiled step depends on, so that a later run whose plan is equal uses
-    the programs of an earlier one. ``recorded`` is no part of that: it goes into them as arrays.
+    ``recorded`` goes into compiled steps as arrays; all else of a plan is fixed in them.
     """
 
     model: Callable[..., Any]
@@ -35,12 +33,16 @@ class Plan:
     # Learned by `init`; empty before.
     stored: Mapping[str, StoredParam] = field(default_factory=dict)  # all parameters, by name
     shapes: SubsampledSVIState | None = None  # of the state: shapes and dtypes for arrays
-    recorded: Recorded = field(default_factory=dict, compare=False)  # entries seen in each step
-    owners: Callable[[RowAxes], list[str | None]] | None = field(default=None, compare=False)
+    recorded: Recorded = field(default_factory=dict)  # entries seen in each step
+    owners: RowOwners | None = None  # whose rows the leaves of the optimiser's state hold
 
-    def __hash__(self) -> int:
-        """Of names alone, since models, guides and arguments need not be hashable."""
-        return hash(tuple(self.stored))
+    def is_like(self, other: Plan) -> bool:
+        """Whether the first runs of one SVI object have shown the same, so that steps are alike."""
+        return self.stored == other.stored and self.shapes == other.shapes
+
+    def with_static(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """All keyword arguments of model and guide, see ``with_static``."""
+        return with_static(kwargs, self.static_kwargs)
 
     def learned(
         self, stored: Mapping[str, StoredParam], state: SubsampledSVIState, recorded: Recorded
@@ -48,8 +50,7 @@ class Plan:
         """The plan after a first run that found these parameters and made this state."""
         shapes, owners = shapes_of(state), self.owners
         if owners is None or shapes != self.shapes:
-            # A pure function, whose answers are kept for each set of plates held in part.
-            owners = cache(partial(_checked_owners, self.optim, shapes.optim_state))
+            owners = RowOwners(self.optim, shapes.optim_state)
         return replace(self, stored=stored, shapes=shapes, recorded=recorded, owners=owners)
 
     def check(self, state: Any) -> None:
@@ -89,8 +90,39 @@ class Plan:
         return optimised | {name: local.value for name, local in state.local_state.items()}
 
 
-def _checked_owners(optim: Any, optim_state: Any, axes: RowAxes) -> list[str | None]:
-    params = optim.get_params(optim_state)
-    owners = find_owners(optim, params, dict(axes))
-    check_row_wise(optim, params, dict(axes))
-    return owners
+class RowOwners:
+    """Whose rows each leaf of an optimiser's state holds; kept for each set of plates held in part.
+
+    Args:
+        optim: A NumPyro optimiser.
+        optim_state: Shapes of its state.
+    """
+
+    def __init__(self, optim: Any, optim_state: Any) -> None:
+        self._optim, self._optim_state = optim, optim_state
+        self._known: dict[RowAxes, list[str | None]] = {}
+
+    def __call__(self, axes: RowAxes) -> list[str | None]:
+        """The parameter of each leaf, where these axes of parameters are rows of plates."""
+        if axes not in self._known:
+            params = self._optim.get_params(self._optim_state)
+            owners = find_owners(self._optim, params, dict(axes))
+            check_row_wise(self._optim, params, dict(axes))
+            self._known[axes] = owners
+        return self._known[axes]
+
+
+def with_static(kwargs: Mapping[str, Any], static_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Join keyword arguments and those that an SVI object gives in each call; none may be in both.
+
+    Raises:
+        TypeError: With the names that are.
+    """
+    both = sorted(kwargs.keys() & static_kwargs.keys())
+    if both:
+        raise TypeError(
+            f"got multiple values for the keyword arguments {both}: they were given to the SVI "
+            "object, which passes them to model and guide in each call. Leave them out, or make "
+            "an SVI object, or an `lc.Fitted(model, guide, params)`, without them."
+        )
+    return {**kwargs, **static_kwargs}

@@ -3,21 +3,36 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
 from jax import Array
-from numpy.typing import NDArray
-
-from numpyro_largecat.svi.state import SubsampledSVIState
+from numpyro.infer.svi import SVIRunResult
 
 
-class SubsampledSVIRunResult(NamedTuple):
-    """The fields of NumPyro's ``SVIRunResult``, then how some entries of the parameters moved."""
+class SubsampledSVIRunResult(SVIRunResult):
+    """NumPyro's ``SVIRunResult``, three fields, with values that some parameters had on the way.
 
-    params: dict[str, Any]  # constrained values of all parameters, stored whole
-    state: SubsampledSVIState  # the last one
-    losses: Array  # (steps,), one for each step taken, NaN for the step at which a fit ended
-    # Up to 1000 earlier values of a few entries of each parameter, unconstrained, for `diagnose`:
-    # (iterates, entries), by parameter. Nothing where the fit ran inside a transformation.
-    iterates: dict[str, NDArray[np.floating[Any]]] = {}
+    Attributes:
+        params: Constrained values of all parameters, stored whole, by name.
+        state: The last state, to go on from.
+        losses: Loss of each step, shape (steps,).
+        iterates: Unconstrained values of a few entries of each parameter, shape (iterates,
+            entries), evenly spaced over the steps. Empty where the fit ran inside a transformation.
+    """
+
+    iterates: Mapping[str, Any]
+
+    def __new__(
+        cls, params: dict[str, Any], state: Any, losses: Array, iterates: Any = None
+    ) -> SubsampledSVIRunResult:
+        """Make a result of these three fields and of ``iterates``, which are none of its items."""
+        result = super().__new__(cls, params, state, losses)
+        result.iterates = {} if iterates is None else iterates
+        return result
+
+    def _replace(self, **changes: Any) -> SubsampledSVIRunResult:
+        """The result with some fields changed; its iterates stay."""
+        iterates = changes.pop("iterates", self.iterates)
+        new = super()._replace(**changes)
+        return SubsampledSVIRunResult(new.params, new.state, new.losses, iterates)

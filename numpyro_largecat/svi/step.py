@@ -41,7 +41,7 @@ def gather_step(plan: Plan, state: SubsampledSVIState, args: Any, kwargs: Any) -
         ValueError: If the state is one of another model or optimiser, or the optimiser mixes rows.
     """
     plan.check(state)
-    kwargs = {**kwargs, **plan.static_kwargs}
+    kwargs = plan.with_static(kwargs)
     next_key, step_key = random.split(state.rng_key)
     touched = _find_rows(plan, state, step_key, args, kwargs)
     rows = plan.rows(touched)

@@ -12,7 +12,7 @@ from numpyro.infer.elbo import ELBO
 
 from numpyro_largecat.handlers.internals import takes_gradient_steps
 from numpyro_largecat.svi.first_run import first_run
-from numpyro_largecat.svi.loop import RunOptions, compiled_loop, run_loop
+from numpyro_largecat.svi.loop import CompiledSteps, RunOptions, run_loop
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
 from numpyro_largecat.svi.state import SubsampledSVIState
@@ -110,7 +110,7 @@ class SubsampledSVI(SVI):
                 "the loss on its own; use numpyro.infer.SVI with it."
             )
         self.plan = Plan(self.model, self.guide, self.optim, self.loss, self.static_kwargs)
-        self._loop = compiled_loop()
+        self._steps = CompiledSteps()
 
     def init(
         self, rng_key: Array, *args: Any, init_params: dict[str, Any] | None = None, **kwargs: Any
@@ -257,7 +257,7 @@ class SubsampledSVI(SVI):
             return self.plan, state
 
         return run_loop(
-            self._loop,
+            self._steps,
             self.plan,
             init,
             rng_key,

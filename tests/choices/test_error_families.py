@@ -36,7 +36,7 @@ def test_heavy_tails_are_refused_also_under_jit(distribution):
     def log_prob(psi):
         return lc.UtilityCategorical(psi, noise=family).log_prob(0)
 
-    with pytest.raises(ValueError, match="'heavy' must have a concave log density.*Student's t"):
+    with pytest.raises(ValueError, match=r"'heavy' must have a concave log density.*Student's t"):
         log_prob(jnp.zeros(3))
 
 

@@ -138,7 +138,7 @@ class Interruption:
 
     def trace(self, frame, event, _):
         name = frame.f_code.co_filename
-        if not name.endswith(("fit_loop.py", "_result_so_far.py")):
+        if not name.endswith(("svi/loop.py", "svi/loss_log.py", "_result_so_far.py")):
             return None
         if event == "line":
             self.lines.append((name, frame.f_lineno))
