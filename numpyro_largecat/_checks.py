@@ -28,7 +28,7 @@ def is_concrete(value: Any) -> bool:
 
 def describe(value: Any) -> str:
     """What a value is, for a message: short, and of an array its dtype and shape alone."""
-    if np.ndim(value) and hasattr(value, "dtype"):
+    if hasattr(value, "dtype") and np.ndim(value):
         return f"an array of {value.dtype} of shape {np.shape(value)}"
     text = repr(value)
     return f"{text[:60]}{'...' * (len(text) > 60)}, of type {type(value).__name__}"
@@ -110,14 +110,12 @@ def as_positive(
 ) -> np.ndarray:
     """Return positive finite numbers in float64, or raise.
 
-    They are one number, or of ``shape``; of any shape if that is None.
+    They are one number, of shape (), or of ``shape``; of any shape if that is None.
     """
     array = np.asarray(values, np.float64)
-    if shape is not None and array.shape != shape:
-        if array.size != 1:
-            need = "one number" + f" or have shape {shape}" * (shape != ())
-            raise ValueError(f"`{name}` must be {need}, {meaning}; got shape {array.shape}.")
-        array = array.reshape(())
+    if shape is not None and array.shape not in ((), shape):
+        need = "one number" + f" or have shape {shape}" * (shape != ())
+        raise ValueError(f"`{name}` must be {need}, {meaning}; got shape {array.shape}.")
     check_finite([(f"`{name}`", array)])
     if not (array > 0).all():
         raise ValueError(f"`{name}` must be positive, {meaning}; got {array.min()}.")

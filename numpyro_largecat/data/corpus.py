@@ -68,6 +68,8 @@ class Corpus:
                 f"from {offsets[0]} to {offsets[-1]}."
             )
         if self.vocabulary is not None:
+            plain = tuple(str(w) if isinstance(w, np.str_) else w for w in self.vocabulary)
+            object.__setattr__(self, "vocabulary", plain)  # NumPy's show their type
             size = len(set(self.vocabulary))
             if not len(self.vocabulary) == size == self.num_words:
                 raise ValueError(

@@ -72,16 +72,18 @@ class DoubleSumFit:
         """Write the fit to one file, which ``load`` reads; a file that is there is replaced."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values = {k: np.asarray(v) if isinstance(v, Array) else v for k, v in values.items()}
-        save_fit(path, "DoubleSumFit", values)
+        save_fit(path, "DoubleSumFit", values, self.w.dtype)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> DoubleSumFit:
         """Read a fit that ``save`` wrote.
 
         Raises:
-            ValueError: If the file holds something else.
+            ValueError: If the file holds something else or is damaged, or has a fit of float64
+                where 64 bits are not enabled.
+            OSError: If the file is not there, or cannot be opened.
         """
-        values = load_fit(path, "DoubleSumFit")
+        values = load_fit(path, "DoubleSumFit", {field.name for field in fields(cls)})
         arrays = {k: jnp.asarray(v) for k, v in values.items() if isinstance(v, np.ndarray)}
         return cls(**(values | arrays))
 

@@ -40,7 +40,7 @@ class ConjugateFamily(Hyperparameters):
       the mean parameters, from (K, P).
 
     Attributes that are numbers with a fraction or arrays are data of a pytree; Python ints, strings
-    and None are static.
+    and None are static. ``MixtureFit.save`` can write these, and nothing else.
 
     Example:
         Poisson counts with a Gamma prior, which has E[log F] = x E[log rate] - E[rate] - log x!.

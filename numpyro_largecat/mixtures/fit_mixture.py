@@ -100,7 +100,8 @@ def fit_mixture(
         batch_size: Rows of a batch of an array, which is cut at random; None for all rows.
         start: "kmeans++", k-means++ with the family's Bregman divergence on a sample of the rows;
             "random", rows drawn uniformly; or an earlier fit of as many components, to go on from.
-            Stochastic steps are then counted on from those that it took.
+            Stochastic steps are then counted on from those that it took; memoized visits are none,
+            so after a memoized fit they begin at t = 1.
         progress_bar: Show batches, speed and the objective.
         options: See ``lc.mixtures.Options``.
 
@@ -169,7 +170,7 @@ def fit_mixture(
             statistics.features,
             by_pass[:, -1] if method == "memoized" else by_pass.mean(1),
             look.dtype,
-            num_steps + len(bounds),
+            num_steps + len(bounds) * (method == "stochastic"),
         )
 
     with (

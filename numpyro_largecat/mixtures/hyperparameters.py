@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_finite
+from numpyro_largecat._checks import check_finite, describe
 
 T = TypeVar("T", bound="Hyperparameters")
 
@@ -29,10 +30,28 @@ class Hyperparameters:
 
 
 def to_values(name: str, prior: Hyperparameters) -> dict[str, Any]:
-    """The class and the attributes of a prior, by names that start with ``name``."""
-    plain = (int, float, str, type(None))
-    own = {k: v if isinstance(v, plain) else np.asarray(v) for k, v in vars(prior).items()}
-    return {name: type(prior).__name__} | {f"{name}.{k}": v for k, v in own.items()}
+    """The class and the attributes of a prior, by names that start with ``name``.
+
+    Raises:
+        TypeError: If an attribute is something that a file of arrays cannot hold.
+    """
+    own = {f"{name}.{k}": v for k, v in vars(prior).items()}
+    return {name: type(prior).__name__} | {k: _storable(k, v) for k, v in own.items()}
+
+
+def _storable(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, (int, float, str)):
+        return value
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # such as lists of different lengths
+        array = np.asarray(None)
+    if array.dtype != bool and not jnp.issubdtype(array.dtype, jnp.number):
+        raise TypeError(
+            f"`{name}` must be a number, a string, None or an array of numbers, to be saved; got "
+            f"{describe(value)}. Keep it on the class, or as several attributes of these kinds."
+        )
+    return array
 
 
 def from_values(name: str, base: type[T], values: dict[str, Any]) -> T:

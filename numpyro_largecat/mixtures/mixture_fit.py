@@ -51,7 +51,8 @@ class MixtureFit:
         statistics: Weighted sums of features of each component, float64 of shape (K, P).
         bounds: Objective after each pass in nats, over all rows, shape (passes,).
         dtype: Float type of computations with rows.
-        num_steps: Batches that were visited, also in earlier fits that it went on from.
+        num_steps: Stochastic steps that were taken, also in earlier fits that it went on from;
+            memoized visits are none.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -88,19 +89,29 @@ class MixtureFit:
         )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the fit to one file, which ``load`` reads; a file that is there is replaced."""
+        """Write the fit to one file, which ``load`` reads; a file that is there is replaced.
+
+        Raises:
+            TypeError: If an attribute of the family or the mixing prior is neither a number, a
+                string, None nor an array of numbers. Nothing is written then.
+        """
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         own |= {"dtype": str(self.dtype)} | to_values("family", self.family)
-        save_fit(path, "MixtureFit", own | to_values("mixing_prior", self.mixing_prior))
+        own |= to_values("mixing_prior", self.mixing_prior)
+        save_fit(path, "MixtureFit", own, self.dtype)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> MixtureFit:
         """Read a fit that ``save`` wrote. A family of your own must be defined before.
 
+        Its arrays come back as NumPy's, with the types that they had.
+
         Raises:
-            ValueError: If the file holds something else, or a family that is not defined.
+            ValueError: If the file holds something else or is damaged, has a family that is not
+                defined, or a fit whose ``dtype`` is float64 where 64 bits are not enabled.
+            OSError: If the file is not there, or cannot be opened.
         """
-        values = load_fit(path, "MixtureFit")
+        values = load_fit(path, "MixtureFit", {field.name for field in fields(cls)})
         family = from_values("family", ConjugateFamily, values)
         mixing_prior = from_values("mixing_prior", MixingPrior, values)
         values |= {"dtype": np.dtype(values["dtype"])}

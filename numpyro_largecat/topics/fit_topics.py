@@ -89,7 +89,8 @@ def fit_topics(
             batches, so take a smaller one for a small corpus.
         start: "documents": each topic from a document, drawn by the k-means++ rule with a Bregman
             divergence; "random": words divided at random; or an earlier fit of as many topics, to
-            go on from. Stochastic steps are then counted on from those that it took.
+            go on from. Stochastic steps are then counted on from those that it took; memoized
+            visits are none, so after a memoized fit they begin at t = 1.
         progress_bar: Show batches, speed and the bound.
         options: See ``lc.topics.Options``.
 
@@ -136,6 +137,7 @@ def fit_topics(
         jnp.asarray(np.broadcast_to(own, num_topics), dtype),
         float(word_concentration),
         Solver(active, options.effort, shapes),
+        isinstance(start, TopicFit),
     )
     bounds: list[float] = []
 
@@ -147,12 +149,14 @@ def fit_topics(
             active,
             corpus.vocabulary,
             np.array(bounds),
-            num_steps + table.changes,
+            num_steps + table.changes * (method == "stochastic"),
             shapes,
         )
 
-    learn = memoized_steps if method == "memoized" else stochastic_steps
-    steps = learn(rng, problem, batches, table, num_passes, options, num_steps)
+    if method == "memoized":
+        steps = memoized_steps(rng, problem, batches, table, num_passes, options)
+    else:
+        steps = stochastic_steps(rng, problem, batches, table, num_passes, options, num_steps)
     total = num_passes * len(batches)
     with (
         attach_result(lambda: (fit(), f"{table.changes} of {total} batches")),

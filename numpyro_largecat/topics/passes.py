@@ -37,6 +37,7 @@ class Problem(NamedTuple):
     concentration: Array  # (K,), of topic frequencies
     word_concentration: float  # of the words of a topic
     solver: Solver
+    goes_on: bool = False  # from an earlier fit, so that topics differ before the first visit
 
 
 Visited: TypeAlias = list[tuple[NDArray[np.intp], csr_array]]  # documents, topic counts
@@ -119,12 +120,11 @@ def memoized_steps(
     table: Table,
     num_passes: int,
     options: Options,
-    num_steps: int = 0,
 ) -> Iterator[float]:
     """Replace the counts of a batch whenever it is visited, and the topics with them.
 
     Changes ``table`` in place, and gives after each batch the bound of the corpus at stored local
-    variables; NaN but for the last batch of a pass. ``num_steps`` batches were visited before.
+    variables; NaN but for the last batch of a pass.
     """
     memory: list[csr_array | None] = [None] * len(batches)
     visited: list[Visited | None] = [None] * len(batches)
@@ -132,7 +132,7 @@ def memoized_steps(
     for i in range(num_passes):
         for place, b in enumerate(rng.permutation(len(batches)), start=1):
             batch = batches[b]
-            is_first = num_steps == 0 and i == 0
+            is_first = i == 0 and not problem.goes_on
             found = visit_batch(problem, batch, table, visited[b], is_first=is_first)
             old = memory[b]
             before = jnp.zeros(()) if old is None else jnp.asarray(old.toarray())
@@ -165,14 +165,14 @@ def stochastic_steps(
     """Step towards the counts that each batch suggests, by ``step_size``.
 
     Changes ``table`` in place. The bound of the corpus is never known: NaN after each batch.
-    ``num_steps`` batches were visited before.
+    ``num_steps`` such steps were taken before.
     """
     steps = itertools.count(num_steps + 1)
     delay = len(batches) if options.delay is None else options.delay
     for i in range(num_passes):
         for b in rng.permutation(len(batches)):
             batch = batches[b]
-            is_first = num_steps == 0 and i == 0
+            is_first = i == 0 and not problem.goes_on
             found = visit_batch(problem, batch, table, is_first=is_first)
             rho = step_size(next(steps), delay, options.forgetting)
             share = problem.corpus.num_documents / len(batch.documents)

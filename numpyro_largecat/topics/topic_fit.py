@@ -50,7 +50,8 @@ class TopicFit:
         vocabulary: The words, or None where they are not known.
         bounds: Of the corpus after each pass in nats, shape (passes,). Empty for "stochastic",
             which never sees the whole corpus at one time.
-        num_steps: Batches that were visited, also in earlier fits that it went on from.
+        num_steps: Stochastic steps that were taken, also in earlier fits that it went on from;
+            memoized visits are none.
         shapes: That code is compiled for; what is read from the fit uses it again.
 
     Example:
@@ -88,16 +89,18 @@ class TopicFit:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the fit to one file, which ``load`` reads; a file that is there is replaced."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        save_fit(path, "TopicFit", values)
+        save_fit(path, "TopicFit", values, self.posterior.dtype)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> TopicFit:
         """Read a fit that ``save`` wrote.
 
         Raises:
-            ValueError: If the file holds something else.
+            ValueError: If the file holds something else or is damaged, or has a fit of float64
+                where 64 bits are not enabled.
+            OSError: If the file is not there, or cannot be opened.
         """
-        values = load_fit(path, "TopicFit")
+        values = load_fit(path, "TopicFit", {field.name for field in fields(cls)})
         words, shapes = values["vocabulary"], values["shapes"]
         values["vocabulary"] = None if words is None else tuple(words)
         values["shapes"] = None if shapes is None else Shapes(tuple(shapes[0]), *shapes[1:])

@@ -267,6 +267,14 @@ def test_each_observation_may_have_its_own_classes_together():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+def test_of_all_that_is_marked_on_a_subset_the_labels_are_kept_together():
+    """The other classes are not surely there."""
+    found = OneVsEach(UTILITIES, SUBSET, together=True).log_prob(np.array([30, 7, 30]))
+    rows = zip(UTILITIES, [1, 0, 1], strict=True)
+    expected = [reference.one_vs_each(psi, row, WEIGHTS, [0, 1]) for psi, row in rows]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_labels_alone_may_be_kept_together():
     """Where a draw, here that of class 2, has weight 1 by chance."""
     weights = WEIGHTS.copy()

@@ -91,6 +91,41 @@ def test_without_variance_it_is_the_bound_of_the_utilities(rows, weights, make):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@cases
+def test_values_and_gradients_without_variance_of_equal_and_of_huge_utilities(
+    rows, weights, make, dtype
+):
+    """Where all utilities are 0 each class counts its weight."""
+    values = values_of(rows, weights)
+
+    @jax.jit
+    @jax.vmap
+    def both(means, variances):
+        def total(means, variances):
+            slope = jnp.array(SLOPE, dtype)
+            at = [make(means, variances, u, slope) for u in (jnp.array(U, dtype), None)]
+            log_prob = jnp.stack([d.log_prob(values) for d in at])
+            return log_prob.sum(), log_prob
+
+        return jax.value_and_grad(total, (0, 1), has_aux=True)(means, variances)
+
+    huge = [[1e4, -1e4, 0, 1e4, 1e4, -1e4], [-1e4, 1e4, 1e4, -1e4, 0, 0], [1e4] * 6]
+    with jax.enable_x64(dtype == "float64"):
+        means = jnp.array([np.zeros((3, 6)), huge, np.negative(huge)], dtype)
+        (_, log_prob), gradients = both(means, jnp.zeros_like(means))
+    assert log_prob.dtype == dtype
+    assert all(jnp.isfinite(x).all() for x in (log_prob, *gradients))
+    eta = 6 if weights is None else weights.sum()
+    at_u, slope = np.float64(U), np.float64(SLOPE)
+    expected = [1 - at_u - np.exp(-at_u) * eta, np.full(3, -math.log(eta))]
+    np.testing.assert_allclose(log_prob[0], expected, rtol=1e-5)
+    # The own class has the derivative of exp(slope^2 v / 2) + exp((1 + slope)^2 v / 2) (eta - 1).
+    own = (slope**2 + (1 + slope) ** 2 * (eta - 1)) / 2
+    in_own = -(np.exp(-at_u) + 1 / eta) * own
+    np.testing.assert_allclose(np.asarray(gradients[1])[0, range(3), rows], in_own, rtol=1e-5)
+
+
 def test_shapes_are_inferred_and_variances_broadcast():
     shapes = dict(utilities=(2, 1, 6), variances=(2, 1, 6), u=(3,))
     assert lc.bounds.GaussianUtilityBound.infer_shapes(**shapes) == ((2, 3), ())

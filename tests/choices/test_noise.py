@@ -74,7 +74,7 @@ def test_the_error_of_a_row_moves_when_it_is_visited_and_stays_otherwise(noise, 
 
 
 def test_two_choices_with_different_errors_in_a_model_with_a_hierarchy():
-    """Shared weights, a learned scale, and K of 40 and 6."""
+    """Drawn weights of a learned scale, and K of 40 and 6."""
     num_rows, num_features = 60, 3
     keys = jax.random.split(jax.random.key(0), 3)
     x = jax.random.normal(keys[0], (num_rows, num_features))
@@ -93,11 +93,11 @@ def test_two_choices_with_different_errors_in_a_model_with_a_hierarchy():
             lc.sample_choice("first", x @ v.T, classes=many, noise="normal", obs=first, **kwargs)
             lc.sample_choice("second", x @ w.T, classes=few, noise="gumbel", obs=second, **kwargs)
 
-    svi = lc.SubsampledSVI(model, AutoDelta(model), optax.adagrad(0.1), Trace_ELBO())
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adagrad(0.1), TraceMeanField_ELBO())
     batches = lc.ArrayBatches(x, *labels, batch_size=20)
-    result = svi.run(jax.random.key(1), 300, batches=batches, progress_bar=False)
+    result = svi.run(jax.random.key(1), 100, batches=batches, progress_bar=False)
     assert np.isfinite(result.losses).all()
-    assert np.mean(result.losses[-50:]) < np.mean(result.losses[:50])
+    assert np.mean(result.losses[-30:]) < np.mean(result.losses[:30])
     assert result.params["first_error"].shape == (num_rows, 2)
     assert result.params["second_u"].shape == (num_rows,)
 

@@ -233,6 +233,19 @@ def test_a_vocabulary_without_order_is_refused() -> None:
         Corpus.from_documents([["a"]], numbers)
 
 
+def test_words_of_an_array_are_plain_strings() -> None:
+    """NumPy's print as np.str_('a')."""
+    names = np.array(WORDS)
+    corpora = [
+        Corpus.from_csr(csr_array(COUNTS), names),
+        Corpus.from_documents([names[:2], names], list(names)),
+        Corpus.from_documents([names[:2], names]),
+        Corpus(*np.zeros((2, 0), int), np.zeros(1, int), 4, tuple(names)),
+    ]
+    for corpus in corpora:
+        assert corpus.vocabulary == WORDS and {type(w) for w in corpus.vocabulary} == {str}
+
+
 def test_documents_are_chosen_as_by_numpy() -> None:
     """By numbers, from the end too, or by a boolean for each; all else is refused."""
     corpus = Corpus.from_csr(csr_array(COUNTS))

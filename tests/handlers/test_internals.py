@@ -30,6 +30,7 @@ pytestmark = pytest.mark.smoke  # so that the oldest versions are looked at too
 
 PACKAGE = Path(numpyro_largecat.__file__).parent
 OF_OTHERS = ("_replace", "_asdict", "_fields")  # of `NamedTuple`: documented
+BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 
 
 def model():
@@ -152,9 +153,10 @@ def test_what_a_result_depends_on_is_found():
 
 
 def test_errors_about_supports_are_explained():
-    site = {"name": "w", "fn": dist.Normal(0, 1), "type": "sample"}
-    with pytest.raises(NotImplementedError), internals.helpful_support_errors(site):
-        raise NotImplementedError
+    site = {"name": "w", "fn": dist.Poisson(1.0), "type": "sample"}
+    with pytest.raises(ValueError, match="cannot handle discrete sample site 'w'"):
+        with internals.helpful_support_errors(site):
+            raise NotImplementedError
 
 
 def test_a_traced_function_is_run_with_other_arrays_and_step_by_step():
@@ -206,6 +208,20 @@ def test_no_other_file_uses_privates_of_numpyro_or_jax():
     assert found == []
 
 
+def test_privates_are_seen_however_they_are_reached():
+    uses = [
+        "from jax._src import core",
+        "from numpyro.primitives import _PYRO_STACK",
+        "guide._init_locs",
+        "getattr(guide, '_init_locs', {})",
+        "setattr(guide, '_init_locs', {})",
+    ]
+    fine = ["guide._own", "getattr(guide, '_own')", "getattr(guide, 'loc')", "x.__len__()"]
+    fine += ["from numpyro_largecat._checks import check_count", "pair._replace(a='_b')"]
+    tree = ast.parse("\n".join(uses + fine))
+    assert sorted(_privates_of_others(ast.walk(tree), {"_own"})) == sorted(uses)
+
+
 def _defined(nodes):
     yield from (n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef))
     yield from (n.attr for n in nodes if isinstance(n, ast.Attribute) and _is_self(n.value))
@@ -220,6 +236,13 @@ def _privates_of_others(nodes, own):
         elif isinstance(node, ast.Attribute) and _is_private(node.attr):
             if node.attr not in own and node.attr not in OF_OTHERS:
                 yield ast.unparse(node)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
+            if any(_is_private(name) and name not in own for name in _texts(node.args)):
+                yield ast.unparse(node)
+
+
+def _texts(nodes):
+    return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
 
 
 def _is_private(name):

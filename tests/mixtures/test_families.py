@@ -228,6 +228,7 @@ def test_symmetric_matrices_and_their_log_determinant() -> None:
             lambda: lc.mixtures.ZeroMeanGaussianFamily(np.eye(2), np.ones(2)),
             "`strength` must be one number",
         ),
+        (lambda: lc.mixtures.StickBreaking([1.0]), r"must be one number, .* got shape \(1,\)"),
         (lambda: lc.mixtures.StickBreaking(-1.0), "`concentration` must be positive"),
     ],
 )

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +291,7 @@ def test_a_fit_goes_on_from_another() -> None:
     for other in (lc.mixtures.GaussianFamily(LOC + 1, COVARIANCE), CASES["zero mean"].family):
         with pytest.raises(ValueError, match="has the same features"):
             fit(POINTS, 3, other, start=first)
-    assert (first.num_steps, second.num_steps) == (3, 5)
+    assert (first.num_steps, second.num_steps) == (0, 0)
     stronger = lc.mixtures.GaussianFamily(LOC, COVARIANCE, 50.0)
     assert fit(POINTS, 3, stronger, num_passes=1, start=first).family is stronger
 
@@ -301,6 +303,21 @@ def test_stochastic_steps_are_counted_on() -> None:
     first = fit(POINTS, 3, family, num_passes=3, **options)
     second = fit(POINTS, 3, family, num_passes=2, method="stochastic", start=first)
     np.testing.assert_allclose(second.statistics, whole.statistics, rtol=1e-4, atol=1e-4)
+    assert (first.num_steps, second.num_steps) == (3, 5)
+
+
+def test_stochastic_steps_after_a_memoized_fit_begin_at_one() -> None:
+    """With delay 0 the first takes all from its batch, which is that of the memoized fit."""
+    family = CASES["gaussian"].family
+    first = fit(POINTS, 3, family, start="random", num_passes=20, batch_size=30)
+    assert first.num_steps == 0
+    again = fit(POINTS, 3, family, num_passes=1, start=first)
+    options = Options(delay=0.0, forgetting=1.0)
+    second = fit(POINTS, 3, family, num_passes=1, start=first, method="stochastic", options=options)
+    assert second.num_steps == 1
+    np.testing.assert_allclose(second.statistics, again.statistics, rtol=1e-4, atol=1e-4)
+    third = fit(POINTS, 3, family, num_passes=1, start=second)
+    assert third.num_steps == 1
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -329,6 +346,60 @@ def test_a_saved_fit_is_the_same(name: str, tmp_path: Path) -> None:
     ):
         np.testing.assert_array_equal(getattr(loaded, field), getattr(found, field))
     assert loaded.score(x) == found.score(x) == float(found.log_likelihood(x).mean())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": 1.0},
+        np.exp,
+        CASES["gaussian"].family,
+        ["a", "b"],
+        [[1.0], [1.0, 2.0]],
+        np.array([1.0, None]),
+        np.zeros(2, [("a", float)]),
+        KEY,
+    ],
+    ids=str,
+)
+def test_an_attribute_that_no_file_can_hold_is_refused(value: Any, tmp_path: Path) -> None:
+    """By name, before the file is written; the one that is there stays."""
+    family, _, x = CASES["multinomial"]
+    found = fit(x, 2, family, num_passes=1)
+    found.save(tmp_path / "fit.npz")
+    before = (tmp_path / "fit.npz").read_bytes()
+    bad = copy(family)
+    bad.table = value
+    with pytest.raises(TypeError, match=r"`family\.table` must be a number, a string, None or an"):
+        replace(found, family=bad).save(tmp_path / "fit.npz")
+    assert [file.name for file in tmp_path.iterdir()] == ["fit.npz"]
+    assert (tmp_path / "fit.npz").read_bytes() == before
+
+
+def test_attributes_of_all_kinds_are_saved(tmp_path: Path) -> None:
+    """And a fit whose own float type is bfloat16."""
+    family, _, x = CASES["multinomial"]
+    mine = copy(family)
+    values = {
+        "some": None,
+        "flag": True,
+        "text": "a",
+        "one": np.float32(0.1),
+        "half": jnp.arange(3, dtype=jnp.bfloat16) / 3,
+        "wide": np.arange(3) / 3,
+        "listed": [0.1, 0.2],
+        "truths": np.array([True, False]),
+    }
+    vars(mine).update(values)
+    found = fit(x, 2, family, num_passes=1)
+    found = replace(found, family=mine, dtype=np.dtype(jnp.bfloat16))
+    found.save(tmp_path / "fit.npz")
+    loaded = lc.MixtureFit.load(tmp_path / "fit.npz")
+    assert loaded.dtype == jnp.bfloat16
+    for name, value in values.items():
+        again = getattr(loaded.family, name)
+        assert np.asarray(again).dtype == np.asarray(value).dtype
+        np.testing.assert_array_equal(np.asarray(again), np.asarray(value))
 
 
 def test_files_of_something_else_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 from scipy.special import digamma
 
 import numpyro_largecat as lc
@@ -246,6 +247,14 @@ def test_another_vocabulary_is_refused(fit) -> None:
             dict(concentration=[0.1, 0.2]),
             r"one number or have shape \(6,\), for each topic; got shape \(2,\)",
         ),
+        (
+            dict(concentration=[0.1]),
+            r"one number or have shape \(6,\), for each topic; got shape \(1,\)",
+        ),
+        (
+            dict(word_concentration=np.array([0.1])),
+            r"`word_concentration` must be one number, .* got shape \(1,\)\.$",
+        ),
         (dict(word_concentration=np.inf), "`word_concentration` must be finite"),
         (
             dict(word_concentration=np.ones(V)),
@@ -468,11 +477,38 @@ def test_a_fit_goes_on_from_another(method) -> None:
     second = fit_topics(KEY, corpus, num_passes=1, start=first, **arguments)
     np.testing.assert_allclose(second.posterior, whole.posterior, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(second.bounds, whole.bounds[2:], rtol=1e-5)
-    assert (first.num_steps, second.num_steps) == (2, 3)
+    steps = (2, 3) if method == "stochastic" else (0, 0)
+    assert (first.num_steps, second.num_steps) == steps
     with pytest.raises(ValueError, match="as many topics; got 6, for 5"):
         fit_topics(KEY, corpus, 5, start=first)
     with pytest.raises(ValueError, match="60 words; got 2"):
         fit_topics(KEY, Corpus.from_documents([["a", "b"]]), K, start=first)
+
+
+def test_stochastic_steps_after_a_memoized_fit_begin_at_one() -> None:
+    """With delay 0 the first takes all from its batch, as one more memoized pass does.
+
+    Its documents have the topics' own concentrations, since topics differ by then.
+    """
+    corpus, concentration = topic_corpus(30), np.linspace(0.05, 0.3, K)
+    arguments = dict(num_topics=K, num_active=2, batch_size=30, concentration=concentration)
+    first = fit_topics(KEY, corpus, num_passes=3, **arguments)
+    again = fit_topics(KEY, corpus, num_passes=1, start=first, **arguments)
+    four = fit_topics(KEY, corpus, num_passes=4, **arguments)
+    arguments |= dict(method="stochastic", options=Options(delay=0.0, forgetting=1.0))
+    second = fit_topics(KEY, corpus, num_passes=1, start=first, **arguments)
+    assert (first.num_steps, again.num_steps, second.num_steps) == (0, 0, 1)
+    np.testing.assert_allclose(again.posterior, four.posterior, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(second.posterior, again.posterior, rtol=1e-3, atol=1e-3)
+
+
+def test_words_from_numpy_are_shown_as_strings() -> None:
+    corpus = topic_corpus(30)
+    counts = csr_array((corpus.counts, corpus.words, corpus.offsets), (30, V))
+    fit = fit_topics(KEY, Corpus.from_csr(counts, np.array(WORDS)), K, num_active=2, num_passes=1)
+    assert {type(top.word) for topic in fit.top_words() for top in topic} == {str}
+    with pytest.raises(ValueError, match="word 0 is 'v0', and in the fit 'w0'"):
+        fit.score(Corpus.from_csr(counts, np.array([f"v{i}" for i in range(V)])))
 
 
 def test_a_saved_fit_is_the_same(fit, tmp_path) -> None:
