@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,9 +40,9 @@ class compiled:
         self._static_argnums = static_argnums
         self._donate_first = donate_first
         self._copies: dict[int, tuple[Any, Array]] = {}  # of NumPy's arrays, kept with them
-        # Functions of their own, so that programs go when this object goes.
-        self._evaluate = jax.jit(partial(_evaluate), static_argnums=0)
-        self._evaluate_donated = jax.jit(partial(_evaluate), static_argnums=0, donate_argnums=2)
+        # By jaxpr. They are closures, so that they go when this object goes: what is a static
+        # argument stays in JAX's caches, and a jaxpr may hold the arrays that were closed over.
+        self._programs: dict[Any, Any] = {}
 
     def __call__(self, *args: Any) -> Any:
         """Compile if it is not yet done, and call."""
@@ -55,23 +54,25 @@ class compiled:
         Its arguments are those of ``fn`` without the static ones. Nothing is traced again for
         arguments like earlier ones.
         """
-        evaluate, form, constants = self._parts(args)
+        evaluate, constants = self._parts(args)
         return lambda first=(), *rest: evaluate(
-            form, constants, jax.tree.leaves(first), jax.tree.leaves(rest)
+            constants, jax.tree.leaves(first), jax.tree.leaves(rest)
         )
 
     def lower(self, *args: Any) -> Any:
         """The lowered program, to be looked at."""
-        evaluate, form, constants = self._parts(args)
-        return evaluate.lower(form, constants, jax.tree.leaves(self._arrays(args)), [])
+        evaluate, constants = self._parts(args)
+        return evaluate.lower(constants, jax.tree.leaves(self._arrays(args)), [])
 
-    def _parts(self, args: tuple[Any, ...]) -> tuple[Any, _Form, list[Array]]:
+    def _parts(self, args: tuple[Any, ...]) -> tuple[Any, list[Array]]:
         traced = self._traced.trace(*args)
         jaxpr: Any = traced.jaxpr.jaxpr
-        form = _Form(jaxpr, jax.tree.structure(traced.out_info))
-        donates = self._donate_first and not _calls_back(jaxpr)
+        if jaxpr not in self._programs:
+            donates = self._donate_first and not _calls_back(jaxpr)
+            evaluate = _evaluation(jaxpr, jax.tree.structure(traced.out_info))
+            self._programs[jaxpr] = jax.jit(evaluate, donate_argnums=1 if donates else ())
         constants = [self._array_of(value) for value in traced.jaxpr.consts]
-        return self._evaluate_donated if donates else self._evaluate, form, constants
+        return self._programs[jaxpr], constants
 
     def _array_of(self, constant: Any) -> Array:
         """A constant on the device, where one copy serves all programs of the function."""
@@ -85,16 +86,13 @@ class compiled:
         return [arg for i, arg in enumerate(args) if i not in self._static_argnums]
 
 
-class _Form(NamedTuple):
-    """What is fixed in a program."""
+def _evaluation(jaxpr: Any, structure: Any) -> Callable[..., Any]:
+    """Function of constants and arguments that runs a jaxpr, and puts its results together."""
 
-    jaxpr: Any
-    result: Any  # structure of the result
+    def evaluate(constants: list[Array], first: list[Any], rest: list[Any]) -> Any:
+        return jax.tree.unflatten(structure, run_jaxpr(jaxpr, constants, *first, *rest))
 
-
-def _evaluate(form: _Form, constants: list[Array], first: list[Any], rest: list[Any]) -> Any:
-    leaves = run_jaxpr(form.jaxpr, constants, *first, *rest)
-    return jax.tree.unflatten(form.result, leaves)
+    return evaluate
 
 
 def _calls_back(jaxpr: Any) -> bool:

@@ -284,7 +284,8 @@ def test_compiled_loops_are_kept_when_the_data_changes():
     for shift in range(3):
         batches = lc.ArrayBatches(x + shift, y, batch_size=8)
         svi.run(jax.random.key(shift), 2, batches=batches, progress_bar=False)
-    assert svi._steps.of(svi.plan)._evaluate_donated._cache_size() == 1
+    (program,) = svi._steps.of(svi.plan)._programs.values()
+    assert program._cache_size() == 1
 
 
 def test_run_under_vmap_and_jit(shared):
