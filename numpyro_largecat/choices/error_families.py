@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 
+from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.ops.log_cdf import gumbel_log_cdf, logistic_log_cdf, normal_log_cdf
 
 
@@ -108,12 +108,17 @@ def error_family(noise: str | ErrorFamily) -> ErrorFamily:
     return FAMILIES[noise]
 
 
-@lru_cache(maxsize=64)  # a distribution is made in each step that is traced
 def _check_concave(family: ErrorFamily) -> None:
-    """Refuse a log density with a positive second difference on a grid; NaN passes."""
+    """Refuse a log density with a positive second difference on a grid.
+
+    NaN passes, and so does one that depends on a tracer, such as a scale that is drawn.
+    """
     grid = np.linspace(-20.0, 20.0, 161)
     with jax.ensure_compile_time_eval():
-        log_prob = np.asarray(family.log_prob(jnp.asarray(grid)), np.float64)
+        found = family.log_prob(jnp.asarray(grid))
+    if not is_concrete(found):
+        return
+    log_prob = np.asarray(found, np.float64)
     with np.errstate(invalid="ignore"):
         bends = log_prob[2:] - 2 * log_prob[1:-1] + log_prob[:-2]
         size = np.abs(log_prob[2:]) + np.abs(log_prob[1:-1]) + np.abs(log_prob[:-2])

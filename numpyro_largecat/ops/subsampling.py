@@ -73,7 +73,7 @@ def _draw_by_rejection(
 
 
 def _length_with_enough_distinct(num_draws: int, population: int) -> int:
-    """Length of a sequence of draws that seldom has less than ``num_draws`` distinct ones."""
+    """Length of a sequence of draws that rarely has less than ``num_draws`` distinct ones."""
     repeats = num_draws**2 / (2 * population)
     return num_draws + math.ceil(1.5 * repeats + 5 * math.sqrt(repeats) + 2)
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 import pytest
+from scipy.stats import norm
 
 import numpyro_largecat as lc
 from numpyro_largecat.choices.error_families import FAMILIES
 
 
 def family_of(name, distribution):
-    return lc.choices.ErrorFamily(name, distribution, lambda x: distribution().cdf(x))
+    return lc.choices.ErrorFamily(name, distribution, lambda x: jnp.log(distribution().cdf(x)))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,17 @@ def test_heavy_tails_are_refused_also_under_jit(distribution):
 
     with pytest.raises(ValueError, match=r"'heavy' must have a concave log density.*Student's t"):
         log_prob(jnp.zeros(3))
+
+
+def test_a_family_may_have_a_scale_that_is_learned():
+    """Its density depends on a tracer, under ``jit`` and in a gradient."""
+
+    @jax.jit
+    def log_prob(scale):
+        family = family_of("scaled", lambda: dist.Normal(0, scale))
+        return lc.UtilityCategorical(jnp.array([0.0, 1.0]), noise=family).log_prob(1)
+
+    np.testing.assert_allclose(jnp.exp(log_prob(1.0)), norm.cdf(0.5**0.5), rtol=1e-4)
 
 
 def test_a_distribution_in_place_of_its_function_is_refused():
