@@ -30,7 +30,11 @@ def describe(value: Any) -> str:
     """What a value is, for a message: short, and of an array its dtype and shape alone."""
     if hasattr(value, "dtype") and np.ndim(value):
         return f"an array of {value.dtype} of shape {np.shape(value)}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     text = repr(value)
+    if text.startswith("<"):  # an address says nothing
+        return f"a {type(value).__name__}"
     return f"{text[:60]}{'...' * (len(text) > 60)}, of type {type(value).__name__}"
 
 
@@ -52,26 +56,21 @@ def check_key(name: str, key: Any) -> None:
     )
 
 
-def check_count(name: str, value: Any, minimum: int) -> int:
-    """Return ``value`` as a Python int in [minimum, 2**31), or raise."""
-    if isinstance(value, (bool, jax.Array)) or isinstance(value, jax.core.Tracer):
-        raise TypeError(
-            f"`{name}` must be a Python int, since it fixes array shapes; "
-            f"got {value!r} of type {type(value).__name__}."
-        )
+def check_count(
+    name: str, value: Any, minimum: int, maximum: int = MOST, of_what: str = "largest int32"
+) -> int:
+    """Return ``value`` as a Python int in [minimum, maximum], or raise."""
     try:
-        count = operator.index(value)
+        count = None if isinstance(value, (bool, jax.Array)) else operator.index(value)
     except TypeError:
-        raise TypeError(
-            f"`{name}` must be a Python int; got {value!r} of type {type(value).__name__}."
-        ) from None
+        count = None
+    if count is None:
+        need = "a Python int, since it fixes array shapes"
+        raise TypeError(f"`{name}` must be {need}; got {describe(value)}.")
     if count < minimum:
         raise ValueError(f"`{name}` must be at least {minimum}; got {count}.")
-    if count > MOST:
-        raise ValueError(
-            f"`{name}` must be at most {MOST}, the largest integer of 32 bits, which ids and "
-            f"counts have; got {count}."
-        )
+    if count > maximum:
+        raise ValueError(f"`{name}` must be at most {maximum}, the {of_what}; got {count}.")
     return count
 
 
@@ -82,18 +81,56 @@ def check_num_active(num_active: Any, size: int, of_what: str) -> int:
     """
     if num_active is None:
         return min(DEFAULT_ACTIVE, size)
-    count = check_count("num_active", num_active, 1)
-    if count > size:
-        raise ValueError(
-            f"`num_active` must be at most {size}, the number of {of_what}; got {count}."
-        )
-    return count
+    return check_count("num_active", num_active, 1, size, f"number of {of_what}")
 
 
-def check_kind(name: str, value: Any, kind: type, form: str) -> None:
+def check_kind(name: str, value: Any, kind: type | tuple[type, ...], form: str) -> None:
     """Raise TypeError unless ``value`` is of a kind; ``form`` is how users write it."""
     if not isinstance(value, kind):
         raise TypeError(f"`{name}` must be {form}; got {describe(value)}.")
+
+
+def check_interval(name: str, value: float, interval: str, meaning: str = "") -> None:
+    """Raise ValueError unless a number is in ``interval``, such as ``"[0, 1)"``; NaN is in none."""
+    low, high = map(float, interval[1:-1].split(","))
+    above = value >= low if interval[0] == "[" else value > low
+    below = value <= high if interval[-1] == "]" else value < high
+    if not (above and below):
+        need = f"{interval}, {meaning}" if meaning else interval
+        raise ValueError(f"`{name}` must be in {need}; got {value}.")
+
+
+def check_shape(
+    name: str, values: Any, need: tuple[Any, ...], meaning: str, fix: str = "", *, least: int = 0
+) -> None:
+    """Raise ValueError unless an array has the shape ``need``.
+
+    In ``need`` a letter is an axis of any size from ``least`` on, and ``...`` in front any axes.
+    """
+    shape = np.shape(values)
+    sizes = need[1:] if need[:1] == (...,) else need
+    axes = shape[max(len(shape) - len(sizes), 0) :] if sizes is not need else shape
+    if len(axes) == len(sizes) and all(
+        own >= least if isinstance(size, str) else own == size
+        for own, size in zip(axes, sizes, strict=True)
+    ):
+        return
+    text = ", ".join("..." if size is ... else str(size) for size in need)
+    raise ValueError(
+        f"{name} must have shape ({text}{',' * (len(need) == 1)}), {meaning}; got shape {shape}."
+        f"{fix and ' ' + fix}"
+    )
+
+
+def check_broadcasts(
+    name: str, values: Any, whole: tuple[int, ...], meaning: str, fix: str = ""
+) -> None:
+    """Raise ValueError unless an array broadcasts to ``whole``, and has no more axes."""
+    if not fits(np.shape(values), whole):
+        raise ValueError(
+            f"{name} must broadcast to shape {whole}, {meaning}; got shape {np.shape(values)}."
+            f"{fix and ' ' + fix}"
+        )
 
 
 def check_one_of(name: str, value: Any, known: tuple[str, ...], *, or_else: str = "") -> None:
@@ -117,8 +154,7 @@ def as_positive(
         need = "one number" + f" or have shape {shape}" * (shape != ())
         raise ValueError(f"`{name}` must be {need}, {meaning}; got shape {array.shape}.")
     check_finite([(f"`{name}`", array)])
-    if not (array > 0).all():
-        raise ValueError(f"`{name}` must be positive, {meaning}; got {array.min()}.")
+    refuse_entries(f"`{name}`", array, array <= 0, f"positive, {meaning}")
     return array
 
 
@@ -196,48 +232,56 @@ def check_in_range(name: str, values: Any, size: int, meaning: str) -> None:
     if not is_concrete(values):
         return
     array = np.asarray(values)
-    bad = (array < 0) | (array >= size)
-    if bad.any():
-        raise out_of_range(name, array, size, meaning, num_bad=int(bad.sum()), num_all=bad.size)
-
-
-def out_of_range(
-    name: str, values: Any, size: int, meaning: str, *, num_bad: int, num_all: int, start: int = 0
-) -> BadDataError:
-    """The error for ids that are not in [0, size), of which ``values`` has the first.
-
-    ``start`` is the place of ``values`` among all that were looked at.
-    """
-    array = np.asarray(values)
-    first = _first(array, (array < 0) | (array >= size), start)
-    return BadDataError(
-        f"{name} must be {meaning}, integers in [0, {size}); got {first}, and {num_bad} of "
-        f"{num_all} are out of range."
-    )
+    bad, need = (array < 0) | (array >= size), f"{meaning}, integers in [0, {size})"
+    refuse_entries(name, array, bad, need, error=BadDataError)
 
 
 def check_known(name: str, values: Any, known: Any) -> None:
     """Raise BadDataError at the first of ``values`` that is not in ``known``; tracers pass."""
-    if not is_concrete(values) or not is_concrete(known):
-        return
-    array = np.asarray(values)
-    bad = ~np.isin(array, np.asarray(known))
-    if bad.any():
-        raise BadDataError(
-            f"{name} must be among the labels of the class plate; got class {_first(array, bad)}. "
-            "Give the plate the same labels: `class_plate(..., labels=y)`."
-        )
+    if is_concrete(values) and is_concrete(known):
+        need = "among the labels of the class plate"
+        fix = "Give the plate the same labels: `class_plate(..., labels=y)`."
+        bad = ~np.isin(np.asarray(values), np.asarray(known))
+        refuse_entries(name, values, bad, need, fix, error=BadDataError)
 
 
-def _first(values: np.ndarray, bad: np.ndarray, start: int = 0) -> str:
-    """Say where the first bad value is, in row-major order, and what it is.
+def refuse_entries(
+    name: str,
+    values: Any,
+    bad: Any,
+    need: str,
+    fix: str = "",
+    *,
+    error: type[ValueError] = ValueError,
+) -> None:
+    """Raise at the first entry of ``values`` that is ``bad``, if there is one."""
+    num_bad = int(np.sum(bad))
+    if num_bad:
+        raise error(describe_bad(name, values, bad, need, num_bad, np.size(bad), fix=fix))
 
-    ``values`` and ``bad`` are the rows from ``start`` on of all that were looked at.
+
+def describe_bad(
+    name: str,
+    values: Any,
+    bad: Any,
+    need: str,
+    num_bad: int,
+    num_all: int,
+    *,
+    start: int = 0,
+    fix: str = "",
+) -> str:
+    """The message for bad entries, of which ``values`` has the first, in row-major order.
+
+    ``start`` is the row of all that were looked at where ``values`` begins.
     """
-    position = tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
-    value = values[position]
-    position = (start + position[0], *position[1:]) if position else ()
-    return f"{value} at position {position[0] if len(position) == 1 else position}"
+    place = tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), np.shape(bad)))
+    got = f"{np.asarray(values)[place]}"
+    if place:
+        place = (start + place[0], *place[1:])
+        got += f" at position {place[0] if len(place) == 1 else place}"
+        got += f", and {num_bad} of {num_all} are not"
+    return f"{name} must be {need}; got {got}.{fix and ' ' + fix}"
 
 
 def check_finite(named_values: Iterable[tuple[str, Any]]) -> None:
@@ -256,10 +300,9 @@ def check_finite(named_values: Iterable[tuple[str, Any]]) -> None:
         if any(num_bad):
             start = next(i for i, num in zip(starts, num_bad, strict=True) if num)
             part = np.asarray(array[start : start + size])
-            raise BadDataError(
-                f"{name} must be finite; got {_first(part, ~np.isfinite(part), start)}, and "
-                f"{sum(num_bad)} of {array.size} are not finite."
-            )
+            bad = ~np.isfinite(part)
+            text = describe_bad(name, part, bad, "finite", sum(num_bad), array.size, start=start)
+            raise BadDataError(text)
 
 
 def check_arguments(fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
@@ -287,13 +330,10 @@ def check_distinct(name: str, values: Any) -> None:
     in_order = np.take_along_axis(array, order, axis=-1)
     repeats = np.zeros(array.shape, bool)
     np.put_along_axis(repeats, order[..., 1:], in_order[..., 1:] == in_order[..., :-1], axis=-1)
-    if repeats.any():
-        raise ValueError(
-            f"{name} must be distinct on the last axis; got {_first(array, repeats)} a second time."
-        )
+    refuse_entries(name, array, repeats, "distinct on the last axis")
 
 
-def check_weights(name: str, values: Any) -> None:
+def check_log_weights(name: str, values: Any) -> None:
     """Raise ValueError at the first log weight that is NaN or +inf; tracers pass, and so does -inf.
 
     Raises:
@@ -301,12 +341,6 @@ def check_weights(name: str, values: Any) -> None:
     """
     if not jnp.issubdtype(jnp.result_type(values), jnp.floating):
         raise TypeError(f"{name} must be floats, log weights in nats; got {values.dtype}.")
-    if not is_concrete(values):
-        return
-    array = np.asarray(values)
-    bad = np.isnan(array) | (array == np.inf)
-    if bad.any():
-        raise ValueError(
-            f"{name} must be below +inf, and not NaN; got {_first(array, bad)}, and "
-            f"{int(bad.sum())} of {bad.size} are not."
-        )
+    if is_concrete(values):
+        array = np.asarray(values)
+        refuse_entries(name, array, np.isnan(array) | (array == np.inf), "below +inf, and not NaN")

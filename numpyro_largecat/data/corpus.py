@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import issparse
+from scipy.sparse import sparray, spmatrix
 
-from numpyro_largecat._checks import describe
+from numpyro_largecat._checks import check_interval, check_kind, check_shape, describe
 
 _ARRAYS = ("words", "counts", "offsets")
 MOST = 2**31 - 1  # count of a word in a document
@@ -55,33 +55,27 @@ class Corpus:
     vocabulary: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        shapes = {name: np.shape(getattr(self, name)) for name in _ARRAYS}
-        offsets = np.asarray(self.offsets)
-        if (
-            len({shapes["words"], shapes["counts"], (int(offsets[-1]),)}) > 1
-            or offsets[0] != 0
-            or (np.diff(offsets) < 0).any()
-        ):
-            raise ValueError(
-                "`words` and `counts` must have one entry for each word of a document, and "
-                f"`offsets` must ascend from 0 to their number; got shapes {shapes}, and offsets "
-                f"from {offsets[0]} to {offsets[-1]}."
-            )
+        ends = np.asarray(self.offsets)
+        for name in ("words", "counts"):
+            need = "one for each word of a document, as the last of `offsets` says"
+            check_shape(f"`{name}`", getattr(self, name), (int(ends[-1]),), need)
+        if ends[0] != 0 or (np.diff(ends) < 0).any():
+            raise ValueError(f"`offsets` must ascend from 0; got {describe(ends)} from {ends[0]}.")
         if self.vocabulary is not None:
             plain = tuple(str(w) if isinstance(w, np.str_) else w for w in self.vocabulary)
             object.__setattr__(self, "vocabulary", plain)  # NumPy's show their type
             size = len(set(self.vocabulary))
             if not len(self.vocabulary) == size == self.num_words:
+                got = f"{len(self.vocabulary)}, of which {size} differ"
                 raise ValueError(
-                    f"`vocabulary` must have {self.num_words} different words; got "
-                    f"{len(self.vocabulary)}, of which {size} differ."
+                    f"`vocabulary` must have {self.num_words} different words; got {got}."
                 )
         self._refuse(
             (self.words < 0) | (self.words >= self.num_words) | _has_fraction(self.words),
             f"words must be integers in [0, {self.num_words})",
         )
         bad = ~((self.counts >= 1) & (self.counts <= MOST)) | _has_fraction(self.counts)
-        self._refuse(bad, f"counts must be whole numbers in [1, {MOST}]")
+        self._refuse(bad, f"counts, unlike weights, must be whole numbers in [1, {MOST}]")
 
     def __repr__(self) -> str:
         """How large it is."""
@@ -107,29 +101,16 @@ class Corpus:
             matrix: Sparse, with whole numbers of at least 0; zeros are dropped.
             vocabulary: What ``CountVectorizer.get_feature_names_out`` gives.
         """
-        if not issparse(matrix):
-            raise TypeError(
-                f"`matrix` must be a scipy sparse matrix; got a {type(matrix).__name__}. From a "
-                "dense array `scipy.sparse.csr_array(array)` makes one."
-            )
+        form = "a scipy sparse matrix, such as `scipy.sparse.csr_array(array)`"
+        check_kind("matrix", matrix, (sparray, spmatrix), form)
         names = None if vocabulary is None else in_order(vocabulary)
         wide = np.int64 if matrix.dtype.kind in "iub" else np.float64
         matrix = matrix.astype(wide).tocsr().copy()  # so that no sum of duplicates wraps
         matrix.sum_duplicates()
-        values = matrix.data
-        bad = ~((values >= 0) & (values <= MOST)) | _has_fraction(values)
-        if bad.any():
-            entry = int(np.argmax(bad))
-            document = int(np.searchsorted(matrix.indptr, entry, side="right")) - 1
-            raise ValueError(
-                f"counts must be whole numbers in [0, {MOST}]; got {values[entry]} for word "
-                f"{matrix.indices[entry]} of document {document}. Weights such as those of "
-                "TfidfTransformer are no counts."
-            )
         matrix.eliminate_zeros()
         return cls(
             matrix.indices.astype(np.int32),
-            matrix.data.astype(np.int32),
+            _as_integers(matrix.data),
             matrix.indptr.astype(np.int64),
             matrix.shape[1],
             None if names is None else tuple(map(str, names)),
@@ -189,11 +170,9 @@ class Corpus:
 
     def document(self, index: int) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
         """Words and counts of one document; -1 is the last."""
-        if not -self.num_documents <= index < self.num_documents:
-            raise IndexError(
-                f"`index` must be a document of the corpus, which has {self.num_documents}; got "
-                f"{index}."
-            )
+        size = self.num_documents
+        if not -size <= index < size:
+            raise IndexError(f"`index` must be in the corpus, which has {size}; got {index}.")
         index %= self.num_documents
         part = slice(self.offsets[index], self.offsets[index + 1])
         return self.words[part], self.counts[part]
@@ -204,10 +183,8 @@ class Corpus:
         if array.dtype == bool and array.shape == (self.num_documents,):
             return np.flatnonzero(array).tolist()
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-            raise TypeError(
-                "`indices` must be a list of integers, or one boolean for each of "
-                f"{self.num_documents} documents; got {array.dtype} of shape {array.shape}."
-            )
+            need = f"integers, or one boolean for each of {self.num_documents} documents"
+            raise TypeError(f"`indices` must be {need}; got {describe(array)}.")
         return array.tolist()
 
     def select(self, indices: ArrayLike) -> Corpus:
@@ -245,8 +222,7 @@ class Corpus:
         Raises:
             ValueError: If ``fraction`` is not in [0, 1].
         """
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"`fraction` must be in [0, 1]; got {fraction}.")
+        check_interval("fraction", fraction, "[0, 1]")
         rng = np.random.default_rng(seed)
         parts: tuple[list[Any], list[Any]] = ([], [])
         for d in range(self.num_documents):
@@ -297,10 +273,7 @@ class Corpus:
                 about[key] for key in ("num_words", "vocabulary", "checksums")
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} must be what `Corpus.save` writes; it may be cut short. Save the corpus "
-                "again."
-            ) from error
+            raise _damaged(path, "it may be cut short") from error
         words, counts, offsets = (
             _open_array(folder / f"{name}.npy", checksums[name]) for name in _ARRAYS
         )
@@ -315,47 +288,42 @@ def _open_array(path: Path, checksum: int) -> NDArray[Any]:
     try:
         values = np.lib.format.open_memmap(path, mode="r")
     except (EOFError, ValueError) as error:
-        raise ValueError(
-            f"{path} must be an array as `Corpus.save` writes it; it may be cut short. Save the "
-            "corpus again."
-        ) from error
+        raise _damaged(path, "it may be cut short") from error
     if _checksum(values) != checksum:
-        raise ValueError(
-            f"{path} must be of the same corpus as corpus.json there; it has another checksum. "
-            "Files of two corpora may be mixed. Save the corpus again."
-        )
+        raise _damaged(path, "it is of another corpus than corpus.json there")
     return values
+
+
+def _damaged(path: Path, why: str) -> ValueError:
+    return ValueError(f"{path} must be what `Corpus.save` writes; {why}. Save the corpus again.")
 
 
 def _check_row(row: Any, place: int) -> None:
     """Raise unless it is (words, counts); pairs of a word and its count are tuples too."""
     if not isinstance(row, tuple) or len(row) != 2 or any(isinstance(x, tuple) for x in row):
         raise TypeError(
-            "`rows` must have a tuple (words, counts) of two lists or arrays for each document; "
-            f"document {place} is {describe(row)}. Of gensim's (id, count) pairs make a matrix: "
+            "`rows` must have a tuple (words, counts) of two arrays for each document; document "
+            f"{place} is {describe(row)}. From gensim's (id, count) pairs: "
             "`Corpus.from_csr(gensim.matutils.corpus2csc(documents, num_terms=V).T, vocabulary)`."
         )
-    shapes = tuple(np.shape(x) for x in row)
-    if len(shapes[0]) != 1 or shapes[0] != shapes[1]:
-        raise ValueError(
-            f"`rows` must have a count for each word; document {place} has words of shape "
-            f"{shapes[0]} and counts of shape {shapes[1]}."
-        )
+    words, counts = row
+    check_shape(f"words of document {place} in `rows`", words, ("U",), "the distinct ones")
+    check_shape(f"counts of document {place} in `rows`", counts, np.shape(words), "one a word")
 
 
 def _tokens(document: Any, place: int) -> list[str]:
     if isinstance(document, (str, bytes)):
         raise TypeError(
             f"documents must be lists of words; got a string as document {place}: "
-            f"{document[:40]!r}. Split it, as by `[d.split() for d in documents]`, or count words "
-            "with scikit-learn's CountVectorizer for `Corpus.from_csr(counts, names)`."
+            f"{document[:40]!r}. Split them, `[d.split() for d in documents]`, or count words with "
+            "scikit-learn's CountVectorizer for `Corpus.from_csr(counts, names)`."
         )
     tokens = list(document)
     wrong = [token for token in tokens if not isinstance(token, str)]
     if wrong:
         raise TypeError(
             f"documents must be lists of words; got {describe(wrong[0])} in document {place}. "
-            "Numbers of words with their counts are for `Corpus.from_rows` or `Corpus.from_csr`."
+            "Numbers of words are for `Corpus.from_rows`."
         )
     return tokens
 
@@ -365,7 +333,7 @@ def in_order(vocabulary: Any) -> tuple[Any, ...]:
     if isinstance(vocabulary, (Mapping, Set, str)):
         raise TypeError(
             "`vocabulary` must be a list of words in the order of their numbers, such as "
-            f"CountVectorizer's `get_feature_names_out()`; got a {type(vocabulary).__name__}."
+            f"`get_feature_names_out()`; got a {type(vocabulary).__name__}."
         )
     return tuple(vocabulary)
 
@@ -375,7 +343,10 @@ def _has_fraction(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """One array of integers; what is none is left for ``Corpus`` to say where."""
-    values = np.concatenate([np.zeros(0, np.int32), *parts])
+    return _as_integers(np.concatenate([np.zeros(0, np.int32), *parts]))
+
+
+def _as_integers(values: NDArray[Any]) -> NDArray[Any]:
+    """Make int32 of whole numbers; others are left for ``Corpus`` to say where they are."""
     is_good = (np.abs(values) <= MOST) & ~_has_fraction(values)
     return values.astype(np.int32) if is_good.all() else values

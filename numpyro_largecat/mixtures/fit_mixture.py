@@ -198,8 +198,7 @@ def _start_statistics(
         return seed_statistics(rng_key, family, rows, num_components, start)
     if start.num_components != num_components:
         raise ValueError(
-            f"`start` must be a fit with as many components; got {start.num_components}, for "
-            f"{num_components}."
+            f"`start` must have {num_components} components too; got {start.num_components}."
         )
     old, new = (f.features(jnp.asarray(rows[:1], start.dtype)) for f in (start.family, family))
     if old.shape != new.shape or not jnp.allclose(old, new):
@@ -212,13 +211,10 @@ def _start_statistics(
 
 def _check_kinds(x: Any, family: Any, mixing: Any, options: Any) -> None:
     if not is_concrete(x):
-        raise TypeError(
-            "`x` must be rows outside of compiled code, since batches are read in a loop; got a "
-            "tracer. Call `fit_mixture` outside `jit`, `vmap` and `grad`."
-        )
-    own = "an instance of a"
-    families = f"{own} ConjugateFamily, such as lc.mixtures.GaussianFamily(loc, covariance)"
+        raise TypeError("`x` must be rows; got a tracer. Call `fit_mixture` outside `jit`.")
+    families = "a ConjugateFamily, such as lc.mixtures.GaussianFamily(loc, covariance)"
     check_kind("family", family, ConjugateFamily, families)
-    priors = f"{own} MixingPrior, such as lc.mixtures.DirichletMixing(1.0)"
-    check_kind("mixing", mixing, MixingPrior, priors)
+    check_kind(
+        "mixing", mixing, MixingPrior, "a MixingPrior, such as lc.mixtures.DirichletMixing(1)"
+    )
     check_kind("options", options, Options, "lc.mixtures.Options(...)")

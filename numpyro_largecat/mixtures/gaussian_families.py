@@ -13,7 +13,7 @@ from jax import Array
 from jax.scipy.special import multigammaln
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import as_positive
+from numpyro_largecat._checks import as_positive, check_shape
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.hyperparameters import positive_definite, vector
 from numpyro_largecat.ops.symmetric import log_det, pack, packed_products, unpack
@@ -259,7 +259,4 @@ def _weighted_squares(x: Array, weights: Array) -> Array:
 
 def check_columns(x: np.ndarray, size: int) -> None:
     """Raise unless ``x`` is rows of ``size`` columns."""
-    if x.ndim != 2 or x.shape[1] != size:
-        raise ValueError(
-            f"rows must have the {size} columns of the family's prior; got shape {x.shape}."
-        )
+    check_shape("rows", x, ("N", size), "the columns of the family's prior")

@@ -69,7 +69,7 @@ def global_step(
         raise FloatingPointError(
             f"component {first}, with {statistics.counts[first]:.6g} of "
             f"{statistics.counts.sum():.6g} observations, has no posterior: {family.failure}. "
-            f"{int(bad.sum())} of {len(bad)} components have none."
+            f"{int(bad.sum())} of {len(bad)} have none."
         )
     if not (np.isfinite(mixing_value) and np.isfinite(log_weights).all()):
         raise FloatingPointError(

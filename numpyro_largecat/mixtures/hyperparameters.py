@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_finite, describe
+from numpyro_largecat._checks import check_finite, check_shape, describe
 
 T = TypeVar("T", bound="Hyperparameters")
 
@@ -47,10 +47,8 @@ def _storable(name: str, value: Any) -> Any:
     except (TypeError, ValueError):  # such as lists of different lengths
         array = np.asarray(None)
     if array.dtype != bool and not jnp.issubdtype(array.dtype, jnp.number):
-        raise TypeError(
-            f"`{name}` must be a number, a string, None or an array of numbers, to be saved; got "
-            f"{describe(value)}. Keep it on the class, or as several attributes of these kinds."
-        )
+        need = "a number, a string, None or an array of numbers, to be saved"
+        raise TypeError(f"`{name}` must be {need}; got {describe(value)}.")
     return array
 
 
@@ -59,10 +57,8 @@ def from_values(name: str, base: type[T], values: dict[str, Any]) -> T:
     wanted = values[name]
     classes = [cls for cls in _subclasses(base) if cls.__name__ == wanted]
     if not classes:
-        raise ValueError(
-            f"the fit has a {wanted}, and no subclass of {base.__name__} has that name. Define or "
-            "import it before you load the fit."
-        )
+        known = f"no subclass of {base.__name__} has that name"
+        raise ValueError(f"the fit has a {wanted}, and {known}. Define or import it first.")
     start = f"{name}."
     own = {k.removeprefix(start): v for k, v in values.items() if k.startswith(start)}
     return _make(classes[-1], (tuple(own), ()), own.values())
@@ -76,11 +72,7 @@ def vector(name: str, value: ArrayLike, size: int) -> np.ndarray:
     """Return a finite vector of ``size`` numbers in float64, or raise."""
     array = np.asarray(value, np.float64)
     check_finite([(f"`{name}`", array)])
-    if array.shape != (size,) or not size:
-        raise ValueError(
-            f"`{name}` must be a vector with one number for each of the {size} columns; got shape "
-            f"{array.shape}."
-        )
+    check_shape(f"`{name}`", array, (max(size, 1),), "a number for each column")
     return array
 
 
@@ -88,15 +80,12 @@ def positive_definite(name: str, value: ArrayLike) -> np.ndarray:
     """Return a positive definite matrix in float64, or raise."""
     matrix = np.asarray(value, np.float64)
     check_finite([(f"`{name}`", matrix)])
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
-        raise ValueError(f"`{name}` must be a square matrix; got shape {matrix.shape}.")
+    check_shape(f"`{name}`", matrix, 2 * (max(len(np.atleast_1d(matrix)), 1),), "a square matrix")
     alike = np.isclose(matrix, matrix.T, rtol=1e-4, atol=1e-6 * np.abs(matrix).max())
     if not alike.all():
         i, j = np.argwhere(~alike)[0].tolist()
-        raise ValueError(
-            f"`{name}` must be symmetric; got {matrix[i, j]:.6g} at {(i, j)} and "
-            f"{matrix[j, i]:.6g} at {(j, i)}."
-        )
+        got = f"{matrix[i, j]:.6g} at {(i, j)} and {matrix[j, i]:.6g} at {(j, i)}"
+        raise ValueError(f"`{name}` must be symmetric; got {got}.")
     smallest = np.linalg.eigvalsh(matrix)[0]
     if smallest <= 0:
         raise ValueError(

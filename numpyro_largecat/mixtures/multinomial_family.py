@@ -10,7 +10,7 @@ from jax import Array
 from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import as_positive, check_count
+from numpyro_largecat._checks import as_positive, check_count, check_shape, refuse_entries
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 
 
@@ -50,11 +50,8 @@ class MultinomialFamily(ConjugateFamily):
         self.concentration = as_positive(
             "concentration", concentration, "Dirichlet parameters", None
         )
-        if self.concentration.ndim != 1 or not self.concentration.size:
-            raise ValueError(
-                "`concentration` must hold one number for each outcome, shape (V,); got shape "
-                f"{self.concentration.shape}. For a symmetric prior pass `jnp.full(V, value)`."
-            )
+        need, fix = "one for each outcome", "For a symmetric prior pass `jnp.full(V, value)`."
+        check_shape("`concentration`", self.concentration, ("V",), need, fix, least=1)
         self.total_count = (
             None if total_count is None else check_count("total_count", total_count, 1)
         )
@@ -83,8 +80,8 @@ class MultinomialFamily(ConjugateFamily):
         """Multinomials with the posterior means of the probabilities."""
         if self.total_count is None:
             raise ValueError(
-                "a NumPyro Multinomial needs the total count of the rows. Make the family with "
-                "`total_count`, or use `log_likelihood`, where totals may differ."
+                "a Multinomial needs a total count. Make the family with `total_count`, or use "
+                "`log_likelihood`, where totals may differ."
             )
         probs = natural / natural.sum(-1, keepdims=True)
         # Counts with another total have a log_prob of -inf, and a warning, not one of no density.
@@ -92,27 +89,9 @@ class MultinomialFamily(ConjugateFamily):
 
     def check_rows(self, x: np.ndarray) -> None:
         """Rows must hold V counts, each at least 0, that sum to ``total_count`` if it is given."""
-        size = len(self.concentration)
-        if x.ndim != 2 or x.shape[1] != size:
-            raise ValueError(
-                f"rows must have a count for each of the {size} outcomes of `concentration`; got "
-                f"shape {x.shape}."
-            )
-        if x.size and x.min() < 0:
-            row, column = np.unravel_index(np.argmin(x), x.shape)
-            raise ValueError(
-                f"counts must be at least 0; got {x[row, column]} at row {row}, column {column}."
-            )
+        check_shape("rows", x, ("N", len(self.concentration)), "a count for each outcome")
+        refuse_entries("counts", x, x < 0, "at least 0")
         if self.total_count is not None:
-            _check_totals(x.sum(axis=1, dtype=float), self.total_count)
-
-
-def _check_totals(totals: np.ndarray, total_count: int) -> None:
-    bad = totals != total_count
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise ValueError(
-            f"counts of a row must sum to `total_count`, {total_count}; those of row {row} sum to "
-            f"{totals[row]:g}. If totals differ make the family without `total_count`, which only "
-            "`components()` needs."
-        )
+            totals, need = x.sum(axis=1, dtype=float), f"`total_count`, {self.total_count}"
+            fix = "If totals differ, leave out `total_count`, which only `components()` needs."
+            refuse_entries("sums of rows", totals, totals != self.total_count, need, fix)

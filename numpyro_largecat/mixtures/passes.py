@@ -125,21 +125,16 @@ def _checked(
     count, sizes = 0, look.sizes
     for b, rows in batches:
         if b >= len(sizes) or len(rows) != sizes[b]:
-            known = sizes[b] if b < len(sizes) else "no"
-            raise ValueError(
-                f"`x` must give the same batches in each pass; batch {b} of pass {visit} has "
-                f"{len(rows)} rows, and had {known} rows before the fit."
-            )
+            had = sizes[b] if b < len(sizes) else "no"
+            raise _others(f"batch {b} of pass {visit} has {len(rows)} rows, and had {had} rows")
         if same_rows and look.marks and mark_of(as_rows(rows)) != look.marks[b]:
-            raise ValueError(
-                f"`x` must give the same batches in each pass, whose sums are kept; batch {b} "
-                f"of pass {visit} has other rows than before the fit. Do not shuffle them, "
-                'or use method="stochastic".'
-            )
+            fix = 'Do not shuffle them, or use method="stochastic".'
+            raise _others(f"batch {b} of pass {visit} has other rows than", fix)
         yield b, rows
         count += 1
     if count < len(sizes):
-        raise ValueError(
-            f"`x` must give the same batches in each pass; pass {visit} ended after {count} "
-            f"batches, and there were {len(sizes)} before the fit."
-        )
+        raise _others(f"pass {visit} ended after {count} batches, and there were {len(sizes)}")
+
+
+def _others(what: str, fix: str = "") -> ValueError:
+    return ValueError(f"`x` must give the same batches in each pass; {what} before the fit. {fix}")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_largecat._checks import check_count
+from numpyro_largecat._checks import check_count, check_shape, describe
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 
 ROWS_TO_CHECK = 2**14  # of an array, read at once
@@ -30,8 +30,8 @@ def as_rows(data: Any) -> Any:
     if np.ma.is_masked(data):
         count = int(np.ma.getmaskarray(data).sum())
         raise ValueError(
-            f"rows must have no masked entries; got {count} of {data.size}. Leave such rows "
-            "out, or fill them in."
+            f"rows must have no masked entries; got {count} of {data.size}. Fill them in, or leave "
+            "such rows out."
         )
     is_array = hasattr(data, "shape") and hasattr(data, "dtype") and not hasattr(data, "iloc")
     return np.asarray(data) if hasattr(data, "__array__") and not is_array else data
@@ -61,15 +61,14 @@ class RowStream:
             return
         if batch_size is not None:
             raise ValueError(
-                f"`batch_size` is for an array; got {batch_size} with a {type(data).__name__}, "
-                "which gives batches of its own size."
+                f"`batch_size` is for an array, and {type(data).__name__} gives its own batches; "
+                f"got {batch_size}."
             )
         self.source = data if callable(data) else lambda: data
         if not callable(data) and (not hasattr(data, "__iter__") or iter(data) is data):
             raise TypeError(
-                "`x` must be an array, an iterable of batches that can be iterated again in "
-                "each pass, such as a list, or a function that returns an iterator; got a "
-                f"{type(data).__name__}."
+                "`x` must be an array, an iterable that gives the batches again in each pass, such "
+                f"as a list, or a function that returns an iterator; got {describe(data)}."
             )
 
     def pieces(self) -> Iterator[tuple[str, int, Any]]:
@@ -148,19 +147,14 @@ def _check_rows(
         raise ValueError(f"{name} must hold at least one row; got shape {rows.shape}.{hint}")
     if not (np.issubdtype(rows.dtype, np.number) and np.isrealobj(rows)):
         raise TypeError(f"{name} must hold real numbers; got dtype {rows.dtype}.")
-    if shape is not None and rows.shape[1:] != shape:
-        raise ValueError(
-            f"{name} must have rows of shape {shape}, as before; got {rows.shape[1:]}."
-        )
+    if shape is not None:
+        check_shape(name, rows, ("B", *shape), "rows like those before")
     bad = ~np.isfinite(rows)
     if bad.any():
-        place = np.unravel_index(int(np.argmax(bad)), rows.shape)
-        row, column = start + int(place[0]), tuple(int(i) for i in place[1:])
-        where = f"row {row}" + (f", column {', '.join(map(str, column))}" if column else "")
-        raise ValueError(
-            f"{name} must be finite; got {rows[place]} at {where}. Leave such rows out, or fill "
-            "them in."
-        )
+        row, *column = (int(i) for i in np.unravel_index(int(np.argmax(bad)), rows.shape))
+        where = f"row {start + row}" + (f", column {', '.join(map(str, column))}" if column else "")
+        value = rows[(row, *column)]
+        raise ValueError(f"{name} must be finite; got {value} at {where}. Leave it out.")
 
 
 def _name_errors(

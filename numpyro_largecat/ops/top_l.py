@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, check_weights
+from numpyro_largecat._checks import check_count, check_log_weights, check_shape
 
 
 def top_l(log_weights: ArrayLike, num_active: int) -> tuple[Array, Array]:
@@ -51,8 +50,9 @@ def top_l(log_weights: ArrayLike, num_active: int) -> tuple[Array, Array]:
         Eq. 8 and Alg. 1.
     """
     weights = lax.stop_gradient(jnp.asarray(log_weights))
-    check_active(num_active, np.shape(weights), "log_weights")
-    check_weights("`log_weights`", weights)
+    check_shape("`log_weights`", weights, (..., "K"), "outcomes last", least=1)
+    check_count("num_active", num_active, 1, weights.shape[-1], "number of outcomes")
+    check_log_weights("`log_weights`", weights)
     indices = largest(weights, num_active)
     return indices, take_last(weights, indices)
 
@@ -82,17 +82,3 @@ def take_last(table: ArrayLike, indices: Array) -> Array:
     table = table.reshape((1,) * (ndim - table.ndim) + table.shape)
     indices = indices.reshape((1,) * (ndim - indices.ndim) + indices.shape)
     return jnp.take_along_axis(table, indices, axis=-1)
-
-
-def check_active(num_active: int, shape: tuple[int, ...], name: str) -> int:
-    """Return ``num_active`` as an int in [1, K], with K the last entry of ``shape``, or raise."""
-    if not shape or shape[-1] < 1:
-        raise ValueError(
-            f"`{name}` must have the outcomes, at least one, on its last axis; got shape {shape}."
-        )
-    count = check_count("num_active", num_active, 1)
-    if count > shape[-1]:
-        raise ValueError(
-            f"`num_active` must be at most the number of outcomes, {shape[-1]}; got {count}."
-        )
-    return count

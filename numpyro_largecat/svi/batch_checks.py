@@ -13,7 +13,13 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_largecat._checks import as_ids, check_finite, check_in_range, out_of_range
+from numpyro_largecat._checks import (
+    BadDataError,
+    as_ids,
+    check_finite,
+    check_in_range,
+    describe_bad,
+)
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.run_model import sites_of
 from numpyro_largecat.handlers.sites import Sites
@@ -120,10 +126,10 @@ def _check_row_ids(name: str, ids: Labels, seen: _SeenLabels, batches: ArrayBatc
     """Refuse a plate with another number of rows than ``batches``, or ids that must not repeat."""
     if seen.are_rows.all():
         if ids.size > batches.size:
+            scale = f"{ids.size} / {batches.batch_size}"
             raise ValueError(
-                f"{name} are those of `batches`, so the size of the plate must be {batches.size}, "
-                f"their number of rows; got {ids.size}, which would scale the likelihood by "
-                f"{ids.size} / {batches.batch_size}."
+                f"{name} are those of `batches`, so the size of the plate must be {batches.size}; "
+                f"got {ids.size}, which would scale the likelihood by {scale}."
             )
     elif ids.latent is not None:
         refuse_repeated_rows(ids.plate, ids.latent, seen.unlike.ravel()[: batches.size])
@@ -140,6 +146,5 @@ def _refuse_labels(name: str, looks: RowLooks, num_bad: Array) -> None:
     start, num_rows = chunk * looks.batches.batch_size, looks.batches.size
     num_all = num_rows * (values.size // len(values))
     total = int(np.asarray(num_bad).sum(dtype=np.int64))
-    raise out_of_range(
-        name, values, size, found.meaning, num_bad=total, num_all=num_all, start=start
-    )
+    bad, need = (values < 0) | (values >= size), f"{found.meaning}, integers in [0, {size})"
+    raise BadDataError(describe_bad(name, values, bad, need, total, num_all, start=start))

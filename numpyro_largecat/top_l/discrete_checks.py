@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_largecat._checks import check_count, is_concrete
+from numpyro_largecat._checks import check_count, describe, fits, is_concrete
 from numpyro_largecat.handlers.internals import is_of_scan
 from numpyro_largecat.handlers.sites import is_latent
 from numpyro_largecat.top_l.marked_sites import is_marked
@@ -29,9 +29,8 @@ def check_marks(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
     for name, site in guide_trace.items():
         if is_latent(site) and site["fn"].is_discrete:
             raise NotImplementedError(
-                f"the guide draws the discrete site '{name}', but TopL_ELBO finds the posterior of "
-                "discrete sites itself. Leave it out of the guide; for an automatic guide, hide "
-                "it: `AutoNormal(lc.hide_enumerated(model))`."
+                f"the guide draws the discrete site '{name}', whose posterior TopL_ELBO finds. "
+                "Hide it: `AutoNormal(lc.hide_enumerated(model))`."
             )
     for name, site in model_trace.items():
         if not is_latent(site) or not site["fn"].is_discrete:
@@ -40,29 +39,24 @@ def check_marks(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
             raise not_marked(name)
         if is_of_scan(site):
             raise NotImplementedError(
-                f"the discrete site '{name}' is inside of a `scan`, where it would have a value at "
-                "each step: TopL_ELBO takes discrete sites in plates only."
+                f"the discrete site '{name}' is inside of a `scan`; TopL_ELBO takes discrete sites "
+                "in plates only."
             )
 
 
 def check_active(num_active: int | dict[str, int], sizes: dict[str, int]) -> dict[str, int]:
     """Return the number of values to keep of each site, of which there are so many."""
-    if isinstance(num_active, dict):
-        if num_active.keys() != sizes.keys():
-            raise ValueError(
-                f"`num_active` must have the discrete sites of the model, {sorted(sizes)}; got "
-                f"{sorted(num_active)}."
-            )
-        given = num_active
-    else:
-        given = dict.fromkeys(sizes, num_active)
-    for name, size in sizes.items():
-        if check_count("num_active", given[name], 1) > size:
-            raise ValueError(
-                f"`num_active` must be at most the number of values of site '{name}', {size}; got "
-                f"{given[name]}. Give each site its own: `num_active={{'{name}': {size}, ...}}`."
-            )
-    return dict(given)
+    if not isinstance(num_active, dict):
+        num_active = dict.fromkeys(sizes, num_active)
+    if num_active.keys() != sizes.keys():
+        raise ValueError(
+            f"`num_active` must have the discrete sites of the model, {sorted(sizes)}; got "
+            f"{sorted(num_active)}."
+        )
+    return {
+        name: check_count("num_active", num_active[name], 1, size, f"number of values of '{name}'")
+        for name, size in sizes.items()
+    }
 
 
 def check_dependencies(names: list[str], log_probs: dict[str, frozenset[str]]) -> None:
@@ -70,17 +64,17 @@ def check_dependencies(names: list[str], log_probs: dict[str, frozenset[str]]) -
     for name, known in log_probs.items():
         deps = sorted(known - {name})
         if name in names and deps:
-            raise NotImplementedError(
-                f"the discrete site '{name}' depends on the discrete site '{deps[0]}': their "
-                "posterior does not factorise, and TopL_ELBO does not take chains of discrete "
-                "sites. Merge them into one site over pairs of values, or use TraceEnum_ELBO."
-            )
+            raise _no_product(name, f"the discrete site '{deps[0]}'")
         if len(deps) > 1:
-            raise NotImplementedError(
-                f"the density of site '{name}' depends on the discrete sites {deps}, so that their "
-                "posterior does not factorise. Merge them into one site over pairs of values, for "
-                "example `pair = sample('pair', Categorical(...))`, `a, b = pair // K, pair % K`."
-            )
+            raise _no_product(name, f"the discrete sites {deps}")
+
+
+def _no_product(name: str, others: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"site '{name}' depends on {others}, so that their posterior does not factorise. Merge the "
+        "discrete sites into one over pairs of values, `pair = sample('pair', Categorical(...))`, "
+        "`a, b = pair // K, pair % K`, or use TraceEnum_ELBO."
+    )
 
 
 def check_plates(site: dict[str, Any], dependents: list[dict[str, Any]]) -> None:
@@ -91,21 +85,20 @@ def check_plates(site: dict[str, Any], dependents: list[dict[str, Any]]) -> None
     if site["kwargs"].get("sample_shape"):
         raise NotImplementedError(
             f"the discrete site '{name}' has `sample_shape={site['kwargs']['sample_shape']}` "
-            "outside of a plate. Put the site into a plate of that size instead."
+            "outside of a plate. Put it into a plate of that size."
         )
     for axis, size in enumerate(reversed(site["fn"].batch_shape), start=1):
         if size > 1 and -axis not in axes:
             raise NotImplementedError(
                 f"the discrete site '{name}' has batch shape {site['fn'].batch_shape}, but axis "
-                f"{-axis} belongs to no plate. Put the site into a plate of that size."
+                f"{-axis} belongs to no plate. Put it into a plate of that size."
             )
     for other in dependents:
         missing = sorted(plates.keys() - {frame.name for frame in other["cond_indep_stack"]})
         if missing:
             raise NotImplementedError(
-                f"site '{other['name']}' depends on the discrete site '{name}' in plate "
-                f"'{missing[0]}', but is outside of that plate, so that it depends on all of "
-                f"'{name}' at once and the posterior does not factorise. Move it into the plate."
+                f"site '{other['name']}' depends on the discrete site '{name}' but is outside of "
+                f"that plate, '{missing[0]}', so that the posterior does not factorise. Move it in."
             )
 
 
@@ -119,28 +112,16 @@ def common_scale(site: dict[str, Any], dependents: list[dict[str, Any]]) -> Any:
         its_scale = 1.0 if other["scale"] is None else other["scale"]
         if its_scale is scale:
             continue
-        _check_axes(site, other, its_scale)
-        if not (is_concrete(scale) and is_concrete(its_scale)):
-            scale = jnp.where(jnp.isclose(scale, its_scale), scale, jnp.nan)
-        elif not np.allclose(scale, its_scale):
+        is_known = is_concrete(scale) and is_concrete(its_scale)
+        if not fits(jnp.shape(its_scale), site["fn"].batch_shape) or (
+            is_known and not np.allclose(scale, its_scale)
+        ):
+            its, own = (describe(s) if jnp.ndim(s) else s for s in (its_scale, scale))
             raise NotImplementedError(
                 f"site '{other['name']}' depends on the discrete site '{site['name']}' and has "
-                f"scale {its_scale}, where '{site['name']}' has scale {scale}. The bound is the "
-                "log of a sum over values, of which a scaled part is no estimate: inside one "
-                f"'{site['name']}' use all rows of a plate, and scale both sites or none."
+                f"scale {its}, where '{site['name']}' has scale {own}. The bound is the log "
+                "of a sum over values, of which a scaled part is no estimate: scale both or none."
             )
+        if not is_known:
+            scale = jnp.where(jnp.isclose(scale, its_scale), scale, jnp.nan)
     return scale
-
-
-def _check_axes(site: dict[str, Any], other: dict[str, Any], scale: Any) -> None:
-    batch_shape = site["fn"].batch_shape
-    try:
-        fits = jnp.broadcast_shapes(jnp.shape(scale), batch_shape) == batch_shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise NotImplementedError(
-            f"site '{other['name']}' depends on the discrete site '{site['name']}' and has a scale "
-            f"of shape {jnp.shape(scale)}, which differs inside one '{site['name']}' (batch shape "
-            f"{batch_shape}). Give both sites one scale, of that shape."
-        )

@@ -26,14 +26,13 @@ def support_of(site: dict[str, Any]) -> Array:
     fn, name = site["fn"], site["name"]
     if fn.event_shape:
         raise NotImplementedError(
-            f"site '{name}' is marked to be enumerated, but one event of it has shape "
-            f"{fn.event_shape}, so that its values would be all combinations. Put it into a plate "
-            "instead of `to_event`."
+            f"site '{name}' is marked to be enumerated, and one event of it has shape "
+            f"{fn.event_shape}. Put it into a plate instead of `to_event`."
         )
     fn = without_expand(unmasked(fn)[0])
     if not fn.has_enumerate_support:
+        kind = type(fn).__name__
         raise NotImplementedError(
-            f"site '{name}' is marked to be enumerated, but {type(fn).__name__} has no finite list "
-            "of values."
+            f"site '{name}' is marked to be enumerated; {kind} has no finite list of values."
         )
     return jnp.asarray(fn.enumerate_support(expand=False)).reshape(-1)

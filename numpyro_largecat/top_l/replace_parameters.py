@@ -78,10 +78,7 @@ def _distribution(d: Any, replace: Replace, batch_shape: tuple[int, ...], inner:
     declared = {*names[0], *names[1]}
     undeclared = [n for n in d.__dict__ if n not in declared and not hasattr(type(d), n)]
     if undeclared:  # what the class has of that name is computed from the others, and cached
-        raise NotImplementedError(
-            f"{type(d).__name__} keeps {undeclared} without declaring it, so that single "
-            f"components cannot be taken from it. {_how_to_declare(undeclared[0])}"
-        )
+        raise _undeclared(d, f"declare its field `{undeclared[0]}`", undeclared[0])
     data, aux = (
         tuple(_field(d, n, value, replace, batch_shape, inner) for n, value in pairs)
         for pairs in map(zip, names, d.tree_flatten())
@@ -119,18 +116,16 @@ def _event_dim(d: Any, name: str) -> int:
             except NotImplementedError:
                 break
     if not type(d).__module__.startswith("numpyro.distributions."):
-        raise NotImplementedError(
-            f"{type(d).__name__} does not say which axes of its field `{name}` belong to an event, "
-            f"so that single components cannot be taken from it. {_how_to_declare(name)}"
-        )
+        raise _undeclared(d, f"say which axes of its field `{name}` belong to an event", name)
     raise cannot_take(d, f"its field `{name}`")
 
 
-def _how_to_declare(name: str) -> str:
-    return (
-        f"Name every array in the class's `arg_constraints = {{'{name}': constraints.real, ...}}`, "
-        "with `constraints.real_vector` or another of the right event_dim if its last axis belongs "
-        "to an event, and what is no array in `pytree_aux_fields`."
+def _undeclared(d: Any, lacks: str, name: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{type(d).__name__} does not {lacks}, so single components cannot be taken from it. Name "
+        f"its arrays in the class's `arg_constraints = {{'{name}': constraints.real, ...}}`, with "
+        "`constraints.real_vector` or the like where the last axis belongs to an event, and what "
+        "is no array in `pytree_aux_fields`."
     )
 
 
@@ -155,8 +150,7 @@ def _transforms(d: Any, replace: Replace, inner: int) -> list[Any]:
 def cannot_take(d: Any, what: str) -> NotImplementedError:
     """Return the error for distributions from which no single component can be taken."""
     return NotImplementedError(
-        f"{type(d).__name__} does not say which axis of {what} runs over the components, so "
-        "single components cannot be taken from it. Write the model with an explicit component, "
-        "`z = numpyro.sample('z', Categorical(...), infer={'enumerate': 'parallel'})`, index the "
-        "parameters with it, and fit with `lc.TopL_ELBO`."
+        f"{type(d).__name__} does not say which axis of {what} runs over the components, so single "
+        "components cannot be taken from it. Draw the component, `z = numpyro.sample('z', "
+        "Categorical(...), infer={'enumerate': 'parallel'})`, and fit with `lc.TopL_ELBO`."
     )

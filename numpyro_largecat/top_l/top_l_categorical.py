@@ -21,7 +21,8 @@ from numpyro_largecat._checks import (
     check_distinct,
     check_in_range,
     check_integers,
-    check_weights,
+    check_log_weights,
+    check_shape,
 )
 from numpyro_largecat.ops.top_l import log_sum, take_last
 
@@ -104,13 +105,13 @@ class TopLCategorical(dist.Distribution):
             )
         if not 1 <= shapes[0][-1] <= self.num_categories:
             raise ValueError(
-                "`indices` must hold at least one outcome, and at most `num_categories`, "
-                f"{self.num_categories}, for they are distinct; got shape {shapes[0]}."
+                "`indices` must hold from one to `num_categories` outcomes, "
+                f"{self.num_categories}, which differ; got shape {shapes[0]}."
             )
         if validate_args is not False:
             check_in_range("`indices`", self.indices, self.num_categories, "outcomes")
             check_distinct("`indices`", self.indices)
-            check_weights("`logits`", self.logits)
+            check_log_weights("`logits`", self.logits)
         batch_shape = lax.broadcast_shapes(shapes[0][:-1], shapes[1][:-1])
         super().__init__(batch_shape=batch_shape, validate_args=validate_args)
 
@@ -166,8 +167,7 @@ class TopLCategorical(dist.Distribution):
     def enumerate_support(self, expand: bool = True) -> Array:
         """Refuse: the stored outcomes differ between the entries of a batch."""
         raise NotImplementedError(
-            "TopLCategorical cannot be enumerated, since its outcomes differ between the entries "
-            "of a batch; sum over `indices` with the weights `probs`."
+            "TopLCategorical cannot be enumerated: sum over `indices` with the weights `probs`."
         )
 
     @property
@@ -201,8 +201,5 @@ def _kl_to_logits(p: TopLCategorical, q: dist.CategoricalLogits) -> Array:
 
 
 def _check_same_outcomes(p: TopLCategorical, table: Array) -> None:
-    if table.shape[-1] != p.num_categories:
-        raise ValueError(
-            f"both categoricals must have the same outcomes, {p.num_categories} of the "
-            f"TopLCategorical; the other has {table.shape[-1]}."
-        )
+    need = "the other categorical with the outcomes of the TopLCategorical"
+    check_shape("`probs`", table, (..., p.num_categories), need)

@@ -273,10 +273,9 @@ class _Particle:
         if is_concrete(are_apart) and not are_apart:
             raise NotImplementedError(
                 f"a site that depends on one of the discrete sites {sorted(index)} depends on its "
-                "values at other places of its plates too, so that the posterior does not "
-                "factorise; or at places where the discrete site is masked; or on their shape. "
-                "Inside a plate, use the value at the same place only, mask what depends on it as "
-                "well, and take the number of places from the data."
+                "values at other places of its plates, or where the discrete site is masked; or on "
+                "their shape, so that the posterior does not factorise. Use the value at the same "
+                "place, mask both, and take sizes from the data."
             )
         return [_Active(s, index[s.name], weights[s.name]) for s in sites], are_apart
 

@@ -15,9 +15,17 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 
-from numpyro_largecat._checks import as_jax_array, check_finite, check_weights, is_concrete
+from numpyro_largecat._checks import (
+    as_jax_array,
+    check_count,
+    check_finite,
+    check_kind,
+    check_log_weights,
+    check_shape,
+    is_concrete,
+)
 from numpyro_largecat.ops.noisy_max import noisy_max
-from numpyro_largecat.ops.top_l import check_active, log_sum
+from numpyro_largecat.ops.top_l import log_sum
 from numpyro_largecat.top_l.component_weights import Components, ComponentWeights
 from numpyro_largecat.top_l.top_l_categorical import TopLCategorical
 from numpyro_largecat.top_l.whitened_normal import whiten
@@ -96,15 +104,20 @@ class TopLMixture(dist.MixtureSameFamily):
         *,
         validate_args: bool | None = None,
     ) -> None:
-        _check_types(mixing, components)
+        categorical = (dist.CategoricalProbs, dist.CategoricalLogits)
+        check_kind("mixing", mixing, categorical, "a Categorical over the components")
+        check_kind("components", components, dist.Distribution, "one distribution of them all")
+        check_log_weights("logits of `mixing`", mixing.logits)
         num_components = jnp.shape(mixing.logits)[-1]
-        if components.batch_shape[-1] != num_components:
+        if components.batch_shape[-1:] != (num_components,):
             raise ValueError(
-                "`components` must have the components on the last axis of its batch shape, "
-                f"{num_components} as `mixing`; got batch shape {components.batch_shape}."
+                f"`components` must have batch shape (..., {num_components}), as `mixing`; "
+                f"got batch shape {components.batch_shape}. Axes of an observation are marked by "
+                "`.to_event`, that of the components is not."
             )
-        check_weights("logits of `mixing`", mixing.logits)
-        self.num_active = check_active(num_active, (num_components,), "mixing")
+        self.num_active = check_count(
+            "num_active", num_active, 1, num_components, "number of components"
+        )
         self._mixing_distribution = mixing
         self._component_distribution = components
         self._mixture_size = num_components
@@ -171,11 +184,7 @@ class TopLMixture(dist.MixtureSameFamily):
         check_finite([("`value`", value)])
         value = as_jax_array(value)
         cut = value.ndim - self.event_dim
-        if cut < 0 or value.shape[cut:] != self.event_shape:
-            raise ValueError(
-                f"`value` must have the event shape of the components, {self.event_shape}, on its "
-                f"last axes; got shape {value.shape}."
-            )
+        check_shape("`value`", value, (..., *self.event_shape), "events of the components")
         shape = lax.broadcast_shapes(value.shape[:cut], self.batch_shape)
         values = jnp.broadcast_to(value, shape + self.event_shape)
         log_pi = jax.nn.log_softmax(self.mixing_distribution.logits, axis=-1)
@@ -183,25 +192,6 @@ class TopLMixture(dist.MixtureSameFamily):
         components = Components(whiten(self.component_distribution, num_values), shape)
         flat = values.reshape(math.prod(shape), *self.event_shape)
         return ComponentWeights(log_pi, components, flat), shape
-
-
-def _check_types(mixing: Any, components: Any) -> None:
-    if not isinstance(mixing, (dist.CategoricalProbs, dist.CategoricalLogits)):
-        raise TypeError(
-            "`mixing` must be a numpyro.distributions.Categorical over the components; "
-            f"got {type(mixing).__name__}."
-        )
-    if not isinstance(components, dist.Distribution):
-        raise TypeError(
-            "`components` must be one distribution with the components on the last axis of its "
-            f"batch shape; got {type(components).__name__}."
-        )
-    if not components.batch_shape:
-        raise ValueError(
-            "`components` must have the components on the last axis of its batch shape; got batch "
-            f"shape () and event shape {components.event_shape}. Axes that belong to an "
-            "observation are marked by `.to_event`, those of the components are not."
-        )
 
 
 def _check_result(log_prob: Array, weights: ComponentWeights, shape: tuple[int, ...]) -> None:
@@ -213,7 +203,7 @@ def _check_result(log_prob: Array, weights: ComponentWeights, shape: tuple[int, 
     place = tuple(int(i) for i in np.unravel_index(row, shape))
     raise ValueError(
         f"the log weight of component {component} is NaN for the observation at position {place}; "
-        "look at the parameters of that component."
+        "look at its parameters."
     )
 
 
@@ -227,8 +217,7 @@ def _common_support(components: dist.Distribution) -> constraints.Constraint:
             return bound
         if jnp.shape(bound)[-1 - inner] != 1:
             raise ValueError(
-                f"`components` must have the same support; got {support}, with bounds of shape "
-                f"{jnp.shape(bound)}. Give bounds that all components share as scalars."
+                f"`components` must have the same support; got {support}. Give bounds as scalars."
             )
         return jnp.squeeze(bound, -1 - inner)
 

@@ -175,11 +175,9 @@ def _start_counts(
     """Expected counts of words in topics before the first batch, (V, K)."""
     if isinstance(start, TopicFit):
         start.check_vocabulary(corpus)
-        if len(start.posterior) != num_topics:
-            raise ValueError(
-                f"`start` must be a fit with as many topics; got {len(start.posterior)}, for "
-                f"{num_topics}."
-            )
+        found = len(start.posterior)
+        if found != num_topics:
+            raise ValueError(f"`start` must be a fit with {num_topics} topics; got {found}.")
         return start.posterior.T - start.word_concentration
     check_one_of("start", start, ("documents", "random"), or_else=" or an earlier fit")
     if start == "documents":

@@ -14,7 +14,14 @@ from jax import Array, lax, random
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import check_count, check_integers, check_num_active, is_concrete
+from numpyro_largecat._checks import (
+    check_broadcasts,
+    check_count,
+    check_integers,
+    check_num_active,
+    check_shape,
+    is_concrete,
+)
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.document_bound import document_bound
 from numpyro_largecat.ops.topics.document_fit import DocumentFit, fit_documents, may_be_log_probs
@@ -153,27 +160,19 @@ class TopicDocument(dist.Distribution):
         if not jnp.issubdtype(table.dtype, jnp.floating):
             table = table.astype(jnp.result_type(float))
         table = table.astype(jnp.promote_types(table.dtype, jnp.float32))  # 16 bits are too few
-        if table.ndim < 2 or 0 in table.shape[-2:]:
-            raise ValueError(
-                "`topic_log_probs` must have topics and words on its last two axes; "
-                f"got shape {table.shape}."
-            )
+        need = "topics and words on its last two axes"
+        check_shape("`topic_log_probs`", table, (..., "K", "V"), need, least=1)
         _check_sums(table)
         num_topics = table.shape[-2]
         concentration = jnp.asarray(concentration, table.dtype)
-        if concentration.ndim and concentration.shape[-1] not in (1, num_topics):
-            raise ValueError(
-                f"`concentration` must be a scalar or have one entry for each of {num_topics} "
-                f"topics on its last axis; got shape {concentration.shape}."
-            )
+        whole = (*concentration.shape[:-1], num_topics)
+        check_broadcasts("`concentration`", concentration, whole, "one for each topic")
         self.num_active = check_num_active(num_active, num_topics, "topics")
         self.num_tokens = check_count("num_tokens", num_tokens, 1)
         if is_concrete(max_sweeps):
             check_count("max_sweeps", max_sweeps, 10)
         self.topic_log_probs = table
-        self.concentration = jnp.broadcast_to(
-            concentration, (*concentration.shape[:-1], num_topics)
-        )
+        self.concentration = jnp.broadcast_to(concentration, whole)
         self._effort = Effort(max_sweeps, tolerance, num_restarts)
         batch_shape = lax.broadcast_shapes(table.shape[:-2], self.concentration.shape[:-1])
         super().__init__(batch_shape, (self.num_tokens, 2), validate_args=validate_args)
@@ -209,9 +208,8 @@ class TopicDocument(dist.Distribution):
         """
         if self.batch_shape:
             raise NotImplementedError(
-                "`posterior` needs one set of topics and one concentration for all documents; this "
-                f"distribution has topics of shape {self.topic_log_probs.shape} and concentrations "
-                f"of shape {self.concentration.shape}."
+                "`posterior` needs one set of topics and one concentration for all documents; got "
+                f"shapes {self.topic_log_probs.shape} and {self.concentration.shape}."
             )
         value = self._check(value)
         fit = self.fit(value)
@@ -307,11 +305,8 @@ class TopicDocument(dist.Distribution):
 
     def _check(self, value: ArrayLike) -> Array:
         check_integers("value", value)
-        if jnp.ndim(value) < 2 or jnp.shape(value)[-1] != 2:
-            raise ValueError(
-                "`value` must be documents of shape (..., U, 2), word and count of each slot; "
-                f"got shape {jnp.shape(value)}."
-            )
+        need = "documents with word and count of each slot"
+        check_shape("`value`", value, (..., "U", 2), need)
         if is_concrete(value):
             check_documents(np.asarray(value), self.num_words)
         value = jnp.asarray(value)
@@ -328,17 +323,16 @@ def _check_sums(table: Array) -> None:
         log_sums, of_words = (np.asarray(_log_sums(table, axis)) for axis in (-1, -2))
     if (np.abs(of_words) <= EXCESS).all() and (log_sums < -EXCESS).any():
         raise ValueError(
-            "`topic_log_probs` must have topics on its second last axis and words on its last, "
-            f"(..., K, V); got shape {table.shape}, where the probabilities of each column sum to "
-            "1, and not those of each row. Pass the transpose of the last two axes."
+            "`topic_log_probs` must have words on its last axis, (..., K, V); got shape "
+            f"{table.shape}, where each column sums to 1, and not each row. Pass the transpose."
         )
     bad = log_sums > EXCESS
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
         raise ValueError(
-            "`topic_log_probs` must be log probabilities, those of a topic with a logsumexp of at "
-            f"most 0; got {log_sums[place]:.4g} for topic {_name((*place, 0))}. Of probabilities "
-            "pass `jnp.log(phi)`, and of scores `jax.nn.log_softmax(scores)`."
+            "`topic_log_probs` must be log probabilities, with a logsumexp of at most 0; got "
+            f"{log_sums[place]:.4g} for topic {_name((*place, 0))}. Of probabilities pass "
+            "`jnp.log(phi)`, and of scores `jax.nn.log_softmax(scores)`."
         )
 
 
@@ -350,21 +344,20 @@ def _log_sums(table: Array, axis: int) -> Array:
 def check_documents(value: np.ndarray, num_words: int) -> None:
     """Raise ValueError at the first slot with a negative count, or a word that does not exist."""
     words, counts = value[..., 0], value[..., 1]
-    bad = counts < 0
-    if bad.any():
-        place = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise ValueError(
-            f"counts must not be negative; got {counts[place]} for word {words[place]} of document "
-            f"{_name(place)}."
-        )
-    bad = (counts > 0) & ((words < 0) | (words >= num_words))
-    if bad.any():
-        place = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise ValueError(
-            f"words must be integers in [0, {num_words}), rows of the vocabulary; got "
-            f"{words[place]} in document {_name(place)}, and {int(bad.sum())} slots are out of "
-            "range. Files of other programs may count from 1; tables of topics are (..., K, V)."
-        )
+    is_word = (words >= 0) & (words < num_words)
+    for bad, need in (
+        (counts < 0, "counts must be at least 0"),
+        (
+            (counts > 0) & ~is_word,
+            f"words, which count from 0, must be integers in [0, {num_words})",
+        ),
+    ):
+        if bad.any():
+            place = tuple(int(i) for i in np.argwhere(bad)[0])
+            raise ValueError(
+                f"{need}; got word {words[place]} with count {counts[place]} in document "
+                f"{_name(place)}, and {int(bad.sum())} slots like it."
+            )
 
 
 def _name(place: tuple[int, ...]) -> str:

@@ -16,7 +16,7 @@ from jax import Array
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from numpyro_largecat._checks import check_count
+from numpyro_largecat._checks import check_count, check_interval, check_kind
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.data.fit_files import load_fit, save_fit
 from numpyro_largecat.ops.topics.active_search import Effort
@@ -138,10 +138,9 @@ class TopicFit:
         self.check_vocabulary(corpus)
         empty = int((np.diff(corpus.offsets) == 0).sum())
         if empty:
+            prior = "their topic frequencies are those of the prior"
             warnings.warn(
-                f"{empty} of {corpus.num_documents} documents have no words; their topic "
-                "frequencies are those of the prior.",
-                stacklevel=2,
+                f"{empty} of {corpus.num_documents} documents have no words; {prior}.", stacklevel=2
             )
         posterior = jnp.asarray(self.posterior)
         totals = jax.scipy.special.digamma(posterior.sum(axis=1, keepdims=True))
@@ -168,8 +167,7 @@ class TopicFit:
             Hughes and Sudderth, arXiv:1609.07521, Appendix E.
         """
         self.check_vocabulary(corpus)
-        if not 0 < fraction < 1:
-            raise ValueError(f"`fraction` must be in (0, 1); got {fraction}.")
+        check_interval("fraction", fraction, "(0, 1)")
         seen, unseen = corpus.split_words(seed, fraction)
         return completion_score(self.topics, self.concentration, seen, unseen, self.shapes)
 
@@ -217,28 +215,22 @@ class TopicFit:
         check_corpus(corpus)
         if corpus.num_words != self.posterior.shape[1]:
             raise ValueError(
-                f"`corpus` must have the vocabulary of the fit, {self.posterior.shape[1]} words; "
-                f"got {corpus.num_words}. Make it with the fit's `vocabulary`."
+                f"`corpus` must have the fit's `vocabulary`, {self.posterior.shape[1]} words; got "
+                f"{corpus.num_words}."
             )
-        if None not in (corpus.vocabulary, self.vocabulary) and (
-            corpus.vocabulary != self.vocabulary
-        ):
-            pairs = zip(corpus.vocabulary, self.vocabulary, strict=True)  # type: ignore[arg-type]
-            place, (got, need) = next((i, p) for i, p in enumerate(pairs) if p[0] != p[1])
-            raise ValueError(
-                f"`corpus` must have the vocabulary of the fit; word {place} is {got!r}, and in "
-                f"the fit {need!r}. Make it with the fit's `vocabulary`."
-            )
+        pairs = zip(corpus.vocabulary or (), self.vocabulary or (), strict=False)
+        for place, (got, need) in enumerate(pairs):
+            if got != need:
+                raise ValueError(
+                    f"`corpus` must have the fit's `vocabulary`; word {place} is {got!r}, and in "
+                    f"the fit {need!r}."
+                )
 
 
 def check_corpus(corpus: object) -> None:
     """Raise TypeError unless it is a ``Corpus``, and say how to make one."""
-    if not isinstance(corpus, Corpus):
-        raise TypeError(
-            "`corpus` must be a `numpyro_largecat.data.Corpus`; got "
-            f"{type(corpus).__name__}. Make one with `Corpus.from_csr(counts, names)` from what "
-            "CountVectorizer gives, or with `Corpus.from_documents(lists_of_words)`."
-        )
+    form = "a `Corpus`, as of `Corpus.from_csr(counts, names)` or `Corpus.from_documents(lists)`"
+    check_kind("corpus", corpus, Corpus, form)
 
 
 def _npmi(both: float, first: float, second: float) -> float:

@@ -91,7 +91,7 @@ BAD_ARGUMENTS = {
     "noise that is not a count": (
         lambda: NoiseContrastive(UTILITIES, num_noise=2.5),
         TypeError,
-        "`num_noise` must be a Python int; got 2.5",
+        "`num_noise` must be a Python int, .*; got 2.5",
     ),
 }
 

@@ -156,7 +156,7 @@ def test_files_of_two_corpora_are_not_mixed(saved, name) -> None:
     first, second = saved
     (second / name).replace(first / name)
     with pytest.raises(
-        ValueError, match=r"first/\w+\.npy must be of the same corpus as corpus.json"
+        ValueError, match=r"first/\w+\.npy must .* of another corpus than corpus.json"
     ):
         Corpus.open(first)
 
@@ -182,17 +182,19 @@ def test_bad_arrays_are_refused() -> None:
         Corpus.from_rows([([0], [1]), ([], []), ([1, 3], [2, 1])], 3)
     with pytest.raises(ValueError, match=r"in \[1, \d+\]; got word 0 with count -2 in document 0"):
         Corpus.from_rows([([0], [-2])], 3)
-    with pytest.raises(ValueError, match=r"whole numbers.*got 0\.5 for word 1 of document 1"):
+    with pytest.raises(ValueError, match=r"whole numbers.*word 1 with count 0\.5 in document 1"):
         Corpus.from_csr(csr_array(np.array([[1, 0], [0, 0.5]])))
     with pytest.raises(ValueError, match="4 different words; got 4, of which 3 differ"):
         Corpus.from_csr(csr_array(COUNTS), ["a", "b", "c", "c"])
-    with pytest.raises(ValueError, match="`offsets` must ascend"):
+    with pytest.raises(ValueError, match=r"`words` .* last of `offsets` says; got shape \(3,\)"):
         Corpus(np.zeros(3, int), np.ones(3, int), np.array([0, 2]), 4)
+    with pytest.raises(ValueError, match="`offsets` must ascend"):
+        Corpus(np.zeros(3, int), np.ones(3, int), np.array([0, 4, 3]), 4)
     with pytest.raises(ValueError, match=r"whole numbers .* word 1 with count 1\.5 in document 1"):
         Corpus.from_rows([([], []), ([0, 1], [2, 1.5])], 3)
     with pytest.raises(ValueError, match=r"integers in \[0, 3\); got word 0\.5 .* document 0"):
         Corpus(np.array([0.5]), np.array([1]), np.array([0, 1]), 3)
-    with pytest.raises(ValueError, match=r"document 0 has words of shape \(1,\) and .* \(2,\)"):
+    with pytest.raises(ValueError, match=r"counts of document 0 .* shape \(1,\).*got shape \(2,\)"):
         Corpus.from_rows([([0], [1, 2]), ([1, 2], [1])], 3)
 
 
@@ -201,7 +203,7 @@ def test_large_numbers_do_not_wrap() -> None:
         Corpus.from_rows([([2**32 + 1], [1])], 3)
     with pytest.raises(ValueError, match=f"whole numbers in .* with count {2**32 + 5} "):
         Corpus.from_rows([([0], [2**32 + 5])], 3)
-    with pytest.raises(ValueError, match=r"whole numbers in .*got inf for word 0 of document 0"):
+    with pytest.raises(ValueError, match=r"numbers in .*got word 0 with count inf in document 0"):
         Corpus.from_csr(csr_array(np.array([[np.inf, 1]])))
     twice = coo_array((np.array([200, 100], np.uint8), ([0, 0], [1, 1])), shape=(1, 2))
     assert Corpus.from_csr(twice).counts.tolist() == [300]
@@ -279,5 +281,5 @@ def test_a_corpus_prints_its_size() -> None:
 
 
 def test_a_dense_array_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"`matrix` must be a scipy sparse matrix; got a ndarray"):
+    with pytest.raises(TypeError, match=r"`matrix` must be a scipy sparse.*got an array of int64"):
         Corpus.from_csr(COUNTS)

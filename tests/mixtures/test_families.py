@@ -199,7 +199,10 @@ def test_symmetric_matrices_and_their_log_determinant() -> None:
             lambda: lc.mixtures.GaussianFamily([0.0, np.nan], np.eye(2)),
             "`loc` must be finite; got nan at",
         ),
-        (lambda: lc.mixtures.GaussianFamily(np.zeros(3), np.eye(2)), "each of the 2 columns"),
+        (
+            lambda: lc.mixtures.GaussianFamily(np.zeros(3), np.eye(2)),
+            r"shape \(2,\), a number for each column",
+        ),
         (
             lambda: lc.mixtures.GaussianFamily(np.zeros(2), np.eye(2), 1, -1),
             "`loc_strength` must be positive",
@@ -216,7 +219,7 @@ def test_symmetric_matrices_and_their_log_determinant() -> None:
         ),
         (
             lambda: lc.mixtures.MultinomialFamily([1.0, 1]).components(jnp.ones((1, 2))),
-            "needs the total",
+            "needs a total count",
         ),
         (lambda: lc.mixtures.DirichletMixing(0.0), "`concentration` must be positive"),
         (

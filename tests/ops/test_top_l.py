@@ -89,9 +89,14 @@ def test_entries_of_a_table_cost_no_copy_of_it():
     ("weights", "num_active", "error", "message"),
     [
         (np.zeros(3), 0, ValueError, "at least 1; got 0"),
-        (np.zeros(3), 4, ValueError, "at most the number of outcomes, 3; got 4"),
+        (np.zeros(3), 4, ValueError, "at most 3, the number of outcomes; got 4"),
         (np.zeros(3), 2.0, TypeError, "`num_active` must be a Python int"),
-        (np.zeros((2, 0)), 1, ValueError, r"at least one, on its last axis; got shape \(2, 0\)"),
+        (
+            np.zeros((2, 0)),
+            1,
+            ValueError,
+            r"shape \(\.\.\., K\), outcomes last; got shape \(2, 0\)",
+        ),
         (np.array([[0, 1], [0, np.nan]]), 1, ValueError, r"got nan at position \(1, 1\)"),
         (np.array([0, np.inf]), 1, ValueError, "got inf at position 1, and 1 of 2"),
         (np.arange(3), 1, TypeError, "must be floats"),

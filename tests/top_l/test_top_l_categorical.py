@@ -82,7 +82,9 @@ def test_kl_is_infinite_only_where_mass_is_lost():
 def test_kl_to_other_outcomes_is_refused():
     """A table that is too short would be read at places that it does not have."""
     for other in (dist.Categorical(probs=np.ones(4) / 4), dist.Categorical(logits=np.zeros(4))):
-        with pytest.raises(ValueError, match="6 of the TopLCategorical; the other has 4"):
+        with pytest.raises(
+            ValueError, match=r"\(\.\.\., 6\), .* the TopLCategorical; got shape \(4,\)"
+        ):
             kl_divergence(make(), other)
 
 
@@ -160,15 +162,15 @@ def test_in_a_model():
 @pytest.mark.parametrize(
     ("indices", "logits", "num_categories", "error", "message"),
     [
-        ([2, 2], np.zeros(2), 9, ValueError, "got 2 at position 1 a second time"),
+        ([2, 2], np.zeros(2), 9, ValueError, "must be distinct .* got 2 at position 1"),
         ([[1, 2], [9, 0]], np.zeros(2), 9, ValueError, r"got 9 at position \(1, 0\)"),
         ([-1, 0], np.zeros(2), 9, ValueError, "got -1 at position 0"),
         ([1, 2], [0.0, np.nan], 9, ValueError, "got nan at position 1"),
         ([1, 2], [np.inf, 0.0], 9, ValueError, "got inf at position 0"),
         ([1, 2], np.zeros(3), 9, ValueError, "must have the same last axis"),
         (1, 0.0, 9, ValueError, "must have the same last axis"),
-        ([1, 0, 2], np.zeros(3), 2, ValueError, "at most `num_categories`, 2"),
-        (np.zeros((3, 0), int), np.zeros((3, 0)), 2, ValueError, "at least one outcome"),
+        ([1, 0, 2], np.zeros(3), 2, ValueError, "from one to `num_categories` outcomes, 2"),
+        (np.zeros((3, 0), int), np.zeros((3, 0)), 2, ValueError, "from one to `num_categories`"),
         ([0], np.zeros(1), 0, ValueError, "`num_categories` must be at least 1"),
         ([0], np.zeros(1), 2.0, TypeError, "`num_categories` must be a Python int"),
         ([0.0], np.zeros(1), 2, TypeError, "`indices` must be integers"),

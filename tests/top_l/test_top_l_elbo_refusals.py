@@ -134,7 +134,7 @@ def state_that_depends():
         (outside_of_the_plate, NotImplementedError, "'total' .* outside of that plate"),
         (part_of_an_inner_plate, NotImplementedError, "has scale 2.0, where 'z' has scale 1.0"),
         (scaled_data, NotImplementedError, "has scale 0.5, where 'z' has scale 1.0"),
-        (scale_inside_one_value, NotImplementedError, r"scale of shape \(2, 1\)"),
+        (scale_inside_one_value, NotImplementedError, r"has scale an array .* \(2, 1\), where"),
         (not_marked, ValueError, "site 'z' is discrete and latent, and not marked"),
         (endless, NotImplementedError, "Poisson has no finite list"),
         (one_event, NotImplementedError, r"event of it has shape \(8,\)"),
@@ -181,10 +181,10 @@ def test_guides_that_draw_the_discrete_site_are_refused():
     ("num_active", "error", "message"),
     [
         (0, ValueError, "`num_active` must be at least 1; got 0"),
-        (4, ValueError, "number of values of site 'z', 3; got 4"),
+        (4, ValueError, "at most 3, the number of values of 'z'; got 4"),
         (1.5, TypeError, "`num_active` must be a Python int"),
         ({"y": 2}, ValueError, r"the discrete sites of the model, \['z'\]; got \['y'\]"),
-        ({"z": 4}, ValueError, "number of values of site 'z', 3; got 4"),
+        ({"z": 4}, ValueError, "at most 3, the number of values of 'z'; got 4"),
     ],
 )
 def test_numbers_of_values(num_active, error, message):

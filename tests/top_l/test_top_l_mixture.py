@@ -395,12 +395,12 @@ THREE = dist.Normal(jnp.zeros(3), 1.0)
     ("arguments", "error", "message"),
     [
         ((MIXING, THREE, 0), ValueError, "`num_active` must be at least 1; got 0"),
-        ((MIXING, THREE, 4), ValueError, "at most the number of outcomes, 3; got 4"),
+        ((MIXING, THREE, 4), ValueError, "at most 3, the number of components; got 4"),
         ((MIXING, THREE, 2.0), TypeError, "`num_active` must be a Python int"),
-        ((MIXING, dist.Normal(jnp.zeros(4)), 2), ValueError, r"3 as `mixing`; got .*\(4,\)"),
+        ((MIXING, dist.Normal(jnp.zeros(4)), 2), ValueError, r"3\), as `mixing`; got .*\(4,\)"),
         ((MIXING, dist.Normal(0.0), 2), ValueError, r"got batch shape \(\)"),
-        ((MIXING, [THREE] * 3, 2), TypeError, "one distribution .*; got list"),
-        ((THREE, THREE, 2), TypeError, "must be a .*Categorical .*; got Normal"),
+        ((MIXING, [THREE] * 3, 2), TypeError, "one distribution .*, of type list"),
+        ((THREE, THREE, 2), TypeError, "must be a .*Categorical .*; got a Normal"),
         (
             (MIXING, dist.Uniform(jnp.zeros(3), jnp.arange(1.0, 4)), 2),
             ValueError,
@@ -428,7 +428,7 @@ def test_bad_values_are_refused():
     with pytest.raises(ValueError, match=r"`value` must be finite; got nan at position \(7, 1\)"):
         mixture.log_prob(POINTS.at[7, 1].set(jnp.nan))
     with pytest.raises(
-        ValueError, match=r"event shape of the components, \(3,\).*got shape \(2,\)"
+        ValueError, match=r"shape \(\.\.\., 3\), events of the components.*got shape \(2,\)"
     ):
         mixture.responsibilities(jnp.zeros(2))
 
@@ -462,7 +462,7 @@ class Declared(OfMyOwn):
     arg_constraints = {"loc": dist.constraints.real}
 
 
-@pytest.mark.parametrize(("kind", "what"), [(OfMyOwn, "keeps"), (Unflattened, "which axes")])
+@pytest.mark.parametrize(("kind", "what"), [(OfMyOwn, "declare"), (Unflattened, "which axes")])
 def test_a_distribution_that_does_not_declare_its_arrays_is_told_how(kind, what):
     with pytest.raises(NotImplementedError, match=f"{kind.__name__}.*{what}.*'loc': constraints"):
         lc.TopLMixture(MIXING, kind(jnp.arange(3.0)), 2)
