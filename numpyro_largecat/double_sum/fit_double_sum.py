@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from tqdm.auto import tqdm
 
-from numpyro_largecat._checks import check_count, check_key, check_kind
+from numpyro_largecat._checks import check_count, check_interval, check_key, check_kind, check_shape
 from numpyro_largecat._result_so_far import attach_result, held_signals
 from numpyro_largecat.data.sparse_rows import SparseRows
 from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit, log_loss
@@ -127,8 +127,7 @@ def fit_double_sum(
     check_key("rng_key", rng_key)
     features, num_features, y = check_data(x, y, num_categories)
     num_passes = check_count("num_passes", num_passes, 1)
-    if not 0 <= ridge < math.inf:
-        raise ValueError(f"`ridge` must be finite and at least 0, a precision; got {ridge}.")
+    check_interval("ridge", ridge, "[0, inf)", "a precision")
     rules = "a rule of the double sum, such as `lc.double_sum.ImplicitSGD(1.0)`"
     check_kind("rule", rule, DoubleSumRule, rules)
     is_pair = batch_size == num_sampled == 1
@@ -188,29 +187,19 @@ def _check_start(start: Any, shape: tuple[int, int], num_rows: int) -> None:
     if start is None:
         return
     check_kind("start", start, DoubleSumFit, "an earlier fit, or None")
-    if start.w.shape != shape or start.u.shape != (num_rows,):
-        raise ValueError(
-            f"`start` must be a fit of as many classes, features and observations, {shape} and "
-            f"{num_rows}; got weights of shape {start.w.shape} and {len(start.u)} observations."
-        )
+    check_shape("weights of `start`", start.w, shape, "classes and features of this fit")
+    check_shape("local variables of `start`", start.u, (num_rows,), "observations of this fit")
 
 
 def _check_batches(
     rule: DoubleSumRule, num_rows: int, num_categories: int, batch_size: Any, num_sampled: Any
 ) -> None:
-    check_count("batch_size", batch_size, 1)
-    check_count("num_sampled", num_sampled, 1)
-    if batch_size > num_rows or batch_size + num_sampled > num_categories:
-        raise ValueError(
-            f"`batch_size` must be at most the {num_rows} observations, and `batch_size` + "
-            f"`num_sampled` at most the {num_categories} classes; got {batch_size} and "
-            f"{num_sampled}. With so few classes, take a smaller batch."
-        )
+    check_count("batch_size", batch_size, 1, num_rows, "number of observations")
+    most, of_what = num_categories - batch_size, "number of classes less `batch_size`"
+    check_count("num_sampled", num_sampled, 1, most, of_what)
     if (batch_size, num_sampled) != (1, 1) and not isinstance(rule, ImplicitSGD):
-        raise ValueError(
-            f"minibatches need `ImplicitSGD`; got {rule} with batch_size={batch_size} and "
-            f"num_sampled={num_sampled}. Leave both at 1."
-        )
+        got = f"batch_size={batch_size} and num_sampled={num_sampled}"
+        raise ValueError(f"minibatches need `ImplicitSGD`; got {rule} with {got}.")
 
 
 def _check_weights(w: Array, u: Array, number: int, rule: DoubleSumRule) -> None:
