@@ -23,6 +23,7 @@ FIELDS = {"benchmark", "setting", "method", "metric", "value", "unit", "better"}
 ENVIRONMENT = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 NOT_ALWAYS_REACHED = {
     "seconds_to_reach",
+    "seconds_to_peer_best",
     "speedup_to_reach",
     "processor_speedup_to_reach",
     "loss_at_rate",
@@ -117,7 +118,8 @@ def test_step_cost(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_time_to_quality(tmp_path: Path) -> None:
-    """Both methods have a score and a number of steps at the same check points."""
+    """Each method has a score and a number of steps at the same check points."""
+    peers = [] if torch_is_missing() else ["torch_exact", "torch_sampled"]
     figure = tmp_path / "curves.png"
     printed, records = run_quick("time_to_quality", tmp_path / "out.json", "--plot", str(figure))
     curves = {
@@ -126,7 +128,7 @@ def test_time_to_quality(tmp_path: Path) -> None:
             for r in records
             if (r["method"], r["metric"]) == (method, metric)
         }
-        for method in ("subsampled", "numpyro")
+        for method in ("subsampled", "numpyro", *peers)
         for metric in ("heldout_log_likelihood", "steps")
     }
     check_points = list(curves["numpyro", "steps"])
@@ -138,11 +140,16 @@ def test_time_to_quality(tmp_path: Path) -> None:
         assert end > start
         if metric == "heldout_log_likelihood":
             assert max(curve.values()) < 0
-    others = Counter(r["metric"] for r in records) - Counter(
-        {"heldout_log_likelihood": 2 * len(check_points), "steps": 2 * len(check_points)}
+    number = len(curves) // 2 * len(check_points)
+    others = Counter((r["metric"], r["setting"].get("peer")) for r in records) - Counter(
+        {("heldout_log_likelihood", None): number, ("steps", None): number}
     )
-    assert others == Counter({"seconds_to_reach": 1, "speedup_to_reach": 1})
+    assert others == Counter(
+        [("seconds_to_reach", None), ("speedup_to_reach", None)]
+        + [(f"seconds_to_{best}_best", peer) for best in ("peer", "own") for peer in peers]
+    )
     assert "Subsampled classes" in printed
+    assert ("PyTorch is not installed" in printed) == torch_is_missing()
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
