@@ -15,12 +15,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks.records import torch_is_missing
+
 ROOT = Path(__file__).parents[2]
 FIELDS = {"benchmark", "setting", "method", "metric", "value", "unit", "better"}
 # Most of a quick run is compilation, and its speed does not matter.
 ENVIRONMENT = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 NOT_ALWAYS_REACHED = {
     "seconds_to_reach",
+    "seconds_to_peer_best",
     "speedup_to_reach",
     "processor_speedup_to_reach",
     "loss_at_rate",
@@ -97,6 +100,8 @@ def test_step_cost(tmp_path: Path) -> None:
             "subsampled": (10**3, 10**4),
             "probit": (10**3,),
             "logistic": (10**3,),
+            "delta": (10**3,),
+            "torch": () if torch_is_missing() else (10**3,),
             "numpyro": (10**3, 10**4),
         }.items()
         for num_categories in sizes
@@ -108,11 +113,13 @@ def test_step_cost(tmp_path: Path) -> None:
         assert 0 < least <= middle <= greatest
         assert peak > above > 10
     assert "ms per step" in printed
+    assert ("PyTorch is not installed" in printed) == torch_is_missing()
 
 
 @pytest.mark.slow
 def test_time_to_quality(tmp_path: Path) -> None:
-    """Both methods have a score and a number of steps at the same check points."""
+    """Each method has a score and a number of steps at the same check points."""
+    peers = [] if torch_is_missing() else ["torch_exact", "torch_sampled"]
     figure = tmp_path / "curves.png"
     printed, records = run_quick("time_to_quality", tmp_path / "out.json", "--plot", str(figure))
     curves = {
@@ -121,7 +128,7 @@ def test_time_to_quality(tmp_path: Path) -> None:
             for r in records
             if (r["method"], r["metric"]) == (method, metric)
         }
-        for method in ("subsampled", "numpyro")
+        for method in ("subsampled", "numpyro", *peers)
         for metric in ("heldout_log_likelihood", "steps")
     }
     check_points = list(curves["numpyro", "steps"])
@@ -133,11 +140,16 @@ def test_time_to_quality(tmp_path: Path) -> None:
         assert end > start
         if metric == "heldout_log_likelihood":
             assert max(curve.values()) < 0
-    others = Counter(r["metric"] for r in records) - Counter(
-        {"heldout_log_likelihood": 2 * len(check_points), "steps": 2 * len(check_points)}
+    number = len(curves) // 2 * len(check_points)
+    others = Counter((r["metric"], r["setting"].get("peer")) for r in records) - Counter(
+        {("heldout_log_likelihood", None): number, ("steps", None): number}
     )
-    assert others == Counter({"seconds_to_reach": 1, "speedup_to_reach": 1})
+    assert others == Counter(
+        [("seconds_to_reach", None), ("speedup_to_reach", None)]
+        + [(f"seconds_to_{best}_best", peer) for best in ("peer", "own") for peer in peers]
+    )
     assert "Subsampled classes" in printed
+    assert ("PyTorch is not installed" in printed) == torch_is_missing()
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
@@ -149,7 +161,9 @@ def test_an_unknown_argument_is_refused() -> None:
     assert "--quik" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["step_cost", "time_to_quality", "proposals", "patches"])
+@pytest.mark.parametrize(
+    "name", ["step_cost", "step_profile", "time_to_quality", "proposals", "patches"]
+)
 def test_help_says_what_is_measured(name: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
