@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +21,9 @@ from numpyro_largecat.data.sparse_rows import SparseRows
 from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit, log_loss
 from numpyro_largecat.double_sum.feature_rows import check_data
 from numpyro_largecat.double_sum.minibatch_steps import run_minibatches, with_penalties_of
-from numpyro_largecat.double_sum.pair_steps import collect, run_pairs
+from numpyro_largecat.double_sum.pair_steps import LinearData, collect, run_pairs
 from numpyro_largecat.double_sum.rules import DoubleSumRule, ImplicitSGD, step_sizes
-from numpyro_largecat.ops.double_sum.fixed_batches import fixed_batches
+from numpyro_largecat.ops.double_sum.fixed_batches import FixedBatches, fixed_batches
 
 LARGEST_RESIDUAL = 1e-2  # of a minibatch, relative to its step, without a warning
 
@@ -130,34 +131,32 @@ def fit_double_sum(
     check_interval("ridge", ridge, "[0, inf)", "a precision")
     rules = "a rule of the double sum, such as `lc.double_sum.ImplicitSGD(1.0)`"
     check_kind("rule", rule, DoubleSumRule, rules)
-    is_pair = batch_size == num_sampled == 1
     _check_batches(rule, len(y), num_categories, batch_size, num_sampled)
     _check_start(start, (num_categories, num_features), len(y))
     data = collect(features, y, num_categories, rule, ridge)
-    if not is_pair:
+    if batch_size == num_sampled == 1:
+        visit = _pairs(data, rule)
+    else:
         rng_key, batch_key = jax.random.split(rng_key)
         batches = fixed_batches(batch_key, y, batch_size=batch_size, num_categories=num_categories)
         data = with_penalties_of(batches, data, num_sampled, num_categories, ridge)
-        x_batches = features.take_batches(batches.rows)
+        visit = _minibatches(data, batches, num_sampled, num_categories)
     dtype, num_before = data.squared_norms.dtype, 0
     w = jnp.zeros((num_categories, num_features), dtype)
     u = jnp.full(y.shape, math.log(num_categories), dtype)
     if start is not None:
         w, u = jnp.asarray(start.w, dtype), jnp.asarray(start.u, dtype)
         num_before = start.num_passes
-    if not is_pair:
-        u = u.at[batches.rows].get(mode="fill", fill_value=math.log(num_categories))
+    u = visit.arrange(u)
     losses: list[Array] = []
     num_done = 0
 
     def fit() -> DoubleSumFit:
-        by_row = u if is_pair else jnp.zeros(y.shape, dtype).at[batches.rows].set(u, mode="drop")
         recorded = jnp.array(losses) if record_losses else None
-        return DoubleSumFit(w, by_row, recorded, num_before + num_done)
+        return DoubleSumFit(w, visit.by_row(u), recorded, num_before + num_done)
 
     passes = range(num_before, num_before + num_passes)
     sizes = step_sizes(rule.step_size, passes)
-    kernel = replace(rule, step_size=1.0)  # compiled for any size
     keys = jax.random.split(rng_key, passes.stop)[num_before:]
     with (
         attach_result(lambda: (fit(), f"{num_done} of {num_passes} passes")),
@@ -166,13 +165,8 @@ def fit_double_sum(
         for i, pass_key in enumerate(bar):
             # Nothing is donated: a pass that is interrupted or overflows leaves the last one.
             size = jnp.asarray(sizes[i], dtype)
-            if is_pair:
-                new_w, new_u = run_pairs(w, u, pass_key, data, size, rule=kernel)
-            else:
-                new_w, new_u, residual = run_minibatches(
-                    w, u, pass_key, data, batches, x_batches, size, num_sampled=num_sampled
-                )
-                _warn_of_residual(float(residual), passes[i])
+            new_w, new_u, residual = visit.all(w, u, pass_key, size)
+            _warn_of_residual(float(residual), passes[i])
             _check_weights(new_w, new_u, passes[i], rule)
             new_losses = losses
             if record_losses:
@@ -181,6 +175,46 @@ def fit_double_sum(
             with held_signals():
                 w, u, losses, num_done = new_w, new_u, new_losses, i + 1
         return fit()
+
+
+class _Visit(NamedTuple):
+    """How a pass visits all observations, and where it has their local variables."""
+
+    all: Callable[
+        [Array, Array, Array, Array], tuple[Array, Array, Array | float]
+    ]  # w, u, residual
+    arrange: Callable[[Array], Array]  # u of the observations, as a pass takes it
+    by_row: Callable[[Array], Array]  # and back
+
+
+def _pairs(data: LinearData, rule: DoubleSumRule) -> _Visit:
+    """One observation and one other class at a time."""
+    kernel = replace(rule, step_size=1.0)  # compiled for any size
+
+    def run(w: Array, u: Array, rng_key: Array, size: Array) -> tuple[Array, Array, Array | float]:
+        return *run_pairs(w, u, rng_key, data, size, rule=kernel), 0.0
+
+    return _Visit(run, lambda u: u, lambda u: u)
+
+
+def _minibatches(
+    data: LinearData, batches: FixedBatches, num_sampled: int, num_categories: int
+) -> _Visit:
+    """Minibatches, whose local variables lie side by side."""
+    x_batches = data.features.take_batches(batches.rows)
+
+    def run(w: Array, u: Array, rng_key: Array, size: Array) -> tuple[Array, Array, Array | float]:
+        return run_minibatches(
+            w, u, rng_key, data, batches, x_batches, size, num_sampled=num_sampled
+        )
+
+    def arrange(u: Array) -> Array:
+        return u.at[batches.rows].get(mode="fill", fill_value=math.log(num_categories))
+
+    def by_row(u: Array) -> Array:
+        return jnp.zeros(data.y.shape, u.dtype).at[batches.rows].set(u, mode="drop")
+
+    return _Visit(run, arrange, by_row)
 
 
 def _check_start(start: Any, shape: tuple[int, int], num_rows: int) -> None:
