@@ -365,24 +365,22 @@ def test_gradient_in_float64_is_that_of_finite_differences(name, x64):
     weights = random.uniform(0.5, 1, size=3)
 
     @jax.jit
-    def program(arguments, directions):
-        def total(values):
-            rest = iter(values)
-            both = zip(is_float, case.arguments, strict=True)
-            log_prob = case.make(*(next(rest) if f else x for f, x in both)).log_prob(case.values)
-            return weights @ log_prob, log_prob
+    @partial(jax.value_and_grad, has_aux=True)
+    def total(values):
+        rest = iter(values)
+        both = zip(is_float, case.arguments, strict=True)
+        log_prob = case.make(*(next(rest) if f else x for f, x in both)).log_prob(case.values)
+        return weights @ log_prob, log_prob
 
-        (_, log_prob), gradient = jax.value_and_grad(total, has_aux=True)(arguments)
-        moved = [
-            total([a + s * size * d for a, d in zip(arguments, directions, strict=True)])[0]
-            for s in (1, -1)
-        ]
-        slope = sum(jnp.vdot(g, d) for g, d in zip(gradient, directions, strict=True))
-        return log_prob, slope, (moved[0] - moved[1]) / (2 * size)
-
-    arguments = [jnp.array(x, float) for x, f in zip(case.arguments, is_float, strict=True) if f]
+    arguments = [np.array(x, float) for x, f in zip(case.arguments, is_float, strict=True) if f]
     directions = [random.normal(size=x.shape) for x in arguments]
-    log_prob, slope, difference = program(arguments, directions)
+    (_, log_prob), gradient = total(arguments)
+    moved = [
+        total([a + s * size * d for a, d in zip(arguments, directions, strict=True)])[0][0]
+        for s in (1, -1)
+    ]
+    slope = sum(np.vdot(g, d) for g, d in zip(gradient, directions, strict=True))
+    difference = float(moved[0] - moved[1]) / (2 * size)
     assert log_prob.dtype == jnp.float64
     np.testing.assert_allclose(log_prob, case.expected(), rtol=case.accuracy)
     np.testing.assert_allclose(slope, difference, rtol=1e-6, atol=1e-8)
@@ -566,6 +564,7 @@ FALSE_ALARM = 1e-5
 PLATES = [([1, 4], 2), ([3], 1), ([0, 2], 4)]  # labels, and how many of the others of six are drawn
 
 
+@pytest.mark.slow  # over every subset it is tested exactly, above
 @pytest.mark.parametrize("name", [n for n in UNBIASED if n.startswith(("Bouchard", "Gaussian e"))])
 def test_mean_over_draws_of_a_class_plate_is_the_value_on_all_classes_and_its_gradient(name, x64):
     def value_and_gradient(labels, classes):

@@ -7,6 +7,7 @@ import runpy
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -21,6 +22,7 @@ def write_bibtex(folder):
         (folder / f"bibtex_{part}.txt").write_text("\n".join(lines) + "\n")
 
 
+@pytest.mark.slow
 def test_demo(tmp_path, capsys):
     """It fits, beats class frequencies, and writes the fit and the pictures."""
     import arviz as az
@@ -77,6 +79,7 @@ def run_choice_models(tmp_path):
     return main(["--quick", "--data", str(data), "--output", str(output)]), output
 
 
+@pytest.mark.slow
 def test_choice_models(tmp_path, capsys):
     """The data set that is there is fitted by logit and probit, reported and drawn."""
     (tmp_path / "data").mkdir()

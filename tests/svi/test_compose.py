@@ -13,11 +13,17 @@ import pytest
 from jax.example_libraries import stax
 from numpyro.distributions import constraints
 from numpyro.handlers import substitute
-from numpyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceMeanField_ELBO, init_to_feasible
+from numpyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoNormal
 
 import numpyro_largecat as lc
-from tests.models import NUM_CATEGORIES, NUM_ROWS, hierarchical, make_data
+from tests.models import NUM_CATEGORIES, NUM_ROWS, hierarchical, make_data, point_guide
+
+
+def points(name, size, shape=()):
+    """Sample site ``name`` of a plate of ``size`` rows, at a parameter that starts at 0."""
+    loc = numpyro.param(f"{name}_auto_loc", jnp.zeros((size, *shape)), event_dim=len(shape))
+    numpyro.sample(name, dist.Delta(loc, event_dim=len(shape)))
 
 
 def fit(model, guide, *args, steps=3, loss=None, optim=None, **kwargs):
@@ -45,16 +51,11 @@ def test_numpyros_local_latents_under_a_subsampled_plate():
     guide = AutoNormal(model)
     free = fit(model, guide, data, steps=4)
     assert np.isfinite(free.losses).all()
-    svi = lc.SubsampledSVI(
-        substitute(model, data=fixed), AutoNormal(model), optax.adagrad(0.1), Trace_ELBO()
-    )
+    optim, loss = optax.adagrad(0.1), Trace_ELBO()
+    svi = lc.SubsampledSVI(substitute(model, data=fixed), guide, optim, loss)
     init = svi.get_params(svi.init(jax.random.key(0), data))
-    dense = SVI(
-        substitute(model, data=fixed),
-        substitute(AutoNormal(model), data=fixed),
-        optax.adagrad(0.1),
-        Trace_ELBO(),
-    )
+    in_dense = substitute(AutoNormal(model), data=fixed)
+    dense = SVI(substitute(model, data=fixed), in_dense, optim, loss)
     a, b = (
         s.run(jax.random.key(2), 4, data, init_params=dict(init), progress_bar=False)
         for s in (dense, svi)
@@ -87,11 +88,12 @@ def test_nested_subsampled_plates_touch_the_product_of_their_rows():
             with numpyro.plate("columns", 6, subsample_size=3, dim=-1):
                 numpyro.sample("z", dist.Normal(3.0, 1).expand([2]).to_event(1))
 
-    result = fit(
-        substitute(model, data=fixed),
-        AutoNormal(model, init_loc_fn=init_to_feasible),
-        optim=optax.sgd(0.01),
-    )
+    def guide():
+        with numpyro.plate("rows", 5, dim=-2), numpyro.plate("columns", 6, dim=-1):
+            loc = numpyro.param("z_auto_loc", jnp.zeros((5, 6, 2)), event_dim=1)
+            numpyro.sample("z", dist.Delta(loc, event_dim=1))
+
+    result = fit(substitute(model, data=fixed), guide, optim=optax.sgd(0.01))
     loc = np.asarray(result.params["z_auto_loc"])
     assert loc.shape == (5, 6, 2)
     expected = np.zeros((5, 6, 2), bool)
@@ -111,7 +113,12 @@ def test_class_plate_inside_a_data_plate():
         with numpyro.plate("obs", 3):
             numpyro.sample("y", lc.UtilityCategorical(w[0], classes), obs=labels)
 
-    result = fit(model, AutoNormal(model, init_loc_fn=init_to_feasible), steps=1)
+    def guide():
+        with numpyro.plate("groups", 4, dim=-2), numpyro.plate("classes", 10, dim=-1):
+            loc = numpyro.param("w_auto_loc", jnp.zeros((4, 10)), event_dim=0)
+            numpyro.sample("w", dist.Delta(loc))
+
+    result = fit(model, guide, steps=1)
     moved = np.asarray(result.params["w_auto_loc"]) != 0
     assert moved.any(axis=1).tolist() == [True, False, True, False]
     assert moved.any(axis=0).sum() == 4 and moved[:, [1, 7]][[0, 2]].all()
@@ -147,8 +154,17 @@ def test_two_class_plates_and_two_sites():
             lc.sample_choice("y1", z[:, :1] + a, classes=first, rows=rows, obs=y1)
             lc.sample_choice("y2", z @ b.T, classes=second, rows=rows, obs=y2)
 
+    def guide(rows):
+        with numpyro.plate("first", 5):
+            points("a", 5)
+        with numpyro.plate("second", 500):
+            points("b", 500, (2,))
+        with numpyro.plate("data", 20):
+            points("z", 20, (2,))
+
     rows = jnp.array([11, 0, 4])
-    result = fit(model, AutoNormal(model, init_loc_fn=init_to_feasible), rows)
+    start = {"b_auto_loc": jnp.ones((500, 2))}  # at 0 nothing moves z
+    result = fit(model, guide, rows, init_params=start)
     assert np.isfinite(result.losses).all()
     assert set(np.flatnonzero(result.params["z_auto_loc"].any(axis=1))) <= {0, 4, 11}
     for site in ("y1_u", "y2_u"):
@@ -167,33 +183,37 @@ def test_a_neural_network_gives_the_utilities():
         with lc.data_plate("data", NUM_ROWS, rows) as rows:
             lc.sample_choice("y", net(x) @ w.T, classes=classes, rows=rows, obs=y)
 
+    def guide(x, y, rows):
+        with numpyro.plate("classes", NUM_CATEGORIES):
+            points("w", NUM_CATEGORIES, (4,))
+
     batches = lc.ArrayBatches(x, y, batch_size=10)
-    result = fit(model, AutoNormal(model), steps=300, batches=batches, optim=optax.adam(0.03))
+    result = fit(model, guide, steps=300, batches=batches, optim=optax.adam(0.03))
     assert isinstance(result.params["net$params"], (list, tuple))
     assert result.losses[-50:].mean() < result.losses[:20].mean()
 
 
 @pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO])
-@pytest.mark.parametrize("vectorize", [True, False])
-def test_particles_share_their_rows_and_average(loss, vectorize):
+def test_particles_share_their_rows_and_average(loss):
     """With a point guide all particles agree, so the loss equals that of one particle."""
     x, y = make_data()
     model = hierarchical(num_sampled=4)
     losses = []
-    for particles in (1, 4):
+    for particles, vectorize in ((1, True), (4, True), (4, False)):
         elbo = loss(num_particles=particles, vectorize_particles=vectorize)
-        result = fit(model, AutoDelta(model), x, y, steps=3, loss=elbo)
+        result = fit(model, point_guide, x, y, steps=3, loss=elbo)
         losses.append(result.losses)
         assert (result.state.local_state["y_u"].rule_state == 3).all()
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5, err_msg="under vmap")
+    np.testing.assert_allclose(losses[2], losses[0], rtol=1e-5, err_msg="one by one")
 
 
 def test_other_losses_work_without_local_parameters_and_are_refused_with_them():
     x, y = make_data()
     exact, kept = hierarchical(), hierarchical(num_sampled=4)
-    assert np.isfinite(fit(exact, AutoNormal(exact), x, y, loss=RenyiELBO()).losses).all()
+    assert np.isfinite(fit(exact, point_guide, x, y, loss=RenyiELBO()).losses).all()
     with pytest.raises(NotImplementedError, match=r"RenyiELBO.*mean over particles"):
-        fit(kept, AutoNormal(kept), x, y, loss=RenyiELBO(num_particles=3))
+        fit(kept, point_guide, x, y, loss=RenyiELBO(num_particles=3))
 
 
 def test_guides_over_the_joint_of_a_full_plate_work():
@@ -233,9 +253,9 @@ def test_a_constraint_across_rows_is_refused():
 def test_an_optimiser_that_mixes_rows_is_refused_only_where_rows_are_taken():
     x, y = make_data()
     exact, sampled = hierarchical(), hierarchical(num_sampled=4)
-    assert np.isfinite(fit(exact, AutoNormal(exact), x, y, optim=optax.lamb(0.1)).losses).all()
+    assert np.isfinite(fit(exact, point_guide, x, y, optim=optax.lamb(0.1)).losses).all()
     with pytest.raises(ValueError, match="cannot run this optimiser"):
-        fit(sampled, AutoNormal(sampled), x, y, optim=optax.lamb(0.1))
+        fit(sampled, point_guide, x, y, optim=optax.lamb(0.1))
 
 
 def test_plates_of_the_guide_alone_keep_their_own_rows():
@@ -254,16 +274,15 @@ def test_plates_of_the_guide_alone_keep_their_own_rows():
 
 def test_batches_may_change_their_size():
     x, y = make_data()
-    svi = lc.SubsampledSVI(
-        model := hierarchical(4), AutoNormal(model), optax.adagrad(0.1), TraceMeanField_ELBO()
-    )
-    state = svi.init(jax.random.key(0), x[:8], y[:8], jnp.arange(8))
+    optim = optax.adagrad(0.1)
+    svi = lc.SubsampledSVI(hierarchical(4), point_guide, optim, TraceMeanField_ELBO())
+    state = svi.init(jax.random.key(0), x[:8], y[:8], np.arange(8))
     update, evaluate = jax.jit(svi.update), jax.jit(svi.evaluate)
     for size in (8, 5):
-        rows = jnp.arange(size)
+        rows = np.arange(size)
         state, loss = update(state, x[rows], y[rows], rows)
         assert np.isfinite(loss)
-    assert np.isfinite(evaluate(state, x, y, jnp.arange(NUM_ROWS)))
+    assert np.isfinite(evaluate(state, x, y, np.arange(NUM_ROWS)))
 
 
 def test_mutable_state_and_handlers_scale():
@@ -281,23 +300,22 @@ def test_mutable_state_and_handlers_scale():
 
 
 def test_float64(x64):
-    x, y = make_data()
-    model = hierarchical(num_sampled=4)
-    result = fit(model, AutoNormal(model), x, y)
+    x, y = map(np.asarray, make_data())
+    result = fit(hierarchical(num_sampled=4), point_guide, x, y)
     assert {v.dtype for v in result.params.values()} == {np.dtype("float64")}
     assert result.losses.dtype == np.float64 and np.isfinite(result.losses).all()
 
 
 def test_update_under_vmap():
     """An ensemble of fits is a vmapped update."""
-    x, y = make_data()
-    model = hierarchical(num_sampled=4)
-    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
-    state = svi.init(jax.random.key(0), x, y)
+    x, y = (array[:6] for array in make_data())  # of few classes, so that draws differ
+    rows, start = np.arange(6), {"w_auto_loc": jax.random.normal(jax.random.key(9), (12, 3))}
+    svi = lc.SubsampledSVI(hierarchical(4), point_guide, optax.adam(0.1), TraceMeanField_ELBO())
+    state = svi.init(jax.random.key(0), x, y, rows, init_params=start)
     states = jax.vmap(lambda key: state._replace(rng_key=key))(jax.random.split(state.rng_key, 3))
-    new, losses = jax.jit(jax.vmap(lambda s: svi.update(s, x, y)))(states)
+    new, losses = jax.jit(jax.vmap(lambda s: svi.update(s, x, y, rows)))(states)
     assert len(set(np.asarray(losses).tolist())) == 3
-    one, loss = jax.jit(svi.update)(jax.tree.map(lambda leaf: leaf[1], states), x, y)
+    one, loss = jax.jit(svi.update)(jax.tree.map(lambda leaf: leaf[1], states), x, y, rows)
     np.testing.assert_allclose(loss, losses[1], rtol=1e-5)
     np.testing.assert_allclose(
         svi.get_params(one)["w_auto_loc"],
