@@ -135,6 +135,7 @@ def sorted_distinct(classes: Array, num_categories: int) -> Array:
     return jnp.unique(classes, size=classes.shape[0], fill_value=num_categories)
 
 
+@jax.jit
 def place_among(values: Array, labels: Array) -> Array:
     """Number of the sorted ``labels`` that are less than each value.
 
