@@ -10,6 +10,7 @@ import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -46,9 +47,21 @@ def machine_record(benchmark: str, device: str) -> MachineRecord:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "device": device,
     }
-    versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    packages = PACKAGES if torch_is_missing() else (*PACKAGES, "torch")
+    versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return MachineRecord(benchmark=benchmark, machine=machine, versions=versions, date=date)
+
+
+def torch_is_missing() -> bool:
+    """Whether PyTorch, which only a peer needs, is not installed."""
+    return find_spec("torch") is None
+
+
+def say_that_torch_is_missing(methods: Sequence[str]) -> None:
+    """Print which methods are left out, and what to do."""
+    print(f"Without {' and '.join(methods)}: PyTorch is not installed. It comes with the extra")
+    print('`benchmarks`: pip install "numpyro-largecat[benchmarks]"')
 
 
 def _processor() -> str:

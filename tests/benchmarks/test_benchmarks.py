@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.records import torch_is_missing
+
 ROOT = Path(__file__).parents[2]
 FIELDS = {"benchmark", "setting", "method", "metric", "value", "unit", "better"}
 # Most of a quick run is compilation, and its speed does not matter.
@@ -97,6 +99,8 @@ def test_step_cost(tmp_path: Path) -> None:
             "subsampled": (10**3, 10**4),
             "probit": (10**3,),
             "logistic": (10**3,),
+            "delta": (10**3,),
+            "torch": () if torch_is_missing() else (10**3,),
             "numpyro": (10**3, 10**4),
         }.items()
         for num_categories in sizes
@@ -108,6 +112,7 @@ def test_step_cost(tmp_path: Path) -> None:
         assert 0 < least <= middle <= greatest
         assert peak > above > 10
     assert "ms per step" in printed
+    assert ("PyTorch is not installed" in printed) == torch_is_missing()
 
 
 @pytest.mark.slow
@@ -149,7 +154,9 @@ def test_an_unknown_argument_is_refused() -> None:
     assert "--quik" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["step_cost", "time_to_quality", "proposals", "patches"])
+@pytest.mark.parametrize(
+    "name", ["step_cost", "step_profile", "time_to_quality", "proposals", "patches"]
+)
 def test_help_says_what_is_measured(name: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cells of ``step_cost``: a method at a number of classes, with all sizes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+NUM_ROWS = 20_000
+BATCH_SIZE = 500
+NUM_SAMPLED = 100
+LEARNING_RATE = 0.01
+# Float32 tables of size (K, D). Each parameter has two moments of Adam.
+POSTERIOR_TABLES = 6  # location and scale
+POINT_TABLES = 3  # the weights alone
+
+
+class Cell(NamedTuple):
+    """One method at one number of classes."""
+
+    method: str
+    num_categories: int
+    num_features: int
+    steps_per_chunk: int  # steps of one compiled loop
+
+    @property
+    def setting(self) -> dict[str, int]:
+        """The setting of this cell's records."""
+        return {
+            "K": self.num_categories,
+            "B": BATCH_SIZE,
+            "S": NUM_SAMPLED,
+            "D": self.num_features,
+        }
+
+    @property
+    def table_mb(self) -> float:
+        """Memory that parameters and moments need in float32, in MB."""
+        num_tables = POINT_TABLES if self.method in ("delta", "torch") else POSTERIOR_TABLES
+        return 4e-6 * num_tables * self.num_categories * self.num_features
+
+
+FULL_CELLS = (
+    Cell("subsampled", 10**3, 128, 100),
+    Cell("subsampled", 10**4, 128, 100),
+    Cell("subsampled", 10**5, 128, 100),
+    Cell("subsampled", 10**6, 128, 100),
+    Cell("probit", 10**3, 128, 100),
+    Cell("probit", 10**6, 128, 100),
+    Cell("logistic", 10**3, 128, 100),
+    Cell("logistic", 10**6, 128, 100),
+    Cell("delta", 10**5, 128, 100),
+    Cell("delta", 10**6, 128, 100),
+    Cell("torch", 10**5, 128, 100),
+    Cell("torch", 10**6, 128, 100),
+    Cell("numpyro", 10**3, 128, 50),
+    Cell("numpyro", 10**4, 128, 10),
+    Cell("numpyro", 10**5, 128, 3),
+)
+QUICK_CELLS = (
+    Cell("subsampled", 10**3, 8, 5),
+    Cell("subsampled", 10**4, 8, 5),
+    Cell("probit", 10**3, 8, 5),
+    Cell("logistic", 10**3, 8, 5),
+    Cell("delta", 10**3, 8, 5),
+    Cell("torch", 10**3, 8, 5),
+    Cell("numpyro", 10**3, 8, 2),
+    Cell("numpyro", 10**4, 8, 2),
+)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled loops of steps that ``step_cost`` times and ``step_profile`` looks into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from jax import lax, random
+from numpy.typing import NDArray
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
+
+import numpyro_largecat as lc
+from benchmarks.step_cells import BATCH_SIZE, LEARNING_RATE, NUM_ROWS, NUM_SAMPLED, Cell
+
+NOISES = {"subsampled": "gumbel", "delta": "gumbel", "probit": "normal", "logistic": "logistic"}
+METHODS = (*NOISES, "numpyro")
+
+
+class StepLoop:
+    """A compiled chunk of steps of one cell, and the state that it moves."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        self._batches = lc.ArrayBatches(*make_data(cell), batch_size=BATCH_SIZE)
+        svi = make_svi(cell)
+
+        def steps(state: Any, rng_key: Any, batches: Any) -> Any:
+            def step(state: Any, key: Any) -> Any:
+                return svi.update(state, *batches.draw(key))
+
+            return lax.scan(step, state, random.split(rng_key, cell.steps_per_chunk))
+
+        init_key, self._rng_key = random.split(random.key(0))
+        self._state = svi.init(init_key, *self._batches.draw(init_key))
+        if cell.method == "numpyro":  # its state shares arrays with the guide
+            self._state = jax.tree.map(jnp.copy, self._state)
+        lowered = jax.jit(steps, donate_argnums=0).lower(self._state, self._rng_key, self._batches)
+        self._compiled = lowered.compile()
+
+    @property
+    def hlo_text(self) -> str:
+        """The compiled program, with the source of each instruction."""
+        return self._compiled.as_text()
+
+    def __call__(self) -> None:
+        """Run one chunk of steps."""
+        self._rng_key, key = random.split(self._rng_key)
+        self._state, losses = self._compiled(self._state, key, self._batches)
+        if not bool(jnp.isfinite(losses).all()):
+            raise RuntimeError(f"{self.cell} gave a loss that is not finite.")
+
+
+def make_data(cell: Cell) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Draw features and labels; what they are does not matter for the cost."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((NUM_ROWS, cell.num_features), np.float32)
+    y = rng.integers(cell.num_categories, size=NUM_ROWS, dtype=np.int32)
+    return x, y
+
+
+def make_svi(cell: Cell) -> SVI:
+    """Make the SVI object of a cell."""
+    optimizer = optax.adam(LEARNING_RATE)
+    if cell.method == "numpyro":
+        model = exact_model(cell.num_categories)
+        return SVI(model, AutoNormal(model), optimizer, TraceMeanField_ELBO())
+    model = subsampled_model(cell.num_categories, NOISES[cell.method])
+    if cell.method == "delta":
+        return lc.SubsampledSVI(model, AutoDelta(model), optimizer, Trace_ELBO())
+    return lc.SubsampledSVI(model, AutoNormal(model), optimizer, TraceMeanField_ELBO())
+
+
+def exact_model(num_categories: int) -> Callable[..., None]:
+    """Make the plain NumPyro model, whose softmax is over all classes."""
+
+    def model(x: Any, y: Any, rows: Any) -> None:
+        del rows
+        with numpyro.plate("classes", num_categories):
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+        with numpyro.plate("data", NUM_ROWS, subsample_size=len(x)):
+            numpyro.sample("y", dist.Categorical(logits=x @ w.T), obs=y)
+
+    return model
+
+
+def subsampled_model(num_categories: int, noise: str) -> Callable[..., None]:
+    """Make the same model, or that of other errors, on a weighted subset of classes."""
+
+    def model(x: Any, y: Any, rows: Any) -> None:
+        with lc.class_plate("classes", num_categories, y, num_sampled=NUM_SAMPLED) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+        with lc.data_plate("data", NUM_ROWS, rows) as batch:
+            lc.sample_choice("y", x @ w.T, classes=classes, rows=batch, noise=noise, obs=y)
+
+    return model
