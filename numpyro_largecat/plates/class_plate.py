@@ -14,6 +14,7 @@ from numpyro_largecat._checks import as_ids, check_count
 from numpyro_largecat.handlers.plate_facts import PlateFacts, ask_for_rows
 from numpyro_largecat.handlers.sites import is_latent
 from numpyro_largecat.ops.subsampling import sorted_distinct
+from numpyro_largecat.plates.class_proposal import ClassProposal, draw_others
 from numpyro_largecat.plates.class_subset import (
     ClassSubset,
     check_labels,
@@ -26,12 +27,7 @@ from numpyro_largecat.plates.class_subset import (
     shared_subset,
 )
 from numpyro_largecat.plates.indexed_plate import indexed_plate
-from numpyro_largecat.plates.proposals import (
-    ClassProposal,
-    DrawnClasses,
-    draw_others,
-    draw_per_observation,
-)
+from numpyro_largecat.plates.uniform_classes import DrawnClasses, draw_per_observation
 
 
 class class_plate(indexed_plate):

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_count, check_in_range, check_integers
 from numpyro_largecat.ops.subsampling import is_among, place_among, sorted_distinct
-from numpyro_largecat.plates.proposals import DrawnClasses
+from numpyro_largecat.plates.uniform_classes import DrawnClasses
 
 
 @partial(

@@ -12,18 +12,26 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_count, check_no_overflow
-from numpyro_largecat.ops.subsampling import draw_without_replacement
+from numpyro_largecat.ops.shuffle import shuffled
 
 
 @jax.tree_util.register_pytree_node_class
 class ArrayBatches:
     """Minibatches of rows of arrays in memory, with their row ids.
 
-    Each batch holds ``batch_size`` rows drawn uniformly without replacement, independently of the
-    other batches, as ``(array[rows], ..., rows)``: the arguments of a model such as
-    ``model(x, y, rows)`` whose data plate is ``lc.data_plate("data", N, rows)``.
+    A batch is ``(array[rows], ..., rows)``: the arguments of a model such as ``model(x, y, rows)``
+    whose data plate is ``lc.data_plate("data", N, rows)``.
 
-    Cost: O(batch) per draw. The arrays are put on the default device once.
+    Batches are those of shuffled epochs. In each epoch all rows stand in a new random order, which
+    is cut into batches of ``batch_size`` distinct rows. The last batch of an epoch, if fewer rows
+    are left for it, also holds some of the batch before: so a row comes once in an epoch, or twice.
+    Each batch, taken by itself, is drawn uniformly without replacement.
+
+    **Which rows a batch holds follows from the key and the number of the step alone.** A run with
+    ``init_state`` and the key of an earlier run goes on in the order where that run ended, and
+    several processes can draw the same batches without talking to each other.
+
+    Cost: O(batch) per draw; no order is kept. The arrays are put on the default device once.
 
     Args:
         *arrays: Arrays of numbers with N rows each, shapes (N, ...), or what NumPy makes into
@@ -42,6 +50,12 @@ class ArrayBatches:
         >>> x, y, rows = batches.draw(jax.random.key(0))
         >>> x.shape, bool((y == rows).all())
         ((3,), True)
+
+        An epoch of 10 rows in batches of 3 has 4 batches:
+
+        >>> epoch = [batches.draw(jax.random.key(0), step)[1] for step in range(4)]
+        >>> sorted(set(jnp.concatenate(epoch).tolist())) == list(range(10))
+        True
     """
 
     def __init__(self, *arrays: ArrayLike, batch_size: int) -> None:
@@ -68,16 +82,18 @@ class ArrayBatches:
         return (*(array[rows] for array in self.arrays), rows)
 
     @jax.jit
-    def draw(self, rng_key: Array) -> tuple[Array, ...]:
-        """Draw one batch."""
-        rows = draw_without_replacement(
-            rng_key,
-            self.size,
-            self.batch_size,
-            min_population=self.size,
-            max_population=self.size,
-        )
-        return self.take(rows)
+    def draw(self, rng_key: Array, step: Array | int = 0) -> tuple[Array, ...]:
+        """Return the batch of a step.
+
+        Args:
+            rng_key: A JAX random key, which fixes the orders of all epochs.
+            step: Number of the step, from 0. With another key at each step, in place of another
+                number, batches are independent of each other.
+        """
+        epoch, place = jnp.divmod(step, -(-self.size // self.batch_size))
+        start = jnp.minimum(place * self.batch_size, self.size - self.batch_size)
+        places = start + jnp.arange(self.batch_size)
+        return self.take(shuffled(jax.random.fold_in(rng_key, epoch), places, self.size))
 
     def tree_flatten(self) -> tuple[tuple[Array, ...], tuple[int, int]]:
         """Arrays are data, sizes are static."""

@@ -16,7 +16,7 @@ from numpyro import handlers
 from scipy.stats import chisquare, norm
 
 import numpyro_largecat as lc
-from numpyro_largecat.plates.proposals import DrawnClasses
+from numpyro_largecat.plates.uniform_classes import DrawnClasses
 from tests import reference
 from tests.memory import temp_bytes
 

@@ -18,7 +18,8 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 from scipy.stats import norm
 
 import numpyro_largecat as lc
-from numpyro_largecat.plates.proposals import FrequencyProposal, HeadProposal
+from numpyro_largecat.plates.frequency_proposal import FrequencyProposal
+from numpyro_largecat.plates.head_proposal import HeadProposal
 from tests import reference
 from tests.memory import temp_bytes
 
