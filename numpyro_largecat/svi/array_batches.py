@@ -27,9 +27,9 @@ class ArrayBatches:
     are left for it, also holds some of the batch before: so a row comes once in an epoch, or twice.
     Each batch, taken by itself, is drawn uniformly without replacement.
 
-    **Which rows a batch holds follows from the key and the number of the step alone.** A run with
-    ``init_state`` and the key of an earlier run goes on in the order where that run ended, and
-    several processes can draw the same batches without talking to each other.
+    **Which rows a batch holds follows from the seed and the number of the step alone.** A run with
+    ``init_state`` goes on in the order where the earlier run ended, and several processes can make
+    the same batches without talking to each other. The key of a run has no part in it.
 
     Cost: O(batch) per draw; no order is kept. The arrays are put on the default device once.
 
@@ -37,6 +37,7 @@ class ArrayBatches:
         *arrays: Arrays of numbers with N rows each, shapes (N, ...), or what NumPy makes into
             arrays: a data frame gives shape (N, columns), a series (N,).
         batch_size: Rows B of a batch, a Python int in [1, N].
+        seed: Seed of the orders, an integer.
 
     Raises:
         TypeError: If an array holds anything but numbers, or ``batch_size`` is not a Python int.
@@ -44,21 +45,21 @@ class ArrayBatches:
             ``batch_size`` is larger than it.
 
     Example:
-        >>> import jax, jax.numpy as jnp
+        >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
         >>> batches = lc.ArrayBatches(jnp.arange(10.0), jnp.arange(10), batch_size=3)
-        >>> x, y, rows = batches.draw(jax.random.key(0))
+        >>> x, y, rows = batches.batch(0)
         >>> x.shape, bool((y == rows).all())
         ((3,), True)
 
         An epoch of 10 rows in batches of 3 has 4 batches:
 
-        >>> epoch = [batches.draw(jax.random.key(0), step)[1] for step in range(4)]
+        >>> epoch = [batches.batch(step)[1] for step in range(4)]
         >>> sorted(set(jnp.concatenate(epoch).tolist())) == list(range(10))
         True
     """
 
-    def __init__(self, *arrays: ArrayLike, batch_size: int) -> None:
+    def __init__(self, *arrays: ArrayLike, batch_size: int, seed: int = 0) -> None:
         if not arrays:
             raise ValueError("ArrayBatches needs at least one array, such as x and y.")
         arrays = tuple(_of_numbers(i, array) for i, array in enumerate(arrays))
@@ -69,6 +70,7 @@ class ArrayBatches:
             )
         check_no_overflow((f"array {i}", array) for i, array in enumerate(arrays))
         self.arrays = tuple(jnp.asarray(a) for a in arrays)
+        self.orders = jax.random.PRNGKey(seed)
         self.size = shapes[0][0]
         self.batch_size = check_count("batch_size", batch_size, 1)
         if self.batch_size > self.size:
@@ -82,28 +84,27 @@ class ArrayBatches:
         return (*(array[rows] for array in self.arrays), rows)
 
     @jax.jit
-    def draw(self, rng_key: Array, step: Array | int = 0) -> tuple[Array, ...]:
-        """Return the batch of a step.
-
-        Args:
-            rng_key: A JAX random key, which fixes the orders of all epochs.
-            step: Number of the step, from 0. With another key at each step, in place of another
-                number, batches are independent of each other.
-        """
+    def batch(self, step: Array | int) -> tuple[Array, ...]:
+        """Return the batch of a step, counted from 0."""
         epoch, place = jnp.divmod(step, -(-self.size // self.batch_size))
         start = jnp.minimum(place * self.batch_size, self.size - self.batch_size)
         places = start + jnp.arange(self.batch_size)
-        return self.take(shuffled(jax.random.fold_in(rng_key, epoch), places, self.size))
+        return self.take(shuffled(jax.random.fold_in(self.orders, epoch), places, self.size))
 
-    def tree_flatten(self) -> tuple[tuple[Array, ...], tuple[int, int]]:
+    @jax.jit
+    def draw(self, rng_key: Array) -> tuple[Array, ...]:
+        """Draw a batch that has nothing to do with the epochs."""
+        return self.take(shuffled(rng_key, jnp.arange(self.batch_size), self.size))
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[int, int]]:
         """Arrays are data, sizes are static."""
-        return self.arrays, (self.size, self.batch_size)
+        return (self.arrays, self.orders), (self.size, self.batch_size)
 
     @classmethod
     def tree_unflatten(cls, sizes: tuple[int, int], arrays: Any) -> ArrayBatches:
         """Undo ``tree_flatten``."""
         batches = object.__new__(cls)
-        batches.arrays = tuple(arrays)
+        batches.arrays, batches.orders = tuple(arrays[0]), arrays[1]
         batches.size, batches.batch_size = sizes
         return batches
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax, random
+from jax import Array, lax
 
 from numpyro_largecat._checks import BadDataError, check_arguments, check_count, describe
 from numpyro_largecat._result_so_far import attach_result, handled_signals, held_signals
@@ -29,7 +29,6 @@ from numpyro_largecat.svi.step import take_step
 
 MAX_CHUNK = 100  # steps of one compiled loop, between two looks at the losses
 MOST_TRIES = 100  # draws of a first batch, where bad data is skipped
-BATCH_STREAM = 0x6D696E69  # keeps the keys of batches apart from those that `split` makes
 
 
 class RunOptions(NamedTuple):
@@ -45,17 +44,6 @@ class _Form(NamedTuple):
     static: StaticArguments
     options: RunOptions
     length: int  # room for losses
-
-
-class _Drawn(NamedTuple):
-    """Batches that are drawn inside the compiled loop, in the order that a key fixes."""
-
-    batches: ArrayBatches
-    rng_key: Array
-
-    def batch(self, step: Array | int) -> tuple[Array, ...]:
-        """Return the batch of a step, counted from the first run on."""
-        return self.batches.draw(self.rng_key, step)
 
 
 class CompiledSteps:
@@ -102,9 +90,7 @@ def run_loop(
     from the arrays of a first batch.
     """
     num_steps = check_count("num_steps", num_steps, 1)
-    drawn = None
-    if isinstance(batches, ArrayBatches):
-        drawn = _Drawn(batches, random.fold_in(rng_key, BATCH_STREAM))
+    drawn = batches if isinstance(batches, ArrayBatches) else None
     stream = None if batches is None or drawn is not None else _stream_of(batches)
     is_traced = _is_traced((rng_key, init_state, args, kwargs, drawn))
     log = LossLog(num_steps, progress_bar and not is_traced, options.skip_bad_steps)
@@ -116,7 +102,7 @@ def run_loop(
             state = jax.tree.map(jnp.copy, init_state)
             run.state = None if is_traced else state
         if drawn is not None and not _is_traced((drawn, args)):
-            _check_batches(plan, drawn.batches, args, kwargs, options.skip_bad_steps)
+            _check_batches(plan, drawn, args, kwargs, options.skip_bad_steps)
         if state is None:
             candidates = islice(_first_batches(drawn, stream), num_steps)
             made, first = _first_good(init, candidates, log, are_steps=stream is not None)
@@ -328,7 +314,7 @@ def _check_batches(plan: Plan, drawn: ArrayBatches, args: Any, kwargs: Any, skip
         )
 
 
-def _first_batches(drawn: _Drawn | None, stream: Iterator[Any] | None) -> Iterator[Any]:
+def _first_batches(drawn: ArrayBatches | None, stream: Iterator[Any] | None) -> Iterator[Any]:
     """Batches to make the initial state from."""
     if stream is not None:
         return stream
