@@ -6,10 +6,15 @@ before it. Both methods fit the same model, utilities ``x @ w.T + b`` with a pos
 weights, by the same guide, loss and minibatch size, and by Adagrad with a learning rate of their
 own. The score is the exact log likelihood per held-out token at the posterior mean. The clock
 counts steps alone, not compilation and not evaluation; the methods take turns, check point by check
-point, so that both meet the same load of the machine.
+point, so that all meet the same load of the machine.
+
+With PyTorch (the extra ``benchmarks``) two point estimates of the same utilities run too: exact
+softmax (``torch_exact``), and sampled softmax with the log-frequency correction
+(``torch_sampled``). They over-fit, so the best score of their curves counts, as if they were
+stopped early by the held-out data themselves, and the question is when ours reaches that.
 
 ``--tune`` instead tries learning rates on a part of the training data that is held back; the test
-part is not looked at. ``LEARNING_RATES`` holds the winners.
+part is not looked at. ``LEARNING_RATES`` and ``PEERS`` hold the winners.
 """
 
 from __future__ import annotations
@@ -42,11 +47,13 @@ from benchmarks.records import (
     argument_parser,
     machine_record,
     print_table,
+    say_that_torch_is_missing,
+    torch_is_missing,
     write_json,
 )
 
 NAME = "time_to_quality"
-METHODS = ("numpyro", "subsampled")
+METHODS = ("numpyro", "subsampled", "torch_exact", "torch_sampled")
 BATCH_SIZE = 500
 NUM_SAMPLED = 100
 WEIGHT_SCALE = 0.2  # prior standard deviation of each of the D weights of a class
@@ -54,10 +61,19 @@ BIAS_SCALE = 3.0  # prior standard deviation of a class's log frequency
 INIT_SCALE = 0.01  # posterior standard deviations at the start
 LEARNING_RATES = {"numpyro": 0.1, "subsampled": 0.1}
 RATES_TRIED = (0.025, 0.05, 0.1, 0.2)
-STEPS_PER_CHUNK = {"numpyro": 1, "subsampled": 25}  # compiled together; about 0.1 s
+PEERS = {"torch_exact": ("adagrad", 0.1), "torch_sampled": ("adam", 0.003)}
+PEERS_TRIED = {"adam": (0.001, 0.003, 0.01), "adagrad": (0.03, 0.1, 0.3)}
+# Those of JAX are compiled together; a chunk is about 0.1 s.
+STEPS_PER_CHUNK = {"numpyro": 1, "subsampled": 25, "torch_exact": 1, "torch_sampled": 25}
 NUM_SCORED = 5000  # held-out tokens, a fixed subset
 SCORED_TOGETHER = 500
-WANTED_SPEEDUP = 10
+WANTED_SPEEDUP = 25
+NAMES = {
+    "numpyro": "exact (NumPyro)",
+    "subsampled": f"S = {NUM_SAMPLED}",
+    "torch_exact": "exact (PyTorch)",
+    "torch_sampled": "sampled (PyTorch)",
+}
 
 
 class Problem(NamedTuple):
@@ -171,16 +187,16 @@ def log_likelihood(w: Array, b: Array, x: Array, y: Array) -> Array:
     return lax.map(chunk, chunks).mean()
 
 
+Weights = tuple[Array | NDArray[np.float32], Array | NDArray[np.float32]]
+
+
 @dataclass
 class Fit:
     """A fit whose clock stands still while it is looked at."""
 
     method: str
-    svi: SVI
-    state: Any
-    chunk: Callable[..., Any]  # compiled
-    batches: lc.ArrayBatches
-    rng_key: Array
+    run_chunk: Callable[[], None]
+    weights: Callable[[], Weights]  # (K, D) and (K,), as they are now
     clock: float = 0.0
     num_chunks: int = 0
     curve: list[Point] = field(default_factory=list)
@@ -188,26 +204,21 @@ class Fit:
     def go_to(self, check_point: float) -> None:
         """Take steps until the clock shows ``check_point`` seconds."""
         while self.clock < check_point:
-            key = random.fold_in(self.rng_key, self.num_chunks)
             start = time.perf_counter()
-            self.state, loss = self.chunk(self.state, key, self.batches)
-            jax.block_until_ready(loss)
+            self.run_chunk()
             self.clock += time.perf_counter() - start
             self.num_chunks += 1
 
     def add_point(self, check_point: float, problem: Problem) -> None:
-        """Score the posterior mean as it is now."""
-        params = self.svi.get_params(self.state)
-        score = log_likelihood(
-            params["w_auto_loc"], params["b_auto_loc"], problem.x_scored, problem.y_scored
-        )
+        """Score the estimate, which is the mean of a posterior, as it is now."""
+        score = log_likelihood(*self.weights(), problem.x_scored, problem.y_scored)
         steps = self.num_chunks * STEPS_PER_CHUNK[self.method]
         self.curve.append(Point(check_point, self.clock, steps, float(score)))
 
 
 def start_fit(method: str, problem: Problem, batches: lc.ArrayBatches, learning_rate: float) -> Fit:
-    """Initialise a fit and compile its steps."""
-    init_key, run_key = random.split(random.key(0))
+    """Initialise a fit of a posterior and compile its steps."""
+    init_key, rng_key = random.split(random.key(0))
     svi = make_svi(method, problem, learning_rate)
     state = svi.init(init_key, *batches.draw(init_key))
     state = jax.tree.map(jnp.copy, state)  # NumPyro's state shares arrays with the guide
@@ -218,8 +229,41 @@ def start_fit(method: str, problem: Problem, batches: lc.ArrayBatches, learning_
 
         return lax.scan(step, state, random.split(rng_key, STEPS_PER_CHUNK[method]))
 
-    compiled = jax.jit(chunk, donate_argnums=0).lower(state, run_key, batches).compile()
-    return Fit(method, svi, state, compiled, batches, run_key)
+    compiled = jax.jit(chunk, donate_argnums=0).lower(state, rng_key, batches).compile()
+
+    def run_chunk() -> None:
+        nonlocal state, rng_key
+        rng_key, key = random.split(rng_key)
+        state, loss = compiled(state, key, batches)
+        jax.block_until_ready(loss)
+
+    def weights() -> Weights:
+        params = svi.get_params(state)
+        return params["w_auto_loc"], params["b_auto_loc"]
+
+    return Fit(method, run_chunk, weights)
+
+
+def start_peer(method: str, problem: Problem, optimizer: str, learning_rate: float) -> Fit:
+    """Initialise a fit of PyTorch."""
+    from benchmarks.torch_peers import Peer, fewer_threads_if_faster
+
+    def make() -> Peer:
+        return Peer(
+            method,
+            problem.x,
+            problem.y,
+            problem.num_categories,
+            batch_size=BATCH_SIZE,
+            num_sampled=NUM_SAMPLED,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+        )
+
+    num_steps = STEPS_PER_CHUNK[method]
+    fewer_threads_if_faster(partial(make().run, 2 * num_steps))
+    peer = make()
+    return Fit(method, partial(peer.run, num_steps), peer.weights)
 
 
 def check_points(seconds: float) -> list[float]:
@@ -243,10 +287,20 @@ def seconds_to_reach(curve: Sequence[Point], score: float) -> float | None:
     return next((point.clock for point in curve if point.score >= score), None)
 
 
-def measure(problem: Problem, seconds: float) -> dict[str, list[Point]]:
-    """Run both methods for ``seconds`` each."""
+def best_point(curve: Sequence[Point]) -> Point:
+    """The point with the best score."""
+    return max(curve, key=lambda point: point.score)
+
+
+def measure(problem: Problem, seconds: float, methods: Sequence[str]) -> dict[str, list[Point]]:
+    """Run all methods for ``seconds`` each."""
     batches = lc.ArrayBatches(problem.x, problem.y, batch_size=BATCH_SIZE)
-    fits = [start_fit(method, problem, batches, LEARNING_RATES[method]) for method in METHODS]
+    fits = [
+        start_peer(method, problem, *PEERS[method])
+        if method in PEERS
+        else start_fit(method, problem, batches, LEARNING_RATES[method])
+        for method in methods
+    ]
     run_side_by_side(fits, problem, seconds)
     return {fit.method: fit.curve for fit in fits}
 
@@ -254,7 +308,7 @@ def measure(problem: Problem, seconds: float) -> dict[str, list[Point]]:
 def make_records(
     curves: dict[str, list[Point]], problem: Problem, seconds: float
 ) -> list[Record | MachineRecord]:
-    """Turn both curves into records, and compare them."""
+    """Turn the curves into records, and compare ours with the others."""
     base = {"K": problem.num_categories, "N": len(problem.y), "D": problem.x.shape[1]}
     make = partial(Record, benchmark=NAME)
     records: list[Record | MachineRecord] = [machine_record(NAME, jax.devices()[0].device_kind)]
@@ -274,17 +328,26 @@ def make_records(
         cell(metric="seconds_to_reach", value=reached, unit="s", better="lower"),
         cell(metric="speedup_to_reach", value=ratio, unit="ratio", better="higher"),
     ]
+    for peer in [method for method in PEERS if method in curves]:
+        best = best_point(curves[peer])
+        reached = seconds_to_reach(curves["subsampled"], best.score)
+        setting = {**base, "seconds": seconds, "peer": peer}
+        cell = partial(make, setting=setting, unit="s", better="lower")
+        records += [
+            cell(method="subsampled", metric="seconds_to_peer_best", value=reached),
+            cell(method=peer, metric="seconds_to_own_best", value=best.clock),
+        ]
     return records
 
 
 def report(curves: dict[str, list[Point]]) -> None:
-    """Print both curves and what they say."""
+    """Print the curves and what they say."""
     rows = [
-        [f"{exact.check_point:g}", *(f"{p.steps} {p.score:.4f}".rjust(16) for p in (exact, ours))]
-        for exact, ours in zip(curves["numpyro"], curves["subsampled"], strict=True)
+        [f"{points[0].check_point:g}", *(f"{p.steps} {p.score:.4f}".rjust(16) for p in points)]
+        for points in zip(*curves.values(), strict=True)
     ]
     print("Steps and held-out log likelihood per token after some seconds of steps")
-    print_table(["seconds", "exact (NumPyro)", f"S = {NUM_SAMPLED}"], rows)
+    print_table(["seconds", *(NAMES[method] for method in curves)], rows)
     target = curves["numpyro"][-1]
     reached = seconds_to_reach(curves["subsampled"], target.score)
     what = f"what exact softmax reaches in {target.clock:.1f} s, {target.score:.4f}"
@@ -294,10 +357,16 @@ def report(curves: dict[str, list[Point]]) -> None:
         ratio = target.clock / reached
         print(f"Subsampled classes reach {what}, in {reached:.2f} s: {ratio:.1f} times sooner")
         print(f"(wanted: at least {WANTED_SPEEDUP}).")
+    for peer in [method for method in PEERS if method in curves]:
+        best = best_point(curves[peer])
+        reached = seconds_to_reach(curves["subsampled"], best.score)
+        ours = "did not reach" if reached is None else f"in {reached:.2f} s reach"
+        print(f"Subsampled classes {ours} the best of {NAMES[peer]}, {best.score:.4f}")
+        print(f"after {best.clock:.2f} s (wanted: sooner).")
 
 
 def plot(curves: dict[str, list[Point]], path: Path) -> None:
-    """Draw both curves."""
+    """Draw the curves."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -306,6 +375,8 @@ def plot(curves: dict[str, list[Point]], path: Path) -> None:
     labels = {
         "numpyro": "exact softmax (NumPyro SVI)",
         "subsampled": f"{NUM_SAMPLED} sampled classes (SubsampledSVI)",
+        "torch_exact": "exact softmax (PyTorch, a point)",
+        "torch_sampled": "sampled softmax (PyTorch, a point)",
     }
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     for method, curve in curves.items():
@@ -319,43 +390,60 @@ def plot(curves: dict[str, list[Point]], path: Path) -> None:
     plt.close(figure)
 
 
-def tune(problem: Problem, seconds: float) -> list[Record | MachineRecord]:
-    """Score each method at each learning rate on ``problem``, at a sixth of the time and its end.
+def tune(problem: Problem, seconds: float, methods: Sequence[str]) -> list[Record | MachineRecord]:
+    """Score each method at each learning rate on ``problem``, at check points.
 
-    Cost: 2 ``len(RATES_TRIED)`` fits.
+    Cost: ``len(RATES_TRIED)`` fits of each posterior, and of each peer those of ``PEERS_TRIED``.
     """
     records: list[Record | MachineRecord] = [machine_record(NAME, jax.devices()[0].device_kind)]
     batches = lc.ArrayBatches(problem.x, problem.y, batch_size=BATCH_SIZE)
+    starts: list[tuple[str, str, float, Callable[[], Fit]]] = []
+    for method in methods:
+        if method in PEERS:
+            starts += [
+                (method, optimizer, rate, partial(start_peer, method, problem, optimizer, rate))
+                for optimizer, rates in PEERS_TRIED.items()
+                for rate in rates
+            ]
+        else:
+            starts += [
+                (method, "adagrad", rate, partial(start_fit, method, problem, batches, rate))
+                for rate in RATES_TRIED
+            ]
     rows = []
-    for rate in RATES_TRIED:
-        for method in METHODS:
-            fit = start_fit(method, problem, batches, rate)
-            for check_point in (seconds / 6, seconds):
-                fit.go_to(check_point)
-                fit.add_point(check_point, problem)
-                records.append(
-                    Record(
-                        benchmark=NAME,
-                        setting={"learning_rate": rate, "seconds": check_point},
-                        method=method,
-                        metric="heldback_log_likelihood",
-                        value=fit.curve[-1].score,
-                        unit="nats per token",
-                        better="higher",
-                    )
+    shares = (1 / 12, 1 / 6, 1 / 3, 2 / 3, 1)
+    for method, optimizer, rate, start in starts:
+        fit = start()
+        for share in shares:
+            fit.go_to(share * seconds)
+            fit.add_point(share * seconds, problem)
+            records.append(
+                Record(
+                    benchmark=NAME,
+                    setting={
+                        "optimizer": optimizer,
+                        "learning_rate": rate,
+                        "seconds": share * seconds,
+                    },
+                    method=method,
+                    metric="heldback_log_likelihood",
+                    value=fit.curve[-1].score,
+                    unit="nats per token",
+                    better="higher",
                 )
-            scores = [f"{point.score:.4f}" for point in fit.curve]
-            rows.append([method, f"{rate:g}", str(fit.curve[-1].steps), *scores])
-    header = ["method", "rate", "steps", f"after {seconds / 6:.3g} s", f"after {seconds:.3g} s"]
-    print("Log likelihood per token of training data that were held back")
-    print_table(header, sorted(rows))
+            )
+        scores = [f"{point.score:.4f}" for point in fit.curve]
+        rows.append([method, optimizer, f"{rate:g}", str(fit.curve[-1].steps), *scores])
+    after = [f"{share * seconds:.3g} s" for share in shares]
+    print("Log likelihood per token of training data that were held back, after some seconds")
+    print_table(["method", "optimiser", "rate", "steps", *after], rows)
     return records
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argument_parser(__doc__)
     parser.add_argument("--seconds", type=float, help="clock of each method (default 60; quick 2)")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw both curves into this file")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the curves into this file")
     parser.add_argument("--tune", action="store_true", help="try learning rates instead")
     return parser.parse_args()
 
@@ -364,10 +452,13 @@ def main() -> None:
     arguments = parse_arguments()
     seconds = arguments.seconds or (2.0 if arguments.quick else 60.0)
     problem = synthetic_problem() if arguments.quick else names_problem(held_back=arguments.tune)
+    methods = [m for m in METHODS if m not in PEERS or not torch_is_missing()]
+    if torch_is_missing():
+        say_that_torch_is_missing(list(PEERS))
     if arguments.tune:
-        write_json(arguments.json, tune(problem, seconds))
+        write_json(arguments.json, tune(problem, seconds, methods))
         return
-    curves = measure(problem, seconds)
+    curves = measure(problem, seconds, methods)
     report(curves)
     if arguments.plot is not None:
         plot(curves, arguments.plot)

@@ -7,42 +7,53 @@ This needs the extra ``benchmarks``; ``records.torch_is_missing`` says whether i
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.step_cells import BATCH_SIZE, LEARNING_RATE, NUM_SAMPLED, Cell
 
+# Say that they are off, as they are by default: the optimisers would warn.
+torch.sparse.check_sparse_tensor_invariants.disable()
+
 
 class SampledSoftmax(nn.Module):
     """Softmax over an observation's own class and S classes that are drawn for the minibatch.
 
-    A drawn class k stands for all that were not drawn: its utility gets ``-log(S q_k)``, where q is
-    the distribution of the draws. Only the rows of these classes get gradients.
+    Each utility, the own one too, gets ``-log(S q_k)``, where q is the distribution of the draws.
+    This scores better held-out data than to correct the drawn ones alone, and than to leave out the
+    drawn classes that are an observation's own. Only the rows of these classes get gradients.
     """
 
     def __init__(self, num_categories: int, num_features: int, *, bias: bool) -> None:
         super().__init__()
         self.w = nn.Embedding(num_categories, num_features, sparse=True)
         self.b = nn.Embedding(num_categories, 1, sparse=True) if bias else None
-        for table in (self.w, self.b):
-            if table is not None:
-                nn.init.zeros_(table.weight)
+        for weights in self.parameters():
+            nn.init.zeros_(weights)
 
-    def forward(self, x: Tensor, y: Tensor, drawn: Tensor, correction: Tensor | float) -> Tensor:
-        """Mean loss of a minibatch; ``correction`` is ``-log(S q_k)`` of the drawn classes."""
+    def forward(self, x: Tensor, y: Tensor, drawn: Tensor, correction: Tensor | None) -> Tensor:
+        """Mean loss of a minibatch.
+
+        ``correction`` is ``-log(S q_k)`` for each class, or None if all are drawn alike, so that it
+        cancels.
+        """
         classes = torch.cat([y, drawn])
         w = self.w(classes)
-        own = (x * w[: len(y)]).sum(1, keepdim=True)
-        others = x @ w[len(y) :].T + correction
+        own = (x * w[: len(y)]).sum(1)
+        others = x @ w[len(y) :].T
+        shift = None if correction is None else correction[classes]
         if self.b is not None:
-            b = self.b(classes)
-            own = own + b[: len(y)]
-            others = others + b[len(y) :].T
-        return (torch.logsumexp(torch.cat([own, others], 1), 1) - own[:, 0]).mean()
+            b = self.b(classes)[:, 0]
+            shift = b if shift is None else b + shift
+        if shift is not None:
+            own, others = own + shift[: len(y)], others + shift[len(y) :]
+        return (torch.logsumexp(torch.cat([own[:, None], others], 1), 1) - own).mean()
 
 
 class ShuffledRows:
@@ -62,23 +73,32 @@ class ShuffledRows:
         return self._order[start : self._position]
 
 
-def make_step_loop(cell: Cell, x: NDArray[np.float32], y: NDArray[np.int32]) -> Callable[[], None]:
-    """Make the loop of a cell of ``step_cost``: uniform draws, no bias, as in the other cells.
+def fewer_threads_if_faster(work: Callable[[], object]) -> None:
+    """Let PyTorch compute with one thread if that is faster than with all, as on a busy machine."""
+    threads = torch.get_num_threads()
+    seconds = {}
+    for number in (threads, 1):
+        torch.set_num_threads(number)
+        work()
+        start = time.perf_counter()
+        work()
+        seconds[number] = time.perf_counter() - start
+    torch.set_num_threads(min(seconds, key=lambda number: seconds[number]))
 
-    A drawn class that is also an observation's own is left in, which saves a mask.
-    """
+
+def make_step_loop(cell: Cell, x: NDArray[np.float32], y: NDArray[np.int32]) -> Callable[[], None]:
+    """Make the loop of a cell of ``step_cost``: uniform draws, no bias, as in the other cells."""
     torch.manual_seed(0)
     features, labels = torch.from_numpy(x), torch.from_numpy(y).long()
     softmax = SampledSoftmax(cell.num_categories, cell.num_features, bias=False)
     optimizer = torch.optim.SparseAdam(softmax.parameters(), LEARNING_RATE)
     rows = ShuffledRows(len(y), BATCH_SIZE)
-    correction = math.log(cell.num_categories / NUM_SAMPLED)
 
     def chunk() -> None:
         for _ in range(cell.steps_per_chunk):
             batch = rows.draw()
             drawn = torch.randint(cell.num_categories, (NUM_SAMPLED,))
-            loss = softmax(features[batch], labels[batch], drawn, correction)
+            loss = softmax(features[batch], labels[batch], drawn, None)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -86,3 +106,65 @@ def make_step_loop(cell: Cell, x: NDArray[np.float32], y: NDArray[np.int32]) -> 
             raise RuntimeError(f"{cell} gave a loss that is not finite.")
 
     return chunk
+
+
+class Peer:
+    """A point estimate that PyTorch learns in ``time_to_quality``: utilities ``x @ w.T + b``.
+
+    ``torch_exact`` has the softmax over all classes. ``torch_sampled`` draws S classes as often as
+    the training data have them, and corrects for that. Each has its own kind of optimiser of that
+    name, ``adam`` or ``adagrad``.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        x: NDArray[np.float32],
+        y: NDArray[np.int32],
+        num_categories: int,
+        *,
+        batch_size: int,
+        num_sampled: int,
+        optimizer: str,
+        learning_rate: float,
+    ) -> None:
+        torch.manual_seed(0)
+        self._x, self._y = torch.from_numpy(x), torch.from_numpy(y).long()
+        self._rows = ShuffledRows(len(y), batch_size)
+        self._num_sampled = num_sampled
+        self._softmax: nn.Linear | SampledSoftmax
+        if method == "torch_exact":
+            self._softmax = nn.Linear(x.shape[1], num_categories)
+            nn.init.zeros_(self._softmax.weight)
+            nn.init.zeros_(self._softmax.bias)
+            kinds = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad}
+            options = {"fused": True}
+        else:
+            self._softmax = SampledSoftmax(num_categories, x.shape[1], bias=True)
+            kinds = {"adam": torch.optim.SparseAdam, "adagrad": torch.optim.Adagrad}
+            options = {}
+        parameters = list(self._softmax.parameters())
+        self._optimizer = kinds[optimizer](parameters, learning_rate, **options)
+        counts = torch.bincount(self._y, minlength=num_categories)
+        self._correction = -torch.log(num_sampled * counts / len(y))  # infinite if never drawn
+
+    def run(self, num_steps: int) -> None:
+        """Take some steps."""
+        for _ in range(num_steps):
+            batch = self._rows.draw()
+            x, y = self._x[batch], self._y[batch]
+            if isinstance(self._softmax, SampledSoftmax):
+                drawn = self._y[torch.randint(len(self._y), (self._num_sampled,))]
+                loss = self._softmax(x, y, drawn, self._correction)
+            else:
+                loss = F.cross_entropy(self._softmax(x), y)
+            self._optimizer.zero_grad()
+            loss.backward()
+            self._optimizer.step()
+
+    def weights(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Weights (K, D) and biases (K,) as they are now."""
+        if isinstance(self._softmax, SampledSoftmax):
+            w, b = (parameter.detach().numpy() for parameter in self._softmax.parameters())
+            return w, b[:, 0]
+        return self._softmax.weight.detach().numpy(), self._softmax.bias.detach().numpy()

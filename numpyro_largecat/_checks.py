@@ -116,10 +116,12 @@ def check_shape(
     ):
         return
     text = ", ".join("..." if size is ... else str(size) for size in need)
-    raise ValueError(
-        f"{name} must have shape ({text}{',' * (len(need) == 1)}), {meaning}; got shape {shape}."
-        f"{fix and ' ' + fix}"
-    )
+    text = f"({text}{',' * (len(need) == 1)})"
+    if least:
+        letters = " and ".join(size for size in sizes if isinstance(size, str))
+        text += f" with {letters} at least {least}"
+    fix = f" {fix}" if fix else ""
+    raise ValueError(f"{name} must have shape {text}, {meaning}; got shape {shape}.{fix}")
 
 
 def check_broadcasts(
@@ -127,10 +129,9 @@ def check_broadcasts(
 ) -> None:
     """Raise ValueError unless an array broadcasts to ``whole``, and has no more axes."""
     if not fits(np.shape(values), whole):
-        raise ValueError(
-            f"{name} must broadcast to shape {whole}, {meaning}; got shape {np.shape(values)}."
-            f"{fix and ' ' + fix}"
-        )
+        fix = f" {fix}" if fix else ""
+        need = f"must broadcast to shape {whole}, {meaning}"
+        raise ValueError(f"{name} {need}; got shape {np.shape(values)}.{fix}")
 
 
 def check_one_of(name: str, value: Any, known: tuple[str, ...], *, or_else: str = "") -> None:

@@ -95,9 +95,9 @@ class AugmentedCategorical(ChoiceDistribution):
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Refuse: the error belongs to the class that is chosen, so it cannot come first."""
         raise NotImplementedError(
-            "AugmentedCategorical cannot draw a class: its `error` is that of the class that has "
-            "been chosen. Draw from `lc.UtilityCategorical(utilities, noise=...)` with all "
-            "classes, which needs no error; to predict, use `lc.Fitted(...).on(x).top_classes()`."
+            "AugmentedCategorical cannot draw a class: its `error` is that of the chosen class. "
+            "Draw from `lc.UtilityCategorical(utilities, noise=...)`, or from a fit by "
+            "`lc.Fitted(...).on(x).draw_choices(rng_key=key)`."
         )
 
 

@@ -19,6 +19,7 @@ from numpyro_largecat._checks import (
     as_jax_array,
     check_in_range,
     check_integers,
+    check_shape,
 )
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily
 from numpyro_largecat.handlers.sites import Site, base_distribution
@@ -95,13 +96,9 @@ class ChoiceDistribution(dist.Distribution):
     ) -> None:
         utilities = as_float_array(utilities)
         least = 2 if classes is None else 1
-        if utilities.ndim < 1 or utilities.shape[-1] < least:
-            raise ValueError(
-                f"`utilities` must have the classes, at least {least}, on its last axis; "
-                f"got shape {utilities.shape}."
-            )
+        check_shape("`utilities`", utilities, (..., "K"), "the classes last", least=least)
         if classes is not None:
-            _check_classes(classes, utilities.shape)
+            _check_classes(classes, utilities)
             if classes.kind == "full":
                 classes = None
         batch_shape = utilities.shape[:-1]
@@ -125,7 +122,9 @@ class ChoiceDistribution(dist.Distribution):
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         """Log probability, or its bound or estimate, of each class in ``value``."""
         del intermediates
-        self._refuse_chunk("log_prob", "Read the fit by `lc.Fitted(...).on(x).log_likelihood(y)`.")
+        if self.classes is not None and self.classes.is_part:
+            fix = "Read the fit by `lc.Fitted(...).on(x).log_likelihood(y)`."
+            raise self._needs_all("log_prob", fix)
         check_integers("value", value)
         check_in_range("`value`", value, self.num_categories, "classes")
         return _known_log_prob(self, as_ids(value))
@@ -163,9 +162,9 @@ class ChoiceDistribution(dist.Distribution):
         """Refuse to draw from a bound or an estimate."""
         del key, sample_shape
         raise NotImplementedError(
-            f"{type(self).__name__} is no distribution to draw from. Draw choices with the same "
-            "utilities from `lc.UtilityCategorical(utilities, noise=...)`, with all classes, or "
-            "from a fit with `lc.Fitted(...).on(x).draw_choices(rng_key=key)`."
+            f"{type(self).__name__} is no distribution to draw from. Draw choices from "
+            "`lc.UtilityCategorical(utilities, noise=...)`, with all classes, or from a fit by "
+            "`lc.Fitted(...).on(x).draw_choices(rng_key=key)`."
         )
 
     def _log_prob(self, value: Array) -> Array:
@@ -181,27 +180,24 @@ class ChoiceDistribution(dist.Distribution):
     def _is_available(self, value: Array) -> Array:
         return take_row(*self.label_entries(value)) > -jnp.inf
 
-    def _refuse_chunk(self, what: str, fix: str) -> None:
-        if self.classes is not None and self.classes.is_part:
-            raise NotImplementedError(
-                f"{what} needs all classes, but the class plate holds a chunk of them. {fix}"
-            )
+    def _needs_all(
+        self, what: str, fix: str = "Leave `num_sampled` out of the class plate."
+    ) -> NotImplementedError:
+        return NotImplementedError(
+            f"{what} needs all classes, and the class plate holds some of them. {fix}"
+        )
 
 
-def _check_classes(classes: ClassSubset, shape: tuple[int, ...]) -> None:
+def _check_classes(classes: ClassSubset, utilities: Array) -> None:
     check_class_subset(classes)
     if classes.labels is not None and classes.labels.shape[0] == 0:
         raise ValueError(
-            "`classes` holds no labels, so the likelihood of an observation would lack its own "
-            "class. Give them to the plate, `class_plate(..., labels=y)`; to predict without "
-            "labels, use `lc.Fitted(...).on(x).draw_choices(rng_key=key)` in place of "
-            "`Predictive`."
+            "`classes` holds no labels, so a likelihood would lack the class observed. Give "
+            "them to the plate, `class_plate(..., labels=y)`; to predict without labels use "
+            "`lc.Fitted(...).on(x).draw_choices(rng_key=key)`."
         )
-    if shape[-1] != classes.weights.shape[-1]:
-        raise ValueError(
-            "`utilities` must have one column for each row of the class plate, "
-            f"{classes.weights.shape[-1]}, on its last axis; got shape {shape}."
-        )
+    need = "one column for each row of the class plate"
+    check_shape("`utilities`", utilities, (..., classes.weights.shape[-1]), need)
 
 
 def _with_local(
@@ -211,10 +207,8 @@ def _with_local(
     try:
         return lax.broadcast_shapes(batch_shape, shape)
     except ValueError:
-        raise ValueError(
-            f"`{name}` must have one entry for each observation, a shape that broadcasts with "
-            f"utilities.shape[:-1]; got {name}.shape={shape} and utilities.shape={utilities}."
-        ) from None
+        need = f"a shape that broadcasts with utilities.shape[:-1], {utilities[:-1]}"
+        raise ValueError(f"`{name}` must have {need}; got shape {shape}.") from None
 
 
 def is_choice(site: Site) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 
-from numpyro_largecat._checks import is_concrete
+from numpyro_largecat._checks import check_one_of, is_concrete
 from numpyro_largecat.ops.log_cdf import gumbel_log_cdf, logistic_log_cdf, normal_log_cdf
 
 
@@ -65,10 +65,8 @@ class ErrorFamily:
     def __post_init__(self) -> None:
         """Refuse a distribution in place of a function that returns it."""
         if isinstance(self.distribution, dist.Distribution):
-            raise TypeError(
-                "`distribution` of an ErrorFamily must be a function that returns the "
-                f"distribution, such as `lambda: dist.Laplace(0, 1)`; got {self.distribution!r}."
-            )
+            need = "a function such as `lambda: dist.Laplace(0, 1)`"
+            raise TypeError(f"`distribution` must be {need}; got {self.distribution!r}.")
 
     def log_prob(self, error: Array) -> Array:
         """Log density phi."""
@@ -101,10 +99,7 @@ def error_family(noise: str | ErrorFamily) -> ErrorFamily:
         if FAMILIES.get(noise.name) is not noise:
             _check_concave(noise)
         return noise
-    if noise not in FAMILIES:
-        raise ValueError(
-            f"`noise` must be one of {tuple(FAMILIES)} or an lc.choices.ErrorFamily; got {noise!r}."
-        )
+    check_one_of("noise", noise, tuple(FAMILIES), or_else=" or an lc.choices.ErrorFamily")
     return FAMILIES[noise]
 
 
@@ -125,8 +120,7 @@ def _check_concave(family: ErrorFamily) -> None:
         is_bent = bends > 1e-5 * (1 + size)  # rounding in float32
     if is_bent.any():
         raise ValueError(
-            f"the errors of family '{family.name}' must have a concave log density, for which "
-            "exact probabilities and bounds are integrated; it is not concave at "
-            f"{grid[1 + int(np.argmax(is_bent))]:g}. Distributions with heavy tails, such as "
-            "Student's t, are not; take Laplace or logistic errors."
+            f"the errors of family '{family.name}' must have a concave log density; it is not "
+            f"concave at {grid[1 + int(np.argmax(is_bent))]:g}. Student's t and others with heavy "
+            "tails are not; take Laplace or logistic errors."
         )

@@ -15,6 +15,7 @@ from jax import Array, random
 from numpyro.handlers import block, substitute
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 
+from numpyro_largecat._checks import check_shape
 from numpyro_largecat.choices.augmented_categorical import AugmentedCategorical
 from numpyro_largecat.choices.error_posteriors import (
     POSTERIORS,
@@ -147,12 +148,10 @@ class AutoError(AutoGuide):
         shape = list(self._described.whole)
         for name, frame in self._prototype_frames.items():
             shape[frame.dim - self._described.event_dim] = plates[name].subsample_size
-        if jnp.shape(loc) != tuple(shape):
-            raise ValueError(
-                f"the posterior of '{self.site}' must give a location for each entry of the site, "
-                f"which has shape {tuple(shape)} in this step; got shape {jnp.shape(loc)}. "
-                "Features need one row for each row of the data plate."
-            )
+        fix = "Features need one row for each row of the data plate."
+        check_shape(
+            f"locations of '{self.site}'", loc, tuple(shape), "as the site in this step", fix
+        )
 
     @property
     def _family(self) -> Callable[..., Any]:
@@ -174,8 +173,8 @@ class AutoError(AutoGuide):
         latent = [name for name, site in sites.items() if is_latent(site)]
         if self.site not in latent:
             raise ValueError(
-                f"`site` must name a latent site of the model, that of an error; got "
-                f"'{self.site}', and the latent sites are {latent}."
+                f"`site` must name a latent site of the model; got '{self.site}', and the "
+                f"latent sites are {latent}."
             )
         site = sites[self.site]
         frames = {frame.name: frame for frame in site["cond_indep_stack"]}
@@ -253,10 +252,8 @@ class ErrorGuideList(AutoGuideList):
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
         if not errors:
-            raise ValueError(
-                "`errors` must give the posterior of at least one error site, such as "
-                '{"y_error": lc.LocalErrors()}; got none.'
-            )
+            need = 'a posterior for an error site, such as {"y_error": lc.LocalErrors()}'
+            raise ValueError(f"`errors` must have {need}; got none.")
         super().__init__(model, prefix=prefix, create_plates=create_plates)
         self.errors = dict(errors)
         self.rest = None if rest is None else rest(_without_errors(model, self.errors))
@@ -324,18 +321,16 @@ def _choice_of(name: str, site: dict[str, Any], sites: dict[str, Any]) -> Augmen
     found = [base_distribution(s["fn"]) for s in sites.values() if s["type"] == "sample"]
     choices = [fn for fn in found if isinstance(fn, AugmentedCategorical)]
     if not choices:
-        raise ValueError(
-            f"site '{name}' must be the `error=` of a site of the model with an "
-            "`lc.AugmentedCategorical`; the model has none."
-        )
+        need = "the `error=` of a site with an `lc.AugmentedCategorical`"
+        raise ValueError(f"site '{name}' must be {need}; the model has none.")
     own = next((fn for fn in choices if fn.error is site["value"]), None)
     if own is None:  # the model computes `error=` from the site
         return choices[0]
     prior, needed = (type(base_distribution(fn)) for fn in (site["fn"], own.noise.distribution()))
     if prior is not needed:
         raise ValueError(
-            f"site '{name}' must have the distribution of the errors of its choice, whose `noise` "
-            f"is {own.noise} ({needed.__name__}); got {prior.__name__}. Make both from one name: "
+            f"site '{name}' must have the errors of its choice, whose `noise` is {own.noise} "
+            f"({needed.__name__}); got {prior.__name__}. Draw it by "
             f'`numpyro.sample("{name}", lc.error_distribution(noise))`.'
         )
     return own

@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import check_count
+from numpyro_largecat._checks import check_count, check_interval, check_one_of, check_shape
 
 POSTERIORS = {"gumbel": dist.Gumbel, "normal": dist.Normal, "logistic": dist.Logistic}
 Locations = tuple[Array, Array]  # location and scale of the errors' distributions
@@ -166,20 +166,15 @@ class AmortizedErrors:
             output = self.network(features)
         else:
             output = _perceptron(site.name, self.network, features)
-        if jnp.ndim(output) < 1 or output.shape[-1] != 2:
-            raise ValueError(
-                "`network` must give two numbers for each row of the features, shape (B, 2); got "
-                f"shape {jnp.shape(output)} from features of shape {features.shape}."
-            )
+        need = f"two numbers for each row of the features, of shape {features.shape}"
+        check_shape("output of `network`", output, (..., 2), need)
         offset = self.init_scale + math.log(-math.expm1(-self.init_scale))  # inverse of softplus
         return site.start + output[..., 0], jax.nn.softplus(output[..., 1] + offset)
 
 
 def _check_family(family: str, init_scale: float) -> None:
-    if family not in POSTERIORS:
-        raise ValueError(f"`family` must be one of {tuple(POSTERIORS)}; got {family!r}.")
-    if not 0 < init_scale < math.inf:
-        raise ValueError(f"`init_scale` must be positive; got {init_scale}.")
+    check_one_of("family", family, tuple(POSTERIORS))
+    check_interval("init_scale", init_scale, "(0, inf)")
 
 
 def _perceptron(name: str, hidden: Sequence[int], features: Array) -> Array:

@@ -14,7 +14,13 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
 
-from numpyro_largecat._checks import check_count, fits, is_concrete
+from numpyro_largecat._checks import (
+    check_broadcasts,
+    check_count,
+    check_kind,
+    is_concrete,
+    refuse_entries,
+)
 from numpyro_largecat.handlers.internals import open_plates
 from numpyro_largecat.plates.class_plate import class_plate
 from numpyro_largecat.plates.class_subset import ClassSubset, check_class_subset
@@ -124,9 +130,11 @@ def gaussian_weights(
     References:
         Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, end of section 3.1.
     """
-    event_shape = _checked_event_shape(event_shape)
-    _check_positive("init_scale", init_scale)
-    _check_positive("prior_scale", prior_scale)
+    check_kind("event_shape", event_shape, (tuple, list), "a tuple of Python ints, of one class")
+    event_shape = tuple(check_count("event_shape", size, 1) for size in event_shape)
+    for argument, value in (("init_scale", init_scale), ("prior_scale", prior_scale)):
+        if is_concrete(value):
+            refuse_entries(f"`{argument}`", value, ~(np.asarray(value) > 0), "positive")
     shape = (*_whole_batch_shape(name, classes), *event_shape)
     event_dim = len(event_shape)
     loc = numpyro.param(f"{name}_auto_loc", lambda _: jnp.zeros(shape), event_dim=event_dim)
@@ -136,7 +144,9 @@ def gaussian_weights(
         constraint=constraints.softplus_positive,
         event_dim=event_dim,
     )
-    _check_prior(name, prior_loc, prior_scale, jnp.shape(loc))
+    for argument, value in (("prior_loc", prior_loc), ("prior_scale", prior_scale)):
+        of = f"`{argument}` of weights '{name}'"
+        check_broadcasts(of, value, jnp.shape(loc), "of the rows that exist this step")
     divergence = kl_divergence(dist.Normal(loc, scale), dist.Normal(prior_loc, prior_scale))
     numpyro.factor(f"{name}_kl", -divergence.sum(axis=tuple(range(-event_dim, 0))))
     return GaussianWeights(loc, scale**2)
@@ -148,34 +158,8 @@ def _whole_batch_shape(name: str, classes: ClassSubset) -> tuple[int, ...]:
     plates = open_plates()
     if not any(isinstance(plate, class_plate) and plate.classes is classes for plate in plates):
         raise ValueError(
-            f"weights '{name}' must be inside the class plate that `classes` comes from: "
-            "`with lc.class_plate(...) as classes:`; they are inside plates "
-            f"{sorted(plate.name for plate in plates)}."
+            f"weights '{name}' must be inside the plate of `classes`, `with lc.class_plate(...) as "
+            f"classes:`; they are inside plates {sorted(plate.name for plate in plates)}."
         )
     sizes = {plate.dim: plate.size for plate in plates}
     return tuple(sizes.get(dim, 1) for dim in range(min(sizes), 0))
-
-
-def _checked_event_shape(event_shape: tuple[int, ...]) -> tuple[int, ...]:
-    if not isinstance(event_shape, tuple | list):
-        raise TypeError(
-            "`event_shape` must be a tuple of Python ints, the shape of the weights of one class; "
-            f"got {event_shape!r}."
-        )
-    return tuple(check_count("event_shape", size, 1) for size in event_shape)
-
-
-def _check_positive(argument: str, value: ArrayLike) -> None:
-    if is_concrete(value) and not (np.asarray(value) > 0).all():
-        raise ValueError(f"`{argument}` must be positive; got {value}.")
-
-
-def _check_prior(
-    name: str, prior_loc: ArrayLike, prior_scale: ArrayLike, shape: tuple[int, ...]
-) -> None:
-    shapes = jnp.shape(prior_loc), jnp.shape(prior_scale)
-    if not all(fits(own, shape) for own in shapes):
-        raise ValueError(
-            f"`prior_loc` and `prior_scale` of weights '{name}' must broadcast to the shape "
-            f"{shape} of the rows that exist this step; got {shapes[0]} and {shapes[1]}."
-        )

@@ -119,8 +119,8 @@ def sample_choice(
     family = error_family(noise)
     if variances is not None and family is not GUMBEL:
         raise ValueError(
-            f"site '{name}': `variances` need the softmax, noise=\"gumbel\", whose bound has a "
-            f"closed form under Gaussian utilities; got noise={family}. Draw the weights instead."
+            f"site '{name}': `variances` need the softmax, noise=\"gumbel\"; got noise={family}. "
+            "Draw the weights instead."
         )
     if classes is None or classes.kind != "sample":
         choice = _with_all_classes(name, utilities, variances, classes, family, obs)
@@ -131,8 +131,7 @@ def sample_choice(
     if obs is None:
         raise ValueError(
             f"site '{name}' needs `obs=` while the class plate holds a subset of the classes. To "
-            "draw choices, leave `num_sampled` out of the plate; to predict, use "
-            "`lc.Fitted(...).on(x).top_classes()`."
+            "draw choices leave out `num_sampled`; to predict, use `lc.Fitted(...).on(x)`."
         )
     check_integers("obs", obs)
     shape = _choice_shape(name, choice, obs)
@@ -158,9 +157,8 @@ def _checked_rows(name: str, rows: RowSubset | None, shape: tuple[int, ...]) -> 
     if rows is None:
         raise ValueError(
             f"site '{name}' keeps a local variable for each row of the data, but has no `rows`. "
-            'Pass `rows=` from `with lc.data_plate("data", N, rows=ids) as rows`, the true ids of '
-            "the minibatch; or use the stateless form, `numpyro.sample(name, "
-            "lc.UtilityCategorical(utilities, classes), obs=y)`, whose bias the docs explain."
+            'Pass those of `with lc.data_plate("data", N, rows=ids) as rows`; or use '
+            "`numpyro.sample(name, lc.UtilityCategorical(utilities, classes), obs=y)`, with a bias."
         )
     check_row_subset(rows)
     if len(shape) < -rows.dim or shape[rows.dim] != rows.indices.shape[0]:
@@ -204,10 +202,9 @@ def _refuse_more_axes(name: str, batch_shape: tuple[int, ...], obs: ArrayLike) -
     shape = jnp.shape(obs)
     if len(shape) > len(batch_shape) and math.prod(batch_shape) > 1:
         raise ValueError(
-            f"site '{name}' must have an axis of utilities for each axis of the observations, "
-            f"before that of the classes; got obs.shape={shape} and {batch_shape} before the "
-            "classes. If the labels are a column, pass `y.squeeze(-1)`; if the choices "
-            "on the last axis share their utilities, pass `utilities[..., None, :]`."
+            f"site '{name}' must have an axis of utilities for each axis of the observations; got "
+            f"obs.shape={shape} and {batch_shape} before the classes. If labels are a column, pass "
+            "`y.squeeze(-1)`; if choices share utilities, `utilities[..., None, :]`."
         )
 
 
@@ -218,7 +215,7 @@ def _choice_shape(name: str, choice: ChoiceDistribution, obs: ArrayLike) -> tupl
     if not all(fits(own, shape) for own in shapes):  # a column of labels would broadcast with rows
         raise ValueError(
             f"site '{name}' must have one row of utilities for each observation; got "
-            f"obs.shape={jnp.shape(obs)} and utilities.shape={choice.utilities.shape}. If the "
-            "labels are a column, pass `y.squeeze(-1)`."
+            f"obs.shape={jnp.shape(obs)} and utilities.shape={choice.utilities.shape}. If labels "
+            "are a column, pass `y.squeeze(-1)`."
         )
     return shape

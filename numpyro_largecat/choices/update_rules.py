@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_largecat._checks import check_count
+from numpyro_largecat._checks import check_count, check_interval
 from numpyro_largecat.ops.fixed_point import LONGEST_STEP, newton_step
 
 MOST_FIRST_STEPS = 5  # Newton steps on the first visit of a row, at most
@@ -142,7 +142,7 @@ class NaturalGradient:
     newton_steps: int = 0
 
     def __post_init__(self) -> None:
-        _check_exponent(self.exponent)
+        check_interval("exponent", self.exponent, "(0.5, 1]", "to converge")
         check_count("newton_steps", self.newton_steps, 0)
 
     def init(self, value: Array) -> Array:
@@ -229,7 +229,7 @@ class GaussianNaturalGradient:
     exponent: float = 0.9
 
     def __post_init__(self) -> None:
-        _check_exponent(self.exponent)
+        check_interval("exponent", self.exponent, "(0.5, 1]", "to converge")
 
     def init(self, value: Array) -> Array:
         """No observation has been visited."""
@@ -267,11 +267,3 @@ def _log_step_sizes(visits: Array, exponent: float, dtype: Any) -> tuple[Array, 
     is_later = visits > 0
     log_kept = jnp.where(is_later, jnp.log1p(-jnp.where(is_later, alpha, 0.0)), -jnp.inf)
     return log_kept, jnp.log(alpha)
-
-
-def _check_exponent(exponent: float) -> None:
-    if not 0.5 < exponent <= 1:
-        raise ValueError(
-            "`exponent` must be in (0.5, 1], for the step sizes to satisfy the Robbins-Monro "
-            f"conditions; got {exponent}."
-        )

@@ -126,13 +126,12 @@ class UtilityCategorical(ChoiceDistribution):
         if not has_u and classes is not None and classes.kind == "sample":
             raise NotImplementedError(
                 f"UtilityCategorical with noise='{self.noise}' needs all classes. On a subset use "
-                "`lc.sample_choice(..., noise=...)`, which keeps a Gaussian for the error of each "
-                "observation, or `lc.AugmentedCategorical`, which takes the error as a latent site."
+                "`lc.sample_choice(..., noise=...)`, or `lc.AugmentedCategorical`, which takes the "
+                "error as a latent site."
             )
         if u is not None and (classes is None or classes.kind != "sample"):
             raise ValueError(
-                "`u` belongs to the bound on a subset of classes; with all classes the log "
-                "probability is exact and needs none."
+                "`u` belongs to the bound on a subset of classes; with all classes leave it out."
             )
         super().__init__(utilities, classes, local={"u": u}, validate_args=validate_args)
 
@@ -158,29 +157,21 @@ class UtilityCategorical(ChoiceDistribution):
             NotImplementedError: If ``noise`` is neither "gumbel" nor "logistic".
         """
         if self.noise not in (GUMBEL, LOGISTIC):
-            raise NotImplementedError(
-                f"optimal_u belongs to noise='gumbel' and 'logistic'; got '{self.noise}'."
-            )
+            need = "noise='gumbel' and 'logistic'"
+            raise NotImplementedError(f"optimal_u belongs to {need}; got '{self.noise}'.")
         return _optimal_u(self, as_ids(value))
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw classes as the arg max of noisy utilities, chunk of classes by chunk."""
         if self.classes is not None:
-            raise NotImplementedError(
-                "UtilityCategorical cannot draw a class from a subset of the classes. Evaluate the "
-                "model with all of them: leave `num_sampled` out of the class plate, or wrap the "
-                'model in `lc.plates.class_chunk(model, name="...", start=0, size=num_categories)`.'
-            )
+            raise self._needs_all("sample")
         draw_noise = draw_gumbel if self.noise is GUMBEL else self.noise.sample
         return noisy_max(key, self.utilities, draw_noise, sample_shape)
 
     def enumerate_support(self, expand: bool = True) -> Array:
         """All classes, shape (K, 1, ..., 1), or (K,) + batch_shape if ``expand``."""
         if self.classes is not None:
-            raise NotImplementedError(
-                "UtilityCategorical on a subset of classes cannot be enumerated: a class outside "
-                "the subset has no utility. Use a full class plate."
-            )
+            raise self._needs_all("enumerate_support")
         values = jnp.arange(self.num_categories).reshape((-1,) + (1,) * len(self.batch_shape))
         return jnp.broadcast_to(values, values.shape[:1] + self.batch_shape) if expand else values
 
@@ -195,11 +186,11 @@ class UtilityCategorical(ChoiceDistribution):
                 ``log_prob(jnp.arange(K))``.
         """
         if self.classes is not None:
-            raise NotImplementedError("The entropy needs all classes; use a full class plate.")
+            raise self._needs_all("entropy")
         if self.noise is not GUMBEL:
             raise NotImplementedError(
-                "The entropy with errors other than Gumbel's takes O(K^2) time: sum over "
-                "`log_prob(jnp.arange(K))` if K is small."
+                "The entropy with other errors than Gumbel's takes O(K^2) time; if K is small, sum "
+                "over `log_prob(jnp.arange(K))`."
             )
         log_probs = jax.nn.log_softmax(self.utilities, axis=-1)
         return -(jnp.exp(log_probs) * log_probs).sum(axis=-1)

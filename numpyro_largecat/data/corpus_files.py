@@ -67,7 +67,7 @@ def read_lda_c(
                 raise malformed(path, line_number, need, line) from error
             seen: set[int] = set()
             for word, count in pairs:
-                _check(path, line_number, word, count, range(len(names)), seen)
+                _check_entry((path, line_number), word, count, range(len(names)), seen)
             if size != len(pairs):
                 need_size = f"the number of words first, {len(pairs)}; got {size}"
                 raise malformed(path, line_number, need_size)
@@ -129,16 +129,13 @@ def read_uci_bag_of_words(
                 raise malformed(path, line_number, need, line)
             if document > last:
                 last, seen = document, set()
-            _check(path, line_number, word, count, range(1, num_words + 1), seen)
+            _check_entry((path, line_number), word, count, range(1, num_words + 1), seen)
             words.append(word - 1)
             counts.append(count)
             sizes[document - 1] += 1
     if len(words) != num_entries:
-        raise malformed(
-            path,
-            line_number,
-            f"{num_entries} entries, as the header says, but it has {len(words)}",
-        )
+        need = f"{num_entries} entries, as the header says, but it has {len(words)}"
+        raise malformed(path, line_number, need)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     return Corpus(np.asarray(words), np.asarray(counts), offsets, num_words, names)
 
@@ -159,21 +156,15 @@ def _names(vocabulary: Sequence[str] | str | PathLike[str]) -> tuple[str, ...]:
     return in_order(vocabulary)
 
 
-def _check(
-    path: str | PathLike[str],
-    line_number: int,
-    word: int,
-    count: int,
-    known: range,
-    seen: set[int],
+def _check_entry(
+    line: tuple[str | PathLike[str], int], word: int, count: int, known: range, seen: set[int]
 ) -> None:
     """Refuse an entry whose word is unknown or in ``seen``, to which it is added."""
     if word not in known:
         need = f"words in [{known.start}, {known.stop - 1}], of the vocabulary; got {word}"
-        raise malformed(path, line_number, need)
+        raise malformed(*line, need)
     if word in seen:
-        need = f"each word of a document once; got word {word} a second time"
-        raise malformed(path, line_number, need)
+        raise malformed(*line, f"each word of a document once; got word {word} a second time")
     seen.add(word)
     if not 1 <= count <= MOST:
-        raise malformed(path, line_number, f"counts in [1, {MOST}]; got {count}")
+        raise malformed(*line, f"counts in [1, {MOST}]; got {count}")

@@ -11,6 +11,7 @@ from scipy.sparse import csr_array
 
 from numpyro_largecat.data.files import malformed, open_binary
 
+LINE = "`l1,l2 idx:value idx:value ...`, or a space first for a point without labels"
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -58,25 +59,13 @@ def read_xml_classification(path: str | PathLike[str]) -> tuple[csr_array, csr_a
         for line_number, line in enumerate(file, start=2):
             if line_number - 1 > num_points:
                 if line.strip():
-                    raise malformed(
-                        path, line_number, f"no line after the {num_points} points of the header"
-                    )
+                    need = f"no line after the {num_points} points of the header"
+                    raise malformed(path, line_number, need)
                 continue
-            label_part, _, feature_part = line.rstrip().partition(b" ")
             try:
-                point_labels = (
-                    [int(label) for label in label_part.split(b",")] if label_part else []
-                )
-                pairs = [pair.split(b":") for pair in feature_part.split()]
-                point_ids = [int(index) for index, _ in pairs]
-                point_values = [float(value) for _, value in pairs]
+                point_labels, point_ids, point_values = _point(line)
             except ValueError as error:
-                raise malformed(
-                    path,
-                    line_number,
-                    "`l1,l2 idx:value idx:value ...`, or a space first for a point without labels",
-                    line,
-                ) from error
+                raise malformed(path, line_number, LINE, line) from error
             _check_ids(path, line_number, "labels", point_labels, num_labels)
             _check_ids(path, line_number, "feature indices", point_ids, num_features)
             bad = next((v for v in point_values if not abs(v) <= _LARGEST), None)
@@ -88,11 +77,8 @@ def read_xml_classification(path: str | PathLike[str]) -> tuple[csr_array, csr_a
             ids.extend(point_ids)
             ends.append(len(ids))
     if len(ends) - 1 < num_points:
-        raise malformed(
-            path,
-            line_number,
-            f"{num_points} points, as the header says, but it ends after {len(ends) - 1}",
-        )
+        need = f"{num_points} points, as the header says, but it ends after {len(ends) - 1}"
+        raise malformed(path, line_number, need)
     features = csr_array(
         (np.asarray(values, np.float32), np.asarray(ids), np.asarray(ends)),
         shape=(num_points, num_features),
@@ -102,6 +88,14 @@ def read_xml_classification(path: str | PathLike[str]) -> tuple[csr_array, csr_a
         shape=(num_points, num_labels),
     )
     return features, labels
+
+
+def _point(line: bytes) -> tuple[list[int], list[int], list[float]]:
+    """Labels, features and their values."""
+    label_part, _, feature_part = line.rstrip().partition(b" ")
+    labels = [int(label) for label in label_part.split(b",")] if label_part else []
+    pairs = [pair.split(b":") for pair in feature_part.split()]
+    return labels, [int(index) for index, _ in pairs], [float(value) for _, value in pairs]
 
 
 def _xml_header(path: str | PathLike[str], line: bytes) -> tuple[int, int, int]:

@@ -63,9 +63,8 @@ class DoubleSumFit:
         """
         features, num_features, y = check_data(x, y, len(self.w))
         if num_features != self.w.shape[1]:
-            raise ValueError(
-                f"`x` must have the {self.w.shape[1]} features of the fit; got {num_features}."
-            )
+            need = f"the {self.w.shape[1]} features of the fit"
+            raise ValueError(f"`x` must have {need}; got {num_features}.")
         return -float(log_loss(features, y, self.w))
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -16,6 +16,7 @@ from numpyro_largecat._checks import (
     check_finite,
     check_in_range,
     check_integers,
+    check_shape,
 )
 from numpyro_largecat.data.sparse_rows import SparseRows
 
@@ -137,11 +138,7 @@ def dense_rows(x: Any) -> DenseRows:
 def padded_rows(x: SparseRows) -> PaddedRows:
     """Check features given as sparse rows."""
     check_integers("x.indices", x.indices)
-    if np.shape(x.indices) != np.shape(x.values):
-        raise ValueError(
-            "`x.indices` and `x.values` must have the same shape (N, P); "
-            f"got {np.shape(x.indices)} and {np.shape(x.values)}."
-        )
+    check_shape("`x.values`", x.values, np.shape(x.indices), "as `x.indices`")
     check_in_range("`x.indices`", x.indices, x.num_features, "columns of x")
     indices = jnp.asarray(x.indices, jnp.int32)
     return PaddedRows(*_add_repeats(indices, _as_floats("x.values", x.values)))
@@ -163,11 +160,7 @@ def _add_repeats(indices: Array, values: Array) -> tuple[Array, Array]:
 
 
 def _as_floats(name: str, values: Any) -> Array:
-    if np.ndim(values) != 2 or 0 in np.shape(values):
-        raise ValueError(
-            f"`{name}` must be two-dimensional, one row for each observation, and not empty; got "
-            f"shape {np.shape(values)}."
-        )
+    check_shape(f"`{name}`", values, ("N", "D"), "a row for each observation", least=1)
     floats = jnp.asarray(values)
     if not jnp.issubdtype(floats.dtype, jnp.floating):
         floats = floats.astype(jnp.result_type(float))
@@ -185,22 +178,14 @@ def check_data(x: Any, y: Any, num_categories: Any) -> tuple[FeatureRows, int, A
     else:
         if callable(x):
             raise TypeError(
-                "`x` must be an array or SparseRows, since the utilities are `x @ w.T`; got a "
-                "function. For a network or other utilities that are not linear use "
+                "`x` must be an array or SparseRows; got a function. For a network use "
                 "`lc.SubsampledSVI`, with the same rule as `update_rule=` of `lc.sample_choice`."
             )
         if hasattr(x, "tocsr"):
-            raise TypeError(
-                f"`x` must be an array or SparseRows; got {type(x).__name__}. Convert it with "
-                "`lc.SparseRows.from_scipy(x)`."
-            )
+            raise TypeError("`x` must be dense or SparseRows; use `lc.SparseRows.from_scipy(x)`.")
         features = dense_rows(x)
         num_rows, num_features = features.x.shape
     check_integers("y", y)
-    if np.shape(y) != (num_rows,):
-        raise ValueError(
-            f"`y` must hold one label for each of the {num_rows} rows of `x`, shape ({num_rows},); "
-            f"got shape {np.shape(y)}."
-        )
+    check_shape("`y`", y, (num_rows,), "a label for each row of `x`")
     check_in_range("`y`", y, num_categories, "labels")
     return features, num_features, as_ids(y)

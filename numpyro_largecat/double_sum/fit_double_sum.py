@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +15,15 @@ from jax import Array
 from jax.typing import ArrayLike
 from tqdm.auto import tqdm
 
-from numpyro_largecat._checks import check_count, check_key, check_kind
+from numpyro_largecat._checks import check_count, check_interval, check_key, check_kind, check_shape
 from numpyro_largecat._result_so_far import attach_result, held_signals
 from numpyro_largecat.data.sparse_rows import SparseRows
 from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit, log_loss
 from numpyro_largecat.double_sum.feature_rows import check_data
 from numpyro_largecat.double_sum.minibatch_steps import run_minibatches, with_penalties_of
-from numpyro_largecat.double_sum.pair_steps import collect, run_pairs
+from numpyro_largecat.double_sum.pair_steps import LinearData, collect, run_pairs
 from numpyro_largecat.double_sum.rules import DoubleSumRule, ImplicitSGD, step_sizes
-from numpyro_largecat.ops.double_sum.fixed_batches import fixed_batches
+from numpyro_largecat.ops.double_sum.fixed_batches import FixedBatches, fixed_batches
 
 LARGEST_RESIDUAL = 1e-2  # of a minibatch, relative to its step, without a warning
 
@@ -127,38 +128,35 @@ def fit_double_sum(
     check_key("rng_key", rng_key)
     features, num_features, y = check_data(x, y, num_categories)
     num_passes = check_count("num_passes", num_passes, 1)
-    if not 0 <= ridge < math.inf:
-        raise ValueError(f"`ridge` must be finite and at least 0, a precision; got {ridge}.")
+    check_interval("ridge", ridge, "[0, inf)", "a precision")
     rules = "a rule of the double sum, such as `lc.double_sum.ImplicitSGD(1.0)`"
     check_kind("rule", rule, DoubleSumRule, rules)
-    is_pair = batch_size == num_sampled == 1
     _check_batches(rule, len(y), num_categories, batch_size, num_sampled)
     _check_start(start, (num_categories, num_features), len(y))
     data = collect(features, y, num_categories, rule, ridge)
-    if not is_pair:
+    if batch_size == num_sampled == 1:
+        visit = _pairs(data, rule)
+    else:
         rng_key, batch_key = jax.random.split(rng_key)
         batches = fixed_batches(batch_key, y, batch_size=batch_size, num_categories=num_categories)
         data = with_penalties_of(batches, data, num_sampled, num_categories, ridge)
-        x_batches = features.take_batches(batches.rows)
+        visit = _minibatches(data, batches, num_sampled, num_categories)
     dtype, num_before = data.squared_norms.dtype, 0
     w = jnp.zeros((num_categories, num_features), dtype)
     u = jnp.full(y.shape, math.log(num_categories), dtype)
     if start is not None:
         w, u = jnp.asarray(start.w, dtype), jnp.asarray(start.u, dtype)
         num_before = start.num_passes
-    if not is_pair:
-        u = u.at[batches.rows].get(mode="fill", fill_value=math.log(num_categories))
+    u = visit.arrange(u)
     losses: list[Array] = []
     num_done = 0
 
     def fit() -> DoubleSumFit:
-        by_row = u if is_pair else jnp.zeros(y.shape, dtype).at[batches.rows].set(u, mode="drop")
         recorded = jnp.array(losses) if record_losses else None
-        return DoubleSumFit(w, by_row, recorded, num_before + num_done)
+        return DoubleSumFit(w, visit.by_row(u), recorded, num_before + num_done)
 
     passes = range(num_before, num_before + num_passes)
     sizes = step_sizes(rule.step_size, passes)
-    kernel = replace(rule, step_size=1.0)  # compiled for any size
     keys = jax.random.split(rng_key, passes.stop)[num_before:]
     with (
         attach_result(lambda: (fit(), f"{num_done} of {num_passes} passes")),
@@ -167,13 +165,8 @@ def fit_double_sum(
         for i, pass_key in enumerate(bar):
             # Nothing is donated: a pass that is interrupted or overflows leaves the last one.
             size = jnp.asarray(sizes[i], dtype)
-            if is_pair:
-                new_w, new_u = run_pairs(w, u, pass_key, data, size, rule=kernel)
-            else:
-                new_w, new_u, residual = run_minibatches(
-                    w, u, pass_key, data, batches, x_batches, size, num_sampled=num_sampled
-                )
-                _warn_of_residual(float(residual), passes[i])
+            new_w, new_u, residual = visit.all(w, u, pass_key, size)
+            _warn_of_residual(float(residual), passes[i])
             _check_weights(new_w, new_u, passes[i], rule)
             new_losses = losses
             if record_losses:
@@ -184,33 +177,63 @@ def fit_double_sum(
         return fit()
 
 
+class _Visit(NamedTuple):
+    """How a pass visits all observations, and where it has their local variables."""
+
+    all: Callable[
+        [Array, Array, Array, Array], tuple[Array, Array, Array | float]
+    ]  # w, u, residual
+    arrange: Callable[[Array], Array]  # u of the observations, as a pass takes it
+    by_row: Callable[[Array], Array]  # and back
+
+
+def _pairs(data: LinearData, rule: DoubleSumRule) -> _Visit:
+    """One observation and one other class at a time."""
+    kernel = replace(rule, step_size=1.0)  # compiled for any size
+
+    def run(w: Array, u: Array, rng_key: Array, size: Array) -> tuple[Array, Array, Array | float]:
+        return *run_pairs(w, u, rng_key, data, size, rule=kernel), 0.0
+
+    return _Visit(run, lambda u: u, lambda u: u)
+
+
+def _minibatches(
+    data: LinearData, batches: FixedBatches, num_sampled: int, num_categories: int
+) -> _Visit:
+    """Minibatches, whose local variables lie side by side."""
+    x_batches = data.features.take_batches(batches.rows)
+
+    def run(w: Array, u: Array, rng_key: Array, size: Array) -> tuple[Array, Array, Array | float]:
+        return run_minibatches(
+            w, u, rng_key, data, batches, x_batches, size, num_sampled=num_sampled
+        )
+
+    def arrange(u: Array) -> Array:
+        return u.at[batches.rows].get(mode="fill", fill_value=math.log(num_categories))
+
+    def by_row(u: Array) -> Array:
+        return jnp.zeros(data.y.shape, u.dtype).at[batches.rows].set(u, mode="drop")
+
+    return _Visit(run, arrange, by_row)
+
+
 def _check_start(start: Any, shape: tuple[int, int], num_rows: int) -> None:
     if start is None:
         return
     check_kind("start", start, DoubleSumFit, "an earlier fit, or None")
-    if start.w.shape != shape or start.u.shape != (num_rows,):
-        raise ValueError(
-            f"`start` must be a fit of as many classes, features and observations, {shape} and "
-            f"{num_rows}; got weights of shape {start.w.shape} and {len(start.u)} observations."
-        )
+    check_shape("weights of `start`", start.w, shape, "classes and features of this fit")
+    check_shape("local variables of `start`", start.u, (num_rows,), "observations of this fit")
 
 
 def _check_batches(
     rule: DoubleSumRule, num_rows: int, num_categories: int, batch_size: Any, num_sampled: Any
 ) -> None:
-    check_count("batch_size", batch_size, 1)
-    check_count("num_sampled", num_sampled, 1)
-    if batch_size > num_rows or batch_size + num_sampled > num_categories:
-        raise ValueError(
-            f"`batch_size` must be at most the {num_rows} observations, and `batch_size` + "
-            f"`num_sampled` at most the {num_categories} classes; got {batch_size} and "
-            f"{num_sampled}. With so few classes, take a smaller batch."
-        )
+    check_count("batch_size", batch_size, 1, num_rows, "number of observations")
+    most, of_what = num_categories - batch_size, "number of classes less `batch_size`"
+    check_count("num_sampled", num_sampled, 1, most, of_what)
     if (batch_size, num_sampled) != (1, 1) and not isinstance(rule, ImplicitSGD):
-        raise ValueError(
-            f"minibatches need `ImplicitSGD`; got {rule} with batch_size={batch_size} and "
-            f"num_sampled={num_sampled}. Leave both at 1."
-        )
+        got = f"batch_size={batch_size} and num_sampled={num_sampled}"
+        raise ValueError(f"minibatches need `ImplicitSGD`; got {rule} with {got}.")
 
 
 def _check_weights(w: Array, u: Array, number: int, rule: DoubleSumRule) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from numpyro_largecat._checks import as_positive, check_one_of
+from numpyro_largecat._checks import as_positive, check_one_of, describe
 from numpyro_largecat.choices.update_rules import EtaEstimate
 from numpyro_largecat.ops.double_sum.implicit_step import best_u, implicit_step
 
@@ -75,10 +75,8 @@ class DoubleSumRule:
         if callable(self.step_size):
             return
         if np.ndim(self.step_size) or np.asarray(self.step_size).dtype.kind not in "iuf":
-            raise TypeError(
-                "`step_size` must be a number, or a schedule of the pass; "
-                f"got {self.step_size!r} of type {type(self.step_size).__name__}."
-            )
+            need = "a number, or a schedule of the pass"
+            raise TypeError(f"`step_size` must be {need}; got {describe(self.step_size)}.")
         as_positive("step_size", self.step_size, "or a schedule of the pass")
 
     def move(self, pair: Pair) -> Move:
@@ -299,9 +297,9 @@ def step_sizes(step_size: float | Schedule, passes: range) -> NDArray[np.float64
     bad = ~(sizes >= 0) | ~np.isfinite(sizes)
     if bad.any():
         first = int(np.argmax(bad))
+        need = "finite step sizes of at least 0"
         raise ValueError(
-            "`step_size` must give finite step sizes of at least 0; "
-            f"got {sizes[first]} for pass {passes[first]}."
+            f"`step_size` must give {need}; got {sizes[first]} for pass {passes[first]}."
         )
     return sizes
 
@@ -309,6 +307,5 @@ def step_sizes(step_size: float | Schedule, passes: range) -> NDArray[np.float64
 def _refuse_other_u(double_sum: str) -> None:
     if double_sum != "gaps":
         raise ValueError(
-            '`double_sum="utilities"` is for `fit_double_sum`: the u of `sample_choice` is that of '
-            "the gaps to the observed class. Leave `double_sum` out."
+            '`double_sum="utilities"` is for `fit_double_sum`; leave it out for `sample_choice`.'
         )

@@ -104,6 +104,6 @@ class without_training_rows(Messenger):
             if frames:
                 raise RowsNeeded(
                     f"site '{msg['name']}' has a value for each row of plate '{frames.pop()}', "
-                    "which rows that the model was not fitted to lack. Give the plate the ids of "
-                    "training rows, `data_plate(..., rows=ids)`, to predict for these."
+                    "which new rows lack. Give the plate the ids of training rows, "
+                    "`data_plate(..., rows=ids)`."
                 )

@@ -38,26 +38,22 @@ def check_param_rows(msg: dict[str, Any], plates: Mapping[str, PlateRows]) -> No
                 raise ValueError(
                     f"{where} must have {plate.size} rows at axis {axis} (the plate's dim "
                     f"{frame.dim} less event_dim={event_dim}); got shape {shape}. Give it a row "
-                    "for each row of the whole plate, and the number of axes after them as "
-                    "`event_dim`. If its value comes from `params`, they are those of a plate of "
-                    "another size."
+                    "for each row of the whole plate."
                 )
         elif not plate.full and plate.size in shape:
             rows_axis = shape.index(plate.size)
             fits = max(0, len(shape) - rows_axis + frame.dim)
             raise ValueError(
-                f"{where} has shape {shape}, with {plate.size} entries at axis {rows_axis}, as "
-                f"many as the plate has rows, but event_dim={event_dim} does not make it that "
-                f"axis, and the plate holds {plate.indices.shape[0]} rows in this step. If they "
-                f"are its rows, write `numpyro.param('{name}', ..., event_dim={fits})`: it is then "
-                "stored whole and read by the rows of the step. If all rows share it, declare it "
+                f"{where} has shape {shape}, with {plate.size} entries at axis {rows_axis}, but "
+                f"event_dim={event_dim} does not make it that axis, and the plate holds "
+                f"{plate.indices.shape[0]} rows in this step. If they are its rows, write "
+                f"`numpyro.param(..., event_dim={fits})`; if all rows share it, declare it "
                 "outside of the plate."
             )
         elif plate.weights is not None and shape[:1] == plate.indices.shape:
             raise ValueError(
-                f"{where} has shape {shape}, an entry for each of the {shape[0]} rows that the "
-                "plate holds in this step, which are other classes in the next. Give it all "
-                f"{plate.size} rows, and event_dim={max(0, len(shape) + frame.dim)}: it is then "
-                "stored whole and read by the rows of the step. If all rows share it, declare it "
+                f"{where} has shape {shape}, an entry for each of the {shape[0]} rows of a step, "
+                f"other classes in the next. Give it all {plate.size} rows, and "
+                f"event_dim={max(0, len(shape) + frame.dim)}; or, if all rows share it, declare it "
                 "outside of the plate."
             )

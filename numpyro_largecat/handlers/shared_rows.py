@@ -110,8 +110,8 @@ class share_rows(Messenger):
         if known != plates:
             raise ValueError(
                 f"param '{msg['name']}' is used inside plates {sorted(known)} and inside plates "
-                f"{sorted(plates)}. SubsampledSVI reads its rows by one of them: use the parameter "
-                "once, in one set of plates, or give it no `event_dim`, outside all plates."
+                f"{sorted(plates)}. Use it in one set of plates, or outside of all without an "
+                "`event_dim`."
             )
 
     def _process_plate(self, msg: dict[str, Any]) -> None:
@@ -144,7 +144,7 @@ class share_rows(Messenger):
         if known.shape != indices.shape:
             raise ValueError(
                 f"plate '{name}' is opened twice in one step, with {known.shape[0]} rows and with "
-                f"{indices.shape[0]}. Give plates with different rows different names."
+                f"{indices.shape[0]}. Give them different names."
             )
         self.as_before[name] = self.as_before.get(name, True) & (known == indices).all()
 
@@ -166,7 +166,7 @@ class share_rows(Messenger):
 def _draw_rows(size: int, subsample_size: int, rng_key: Array | None = None, **_: Any) -> Array:
     if rng_key is None:
         raise ValueError(
-            "A plate that subsamples needs a random key to draw its rows: run the model under "
+            "A plate that subsamples needs a random key: run the model under "
             "`numpyro.handlers.seed`."
         )
     return draw_without_replacement(rng_key, size, subsample_size)

@@ -122,17 +122,7 @@ def find_ends(curve: Curve, mode: Array, drop: float) -> tuple[Array, Array, Arr
 
     def step(state: tuple[_Ends, Array]) -> tuple[_Ends, Array]:
         old, count = state
-        # Where the parabola through this point has fallen by 1.2 times `drop`.
-        rest = 1.2 * drop - old.drop
-        root = jnp.sqrt(jnp.maximum(old.slope**2 + 2 * old.curvature * rest, 0))
-        guess = old.distance + 2 * rest / (old.slope + root)
-        guess = jnp.minimum(guess, 8 * (1 + old.distance))  # the slope may vanish here
-        middle = jnp.where(
-            old.outer < jnp.inf,
-            0.5 * (old.inner + old.outer),
-            2 * old.inner + jnp.exp2(count.astype(mode.dtype)),
-        )
-        guess = jnp.where((guess > old.inner) & (guess < old.outer), guess, middle)
+        guess = _next_distance(old, drop, count)
         new = look(jnp.where(old.going, guess, old.distance), old)
         return _keep(old.going, new, old), count + 1
 
@@ -151,6 +141,20 @@ def find_ends(curve: Curve, mode: Array, drop: float) -> tuple[Array, Array, Arr
     )
     found = lax.while_loop(_goes_on, step, (begin, jnp.zeros((), jnp.int32)))[0]
     return found.distance, found.drop, top
+
+
+def _next_distance(old: _Ends, drop: float, count: Array) -> Array:
+    """Where the parabola through this point has fallen by 1.2 times ``drop``, if in the bracket."""
+    rest = 1.2 * drop - old.drop
+    root = jnp.sqrt(jnp.maximum(old.slope**2 + 2 * old.curvature * rest, 0))
+    guess = old.distance + 2 * rest / (old.slope + root)
+    guess = jnp.minimum(guess, 8 * (1 + old.distance))  # the slope may vanish here
+    middle = jnp.where(
+        old.outer < jnp.inf,
+        0.5 * (old.inner + old.outer),
+        2 * old.inner + jnp.exp2(count.astype(guess.dtype)),
+    )
+    return jnp.where((guess > old.inner) & (guess < old.outer), guess, middle)
 
 
 class Rule(NamedTuple):
@@ -186,6 +190,16 @@ class _Panels(NamedTuple):
     going: Array
 
 
+class _Tried(NamedTuple):
+    """The panel that is tried on each side; all (..., 2, J / 2)."""
+
+    distances: Array  # of its nodes, from the mode
+    nodes: Array
+    weights: Array  # for a panel of length 1
+    values: Array
+    falls: Array  # of f, from the mode; without derivatives
+
+
 def integrate(curve: Curve, mode: Array, rule: Rule) -> Integral:
     """Integrate exp(f) over where it matters, in as few panels as keep it smooth on each.
 
@@ -196,8 +210,6 @@ def integrate(curve: Curve, mode: Array, rule: Rule) -> Integral:
 
     Nodes are constants for derivatives.
     """
-    sides = jnp.array([-1, 1], mode.dtype)
-    first, inner = (jnp.asarray(a, mode.dtype) for a in _panel_rules(rule.num_nodes))
     ends, drops, top = find_ends(curve, mode, rule.drop)
     # The integrand is above the chord of f: this bounds the integral from below.
     least = (ends / drops).sum(axis=-1, keepdims=True)
@@ -205,52 +217,23 @@ def integrate(curve: Curve, mode: Array, rule: Rule) -> Integral:
 
     def step(state: tuple[_Panels, Array]) -> tuple[_Panels, Array]:
         old, count = state
-        length = old.outer - old.inner
-        is_first = (old.num_done == 0)[..., None, None]
-        places, weights = jnp.moveaxis(jnp.where(is_first, first, inner), -2, 0)
-        distances = old.inner[..., None] + length[..., None] * places
-        nodes = mode[..., None] + sides[:, None] * distances
-        values = curve.value(nodes.reshape((*nodes.shape[:-2], -1))).reshape(nodes.shape)
-        falls = top[..., None] - lax.stop_gradient(values)
-
-        terms = jnp.exp(-falls) * weights
-        middle, end = _unresolved(
-            terms, jnp.where(old.num_done == 0, 2.2, 0) * jnp.exp(-old.outer_drop)
-        )
-        error = length * end * jnp.minimum(end / middle, 1) ** 2
-        fine = (error <= rule.tolerance * least) | (end <= noise * terms.max(axis=-1))
+        tried = _try_panel(curve, mode, top, old)
+        fine = _is_resolved(tried, old, rule.tolerance * least, noise)
         fine |= (old.num_done + 1 == rule.max_panels) | (count + 1 >= rule.max_rounds)
-        done = fine & old.going
-
-        least_fall = falls.min(axis=-1)
-        limit = least_fall + 0.02 * (old.outer_drop - least_fall)
-        flat = (falls < limit[..., None]).sum(axis=-1) - 1
-        cut = jnp.maximum(flat, rule.num_nodes // 2)[..., None]
-        cut_place = jnp.take_along_axis(distances, cut, axis=-1)[..., 0]
-        cut_drop = jnp.take_along_axis(falls, cut, axis=-1)[..., 0]
-        slot = (jnp.arange(rule.max_panels) == old.num_done[..., None]) & done[..., None]
-        log_weights = jnp.log(length)[..., None] + jnp.log(weights)
-
-        def put(new: Array, old: Array) -> Array:
-            return jnp.where(slot[..., None], new[..., None, :], old)
-
-        new = _Panels(
-            nodes=put(nodes, old.nodes),
-            log_weights=put(log_weights, old.log_weights),
-            values=put(values, old.values),
-            num_done=old.num_done + done,
-            outer=jnp.where(done, old.inner, old.outer),
-            inner=jnp.where(done, 0, cut_place),
-            outer_drop=jnp.where(done, old.inner_drop, old.outer_drop),
-            inner_drop=jnp.where(done, 0, cut_drop),
-            going=~(done & (old.inner == 0)),
-        )
+        new = _accept_or_cut(old, tried, fine & old.going)
         return _keep(old.going, new, old), count + 1
 
-    shape = (*ends.shape, rule.max_panels, rule.num_nodes)
+    begin = _first_panels(mode, ends, drops, rule)
+    found = lax.while_loop(_goes_on, step, (begin, jnp.zeros((), jnp.int32)))[0]
+    nodes, log_weights, values = map(_panels_first, found[:3])
+    log_value = jax.nn.logsumexp(values + log_weights, axis=(0, -1))
+    return Integral(nodes, log_weights, values, log_value)
+
+
+def _first_panels(mode: Array, ends: Array, drops: Array, rule: Rule) -> _Panels:
     zero = jnp.zeros_like(ends)
-    nothing = jnp.zeros(shape, mode.dtype)
-    begin = _Panels(
+    nothing = jnp.zeros((*ends.shape, rule.max_panels, rule.num_nodes), mode.dtype)
+    return _Panels(
         nodes=nothing + mode[..., None, None],
         log_weights=nothing - jnp.inf,
         values=nothing,
@@ -261,10 +244,57 @@ def integrate(curve: Curve, mode: Array, rule: Rule) -> Integral:
         inner_drop=zero,
         going=jnp.ones(ends.shape, bool),
     )
-    found = lax.while_loop(_goes_on, step, (begin, jnp.zeros((), jnp.int32)))[0]
-    nodes, log_weights, values = map(_panels_first, found[:3])
-    log_value = jax.nn.logsumexp(values + log_weights, axis=(0, -1))
-    return Integral(nodes, log_weights, values, log_value)
+
+
+def _try_panel(curve: Curve, mode: Array, top: Array, old: _Panels) -> _Tried:
+    """Evaluate f, which is ``top`` at the mode, on the panel between ``inner`` and ``outer``."""
+    sides = jnp.array([-1, 1], mode.dtype)
+    first, inner = (jnp.asarray(a, mode.dtype) for a in _panel_rules(old.nodes.shape[-1]))
+    is_first = (old.num_done == 0)[..., None, None]
+    places, weights = jnp.moveaxis(jnp.where(is_first, first, inner), -2, 0)
+    distances = old.inner[..., None] + (old.outer - old.inner)[..., None] * places
+    nodes = mode[..., None] + sides[:, None] * distances
+    values = curve.value(nodes.reshape((*nodes.shape[:-2], -1))).reshape(nodes.shape)
+    falls = top[..., None] - lax.stop_gradient(values)
+    return _Tried(distances, nodes, weights, values, falls)
+
+
+def _is_resolved(tried: _Tried, old: _Panels, tolerance: Array, noise: Array) -> Array:
+    """Whether the error of a panel is below ``tolerance``, or what is missing below ``noise``."""
+    terms = jnp.exp(-tried.falls) * tried.weights
+    middle, end = _unresolved(
+        terms, jnp.where(old.num_done == 0, 2.2, 0) * jnp.exp(-old.outer_drop)
+    )
+    error = (old.outer - old.inner) * end * jnp.minimum(end / middle, 1) ** 2
+    return (error <= tolerance) | (end <= noise * terms.max(axis=-1))
+
+
+def _accept_or_cut(old: _Panels, tried: _Tried, done: Array) -> _Panels:
+    """Write the panel and go on inside of it where it is ``done``; else try its outer part."""
+    max_panels, num_nodes = old.nodes.shape[-2:]
+    least_fall = tried.falls.min(axis=-1)
+    limit = least_fall + 0.02 * (old.outer_drop - least_fall)
+    flat = (tried.falls < limit[..., None]).sum(axis=-1) - 1
+    cut = jnp.maximum(flat, num_nodes // 2)[..., None]
+    cut_place = jnp.take_along_axis(tried.distances, cut, axis=-1)[..., 0]
+    cut_drop = jnp.take_along_axis(tried.falls, cut, axis=-1)[..., 0]
+    slot = (jnp.arange(max_panels) == old.num_done[..., None]) & done[..., None]
+    log_weights = jnp.log(old.outer - old.inner)[..., None] + jnp.log(tried.weights)
+
+    def put(new: Array, old: Array) -> Array:
+        return jnp.where(slot[..., None], new[..., None, :], old)
+
+    return _Panels(
+        nodes=put(tried.nodes, old.nodes),
+        log_weights=put(log_weights, old.log_weights),
+        values=put(tried.values, old.values),
+        num_done=old.num_done + done,
+        outer=jnp.where(done, old.inner, old.outer),
+        inner=jnp.where(done, 0, cut_place),
+        outer_drop=jnp.where(done, old.inner_drop, old.outer_drop),
+        inner_drop=jnp.where(done, 0, cut_drop),
+        going=~(done & (old.inner == 0)),
+    )
 
 
 def _panels_first(array: Array) -> Array:

@@ -9,10 +9,17 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, check_in_range, check_integers
+from numpyro_largecat._checks import (
+    check_count,
+    check_in_range,
+    check_integers,
+    check_kind,
+    check_shape,
+)
 from numpyro_largecat.ops.subsampling import is_among, place_among, sorted_distinct
 from numpyro_largecat.plates.uniform_classes import DrawnClasses
 
@@ -90,12 +97,10 @@ class ClassSubset:
             return jnp.asarray(value)
         if self.labels is None:
             raise ValueError(
-                "`classes.place` has no answer while the plate holds consecutive classes, as the "
-                "plate of a choice does in predictions: a class may be in another chunk. Rows that "
-                "are read by id need a class plate of their own, such as "
-                f'`lc.class_plate("read", {self.num_categories}, labels=ids, num_sampled=1)`. If '
-                "they are rows of the same table, fit with a full plate, read them as `w[ids]`, "
-                f"and predict with chunk_size={self.num_categories}."
+                "`classes.place` has no answer while the plate holds consecutive classes, as that "
+                "of a choice does in predictions. Read rows by id from a class plate of their own, "
+                f'`lc.class_plate("read", {self.num_categories}, labels=ids, num_sampled=1)`; or '
+                f"fit with a full plate, and predict with chunk_size={self.num_categories}."
             )
         if self.per_observation:
             return jnp.zeros(jnp.shape(value), jnp.int32)
@@ -138,11 +143,8 @@ class ClassSubset:
             [4, 2]
         """
         num_rows = self.indices.shape[0]
-        if jnp.ndim(rows) < 1 or rows.shape[0] != num_rows:
-            raise ValueError(
-                f"`rows` must have the {num_rows} rows of the class plate on its first axis; "
-                f"got shape {jnp.shape(rows)}."
-            )
+        need = "the rows of the class plate first"
+        check_shape("`rows`", rows, (num_rows, *np.shape(rows)[1:]), need)
         num_together = self.weights.shape[0] if self.per_observation else num_rows
         return rows.reshape(num_rows // num_together, num_together, *rows.shape[1:])
 
@@ -151,9 +153,8 @@ def _refuse_steps(labels: Array) -> None:
     """NumPyro's ``scan`` stacks what is inside the distributions of its sites, over its steps."""
     if labels.ndim != 1:
         raise NotImplementedError(
-            "a choice over some of the classes cannot be inside of "
-            "`numpyro.contrib.control_flow.scan`: observe it after the scan, with the states that "
-            f"the scan returns. The labels of its classes have shape {labels.shape}."
+            "a choice over some of the classes cannot be inside of NumPyro's `scan`: observe it "
+            f"after the scan. The labels of its classes have shape {labels.shape}."
         )
 
 
@@ -221,11 +222,9 @@ def full_subset(num_categories: int) -> ClassSubset:
 
 def check_class_subset(classes: Any) -> None:
     """Raise TypeError unless ``classes`` is a ``ClassSubset``, or None for all classes."""
-    if classes is not None and not isinstance(classes, ClassSubset):
-        raise TypeError(
-            "`classes` must be what `with lc.class_plate(...) as classes:` gives; "
-            f"got {type(classes).__name__}."
-        )
+    if classes is not None:
+        form = "what `with lc.class_plate(...) as classes:` gives"
+        check_kind("classes", classes, ClassSubset, form)
 
 
 def check_labels(name: str, labels: ArrayLike, num_categories: int) -> None:
@@ -236,12 +235,7 @@ def check_labels(name: str, labels: ArrayLike, num_categories: int) -> None:
 
 def check_num_sampled(num_sampled: int, num_categories: int, labels: ArrayLike | None) -> int:
     """Return the number of drawn classes as an int in range, or raise."""
-    num_sampled = check_count("num_sampled", num_sampled, 1)
     most = num_categories if labels is None else num_categories - 1
-    if num_sampled > most:
-        raise ValueError(
-            f"`num_sampled` must be at most {most} with num_categories={num_categories}"
-            f"{'' if labels is None else ', since the labels are there already'}; "
-            f"got {num_sampled}. Leave it out to have all classes, exactly."
-        )
-    return num_sampled
+    besides = "" if labels is None else " besides a label"
+    of_what = f"number of classes{besides}; leave it out to have them all"
+    return check_count("num_sampled", num_sampled, 1, most, of_what)

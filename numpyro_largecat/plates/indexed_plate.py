@@ -36,10 +36,9 @@ class indexed_plate(numpyro.plate):
             super().__init__(name, size, subsample_size=indices.shape[0], dim=dim)
         if not (is_shared or facts.is_full or _are_same(self._indices, indices)):
             raise ValueError(
-                f"plate '{name}': the guide opened a plate of that name with rows of its own, "
-                "which are not the rows of the model's plate. Fit with lc.SubsampledSVI, which "
-                "gives every guide the rows of the model, or pass the guide `create_plates=`, a "
-                "function that returns this plate."
+                f"plate '{name}': the guide opened a plate of that name with rows of its own. Fit "
+                "with lc.SubsampledSVI, or give the guide `create_plates=`, which returns this "
+                "plate."
             )
         self._indices = indices
         self.subsample_size = indices.shape[0]
@@ -59,8 +58,8 @@ class indexed_plate(numpyro.plate):
         if shape[axis] != self.size:
             raise ValueError(
                 f"{msg['type']} site '{msg.get('name')}' inside plate '{self.name}' must have "
-                f"{self.size} rows at axis {axis} (the plate's dim {self.dim} less event_dim "
-                f"{event_dim}); got shape {shape}."
+                f"{self.size} rows at axis {axis} (dim {self.dim} less event_dim {event_dim}); got "
+                f"shape {shape}."
             )
         msg["value"] = jnp.take(msg["value"], self._indices, axis=axis, mode="clip")
 
@@ -88,10 +87,9 @@ def _refuse_scan(name: str) -> None:
     """
     if is_scan_open():
         raise NotImplementedError(
-            f"plate '{name}' holds some of its rows and is opened inside of "
-            "`numpyro.contrib.control_flow.scan`, where no inference can learn which. Open it "
-            "before the scan, draw its sites there and use their rows in the body; observe what "
-            "belongs to its rows after the scan, with the states that the scan returns."
+            f"plate '{name}' holds some of its rows and is opened inside of NumPyro's `scan`, "
+            "where nothing can learn which. Open it before the scan, draw its sites there and use "
+            "them in the body; observe what belongs to its rows after the scan."
         )
 
 

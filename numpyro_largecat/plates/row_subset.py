@@ -13,7 +13,14 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import as_ids, check_in_range, check_integers, is_concrete
+from numpyro_largecat._checks import (
+    as_ids,
+    check_in_range,
+    check_integers,
+    check_kind,
+    check_shape,
+    is_concrete,
+)
 
 
 @partial(
@@ -46,21 +53,14 @@ class RowSubset:
 
 def check_row_subset(rows: Any) -> None:
     """Raise TypeError unless ``rows`` is a ``RowSubset``."""
-    if not isinstance(rows, RowSubset):
-        raise TypeError(
-            "`rows` must be what `with lc.data_plate(..., rows) as rows:` gives, not the row ids "
-            f"or another plate; got {type(rows).__name__}."
-        )
+    form = "what `with lc.data_plate(..., rows) as rows:` gives"
+    check_kind("rows", rows, RowSubset, form)
 
 
 def check_row_ids(name: str, rows: ArrayLike, size: int) -> Array:
     """Return the row ids of data plate ``name`` as an array of shape (B,), or raise."""
     check_integers("rows", rows)
-    if np.ndim(rows) != 1:
-        raise ValueError(
-            f"`rows` of plate '{name}' must have shape (B,), one id for each row of the "
-            f"minibatch; got shape {np.shape(rows)}."
-        )
+    check_shape(f"`rows` of plate '{name}'", rows, ("B",), "an id for each row of the minibatch")
     check_in_range(f"`rows` of plate '{name}'", rows, size, "row ids")
     return as_ids(rows)
 
@@ -73,11 +73,10 @@ def refuse_repeated_rows(name: str, site: str, rows: ArrayLike) -> None:
     if (counts > 1).any():
         first = int(np.argmax(counts > 1))
         raise ValueError(
-            f"site '{site}' has a value for each row of plate '{name}', but the ids of its rows "
-            f"repeat: row {ids[first]} is there {counts[first]} times, and its prior would count "
-            f"as often. To read one value by ids that repeat, draw it in a class plate, "
-            f'`with lc.class_plate("{name}", N, labels=rows, num_sampled=1) as read:`, and '
-            "use `value[read.place(rows)]`. What is observed there may stay in the data plate."
+            f"site '{site}' has a value for each row of plate '{name}', but row {ids[first]} is "
+            f"there {counts[first]} times, and its prior would count as often. To read a value by "
+            "ids that repeat, draw it in a class plate and use `value[read.place(rows)]`: "
+            f'`with lc.class_plate("{name}", N, labels=rows, num_sampled=1) as read:`.'
         )
 
 

@@ -23,9 +23,8 @@ def dims_of(name: str, site: LatentSite, dims: Mapping[str, Sequence[str]]) -> l
     batch = [plates.get(i - num_batch, f"{name}_batch_{i}") for i in range(num_batch)]
     event = list(dims.get(name, [f"{name}_dim_{i}" for i in range(event_dim)]))
     if len(event) != event_dim:
-        raise ValueError(
-            f"`dims` of site '{name}' must name its {event_dim} event dimensions; got {event}."
-        )
+        need = f"its {event_dim} event dimensions"
+        raise ValueError(f"`dims` of site '{name}' must name {need}; got {event}.")
     return batch + event
 
 
@@ -51,9 +50,8 @@ def refuse_two_readings(
         in_order = np.arange(sizes[name])
         if len(given.get(name, ())) == len(rows) == sizes[name] and (rows != in_order).any():
             raise ValueError(
-                f"`coords['{name}']` may be the labels of all rows in their order, or of the rows "
-                f"that `rows['{name}']` names in another. Give `rows` by label: then `coords` are "
-                "those of all rows in their order."
+                f"`coords['{name}']` may be of all rows in order, or of those of "
+                f"`rows['{name}']` in another. Give `rows` by label, and `coords` of all rows."
             )
 
 
@@ -68,18 +66,18 @@ def labels_of_shown(
     others = lengths.keys() - sizes.keys()
     if not given.keys() <= sizes.keys() | others:
         raise ValueError(
-            f"`coords` names {sorted(given.keys() - sizes.keys() - others)}, but the plates of the "
-            f"model are {sorted(sizes)}, and its other dimensions {sorted(others)}."
+            f"`coords` names {sorted(given.keys() - sizes.keys() - others)}; the plates are "
+            f"{sorted(sizes)}, and the other dimensions {sorted(others)}."
         )
     for name, labels in given.items():
         allowed = {len(ids[name])} if name in ids else lengths.get(name, set())
         if name in ids and name not in shown.new:
             allowed |= {sizes[name]}
         if allowed and len(labels) not in allowed:
-            raise ValueError(
-                f"`coords['{name}']` must have {' or '.join(map(str, sorted(allowed)))} labels, "
-                f"one for each row{' or row shown' * (len(allowed) > 1)}; got {len(labels)}."
-            )
+            need = " or ".join(map(str, sorted(allowed)))
+            each = f"one for each row{' or row shown' * (len(allowed) > 1)}"
+            got = f"got {len(labels)}"
+            raise ValueError(f"`coords['{name}']` must have {need} labels, {each}; {got}.")
     found = dict(given)
     for name, rows in ids.items():
         labels = given.get(name, np.asarray(rows))

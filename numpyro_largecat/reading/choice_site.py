@@ -39,14 +39,12 @@ def find_choice(fit: BoundFit) -> ChoiceSite:
     plates, choices = _look(fit, model)
     if fit.plate is not None and fit.plate not in plates:
         raise ValueError(
-            f"`plate` must name a class plate of the model; got '{fit.plate}', and the model's "
-            f"class plates are {list(plates)}."
+            f"`plate` must name a class plate of the model, {list(plates)}; got '{fit.plate}'."
         )
     if fit.site is not None and fit.site not in choices:
         raise ValueError(
-            "`site` must name a UtilityCategorical site of the model, or one of its bounds, with "
-            f"`classes=` from a class plate; got '{fit.site}', and the choices of the model are "
-            f"{list(choices)}."
+            "`site` must name a UtilityCategorical site of the model, or one of its bounds; got "
+            f"'{fit.site}', and the choices of the model are {list(choices)}."
         )
     found = [
         ChoiceSite(site, plate, size)
@@ -58,9 +56,8 @@ def find_choice(fit: BoundFit) -> ChoiceSite:
         found = [choice for choice in found if _is_over(fit, model, choice)]
     if len(found) != 1:
         raise ValueError(
-            "say which choice to read, over which class plate, as in "
-            "`lc.Fitted(..., site='y', plate='classes')`: the choices of the model are "
-            f"{list(choices)}, and its class plates {list(plates)}."
+            "say which choice to read, `lc.Fitted(..., site='y', plate='classes')`: the choices of "
+            f"the model are {list(choices)}, and its class plates {list(plates)}."
         )
     return found[0]
 

@@ -49,14 +49,11 @@ def rows_are_alone(
     if is_concrete(differ) and differ.any():
         raise ValueError(
             f"the utility of class {int(jnp.argmax(differ)) + 1} of plate '{plate}' depends on "
-            "which classes are evaluated with it. A class plate holds some of its classes at a "
-            "time, so a utility may depend on the rows of its own class and on what is outside of "
-            "the plate, not on the place of a row, on sums over rows, or on rows that are read by "
-            "id. Write a reference class as `jnp.where(classes.indices == 0, 0.0, b)`, not "
-            "`b.at[0].set(0.0)`; in place of centred or normalised weights give the prior a scale "
-            "of its own; read rows by id, such as those of a history, from a class plate of their "
-            "own. If the model is fitted with a full plate, a `chunk_size` of at least the number "
-            "of classes evaluates it on all of them at once, as in the fit."
+            "which classes are evaluated with it. It may depend on its own row and on what is "
+            "outside of the plate, not on the place of a row, sums over rows, or rows read by id. "
+            "Write a reference class as `jnp.where(classes.indices == 0, 0.0, b)`; in place of "
+            "centred weights give the prior a scale; read rows by id from a class plate of their "
+            "own; or, after a fit with a full plate, set `chunk_size` to the number of classes."
         )
     return ~differ.any()
 

@@ -176,10 +176,8 @@ class ChunkedUtilities:
         check_params(self._params, guide_sites | sites)
         classes = base_distribution(sites[self.site]["fn"]).classes
         if classes is None or classes.kind != "chunk":
-            raise ValueError(
-                f"the choice '{self.site}' must have `classes=` from class plate '{self.plate}', "
-                "so that it can be read chunk by chunk."
-            )
+            need = f"`classes=` from class plate '{self.plate}'"
+            raise ValueError(f"choice '{self.site}' must have {need}, to be read by chunks.")
         return sites
 
     def _explain(self, error: Exception) -> None:
@@ -190,9 +188,8 @@ class ChunkedUtilities:
             return  # they fail on all classes too
         raise ValueError(
             f"the model runs on all {self.num_categories} classes of plate '{self.plate}', but "
-            "fails on two of them. Predictions evaluate it on some classes at a time, also where "
-            "its plate is full: with `as classes`, take from tables with an axis for the classes "
-            "those that exist, such as `x[:, classes.indices]`. It raised "
+            "fails on two of them, and predictions evaluate some at a time. With `as classes` "
+            "take those that exist, such as `x[:, classes.indices]`. It raised "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -265,8 +262,8 @@ def rows_of_whole(drawn: Any, axis: int, rows: Array, size: int) -> Any:
         return jnp.take(value, rows, axis=axis, mode="clip")
     if shape[axis] != rows.shape[0]:
         raise ValueError(
-            f"the guide draws site '{drawn['name']}' outside of the model's plate for it, so that "
-            f"it must have all {size} rows at axis {axis}; got shape {shape}."
+            f"the guide draws site '{drawn['name']}' outside of the model's plate for it, so it "
+            f"must have all {size} rows at axis {axis}; got shape {shape}."
         )
     return value
 

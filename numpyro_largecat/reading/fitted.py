@@ -7,13 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoGuideList
 
-from numpyro_largecat._checks import check_arguments, check_count, check_integers
+from numpyro_largecat._checks import (
+    check_arguments,
+    check_count,
+    check_integers,
+    check_kind,
+    check_shape,
+)
 from numpyro_largecat.handlers.automatic_guides import guide_parts
 from numpyro_largecat.handlers.internals import has_seen_model
 from numpyro_largecat.handlers.static_arguments import with_jax_arrays
@@ -126,11 +131,7 @@ class Fitted:
         progress_bar: bool = False,
         losses: ArrayLike | None = None,
     ) -> None:
-        if not isinstance(params, Mapping):
-            raise TypeError(
-                "`params` must be a dict of the fit's parameters, such as `result.params`; "
-                f"got {type(params).__name__}."
-            )
+        check_kind("params", params, Mapping, "a dict of parameters, such as `result.params`")
         _check_guide_has_run(guide)
         self.model, self.guide = model, guide
         self.params: dict[str, Any] = with_jax_arrays(dict(params))
@@ -242,12 +243,8 @@ class Reading:
             ``fitted.on(x).top_classes(5, rng_key=jax.random.key(1), num_draws=50)``.
         """
         utilities = ChunkedUtilities(self._fit)
-        num_top = check_count("num_top", num_top, 1)
-        if num_top > utilities.num_categories:
-            raise ValueError(
-                "`num_top` must be at most the number of classes, "
-                f"{utilities.num_categories}; got {num_top}."
-            )
+        classes = utilities.num_categories
+        num_top = check_count("num_top", num_top, 1, classes, "number of classes")
         return predictions.top_classes(utilities, num_top, _draw_keys(rng_key, num_draws))
 
     def log_likelihood(
@@ -532,20 +529,17 @@ def _check_guide_has_run(guide: Any) -> None:
     parts = [part for part in guide_parts(guide) if not isinstance(part, AutoGuideList)]
     if not all(has_seen_model(part) for part in parts):
         raise ValueError(
-            "the guide has not been run yet, and finds its sites in its first run. Run it once "
-            "with arguments as in training, among them labels: "
-            "`numpyro.handlers.seed(guide, 0)(x, y, rows)`. The parameters stay those of `params`."
+            "the guide has not been run yet. Run it once with arguments as in training, among them "
+            "labels, to find its sites: `numpyro.handlers.seed(guide, 0)(x, y, rows)`."
         )
 
 
 def _checked_losses(losses: Any) -> Any:
-    if losses is not None and (hasattr(losses, "losses") or np.ndim(losses) != 1):
-        is_result = hasattr(losses, "losses")
-        got = type(losses).__name__ if is_result else f"shape {np.shape(losses)}"
-        raise ValueError(
-            "`losses` must have shape (steps,), one loss of each step, such as `result.losses`; "
-            f"got {got}."
-        )
+    if hasattr(losses, "losses"):
+        got = type(losses).__name__
+        raise ValueError(f"`losses` must have shape (steps,), as `result.losses`; got {got}.")
+    if losses is not None:
+        check_shape("`losses`", losses, ("steps",), "as `result.losses`")
     return losses
 
 
@@ -553,8 +547,7 @@ def _draw_keys(rng_key: Array | None, num_draws: int | None) -> Array | None:
     """One key for each draw, or None for the centre of the guide."""
     if (rng_key is None) != (num_draws is None):
         raise ValueError(
-            "`rng_key` and `num_draws` belong together: give both to average over draws from the "
-            "guide, or neither for its centre."
+            "`rng_key` and `num_draws` belong together: give both, or none for the guide's centre."
         )
     return None if rng_key is None or num_draws is None else _split(rng_key, num_draws)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
-from numpyro_largecat._checks import check_count, check_integers
+from numpyro_largecat._checks import check_count, check_integers, check_shape
 from numpyro_largecat.reading.predictions import TopClasses
 
 
@@ -67,10 +67,9 @@ def score_predictions(
     if labels.ndim == classes.ndim - 1:
         labels = labels[..., None]
     if labels.shape[:-1] != classes.shape[:-1]:
-        raise ValueError(
-            "`obs` must have one label, or one row of labels, for each observation; got shape "
-            f"{np.shape(obs)} for predictions of shape {classes.shape}."
-        )
+        need = "one label, or one row of labels, for each observation"
+        got = f"shape {np.shape(obs)} for predictions of shape {classes.shape}"
+        raise ValueError(f"`obs` must have {need}; got {got}.")
     labels = np.sort(labels, axis=-1)
     is_new = np.diff(labels, axis=-1, prepend=-1) > 0  # a label that is given twice counts once
     num_labels = ((labels >= 0) & is_new).sum(axis=-1)
@@ -92,11 +91,8 @@ def score_predictions(
         log_probs = np.asarray(log_likelihood, np.float64)
         if log_probs.ndim == classes.ndim:
             log_probs = logsumexp(log_probs, axis=0) - np.log(len(log_probs))
-        if log_probs.shape != classes.shape[:-1]:
-            raise ValueError(
-                "`log_likelihood` must have one value for each observation, or for each draw and "
-                f"observation; got shape {np.shape(log_likelihood)} for {classes.shape[:-1]}."
-            )
+        need = "an entry for each observation, or for each draw and observation"
+        check_shape("`log_likelihood`", log_probs, classes.shape[:-1], need)
         scores["log likelihood"] = float(log_probs.mean())
     return scores
 

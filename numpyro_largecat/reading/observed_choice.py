@@ -45,10 +45,8 @@ def observed_choice(fit: BoundFit, site: str) -> Observed:
         known: dict[str, Any] = {"params": fit.params, "touched": TouchedRows()}
         sites = sites_of(fit.model, fit.args, fit.kwargs, **known, around=around)
         if not is_observed(sites[site]):
-            raise ValueError(
-                f"the model must observe choice '{site}' to be diagnosed: give `fitted.on(...)` "
-                "the observed classes, as in training, or give `batches`."
-            )
+            need = f"the model must observe choice '{site}' to be diagnosed"
+            raise ValueError(f"{need}: give its classes to `fitted.on(...)`, or give `batches`.")
         return _observed(sites[site])
 
     return compiled(look)()

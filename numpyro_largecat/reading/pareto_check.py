@@ -57,17 +57,19 @@ class ParetoCheck(NamedTuple):
         return findings
 
 
-def check_rows(rng_key: Array, fit: BoundFit, observed: Observed, num_draws: int) -> ParetoCheck:
+def pareto_of_rows(
+    rng_key: Array, fit: BoundFit, observed: Observed, num_draws: int
+) -> ParetoCheck:
     """Look at the guide on the rows of the arguments; at classes only if these are all rows."""
     utilities = ChunkedUtilities(fit)
     labels, rows = observed
     chosen = None
     if not rows.is_sampled.any():
         chosen = _choose_classes(rng_key, utilities.num_categories, np.asarray(labels), np.inf)
-    return _check(rng_key, utilities, rows, chosen, num_draws)
+    return _pareto(rng_key, utilities, rows, chosen, num_draws)
 
 
-def check_batches(
+def pareto_of_batches(
     rng_key: Array,
     fit: BoundFit,
     everything: Observed,
@@ -91,7 +93,7 @@ def check_batches(
     weights = np.where(np.asarray(everything.rows.weights)[ids] > 0, weights, 0.0)
     rows = RowWeights(jnp.asarray(weights), jnp.asarray(weights > 1))
     utilities = ChunkedUtilities(fit.followed_by(batches.take(jnp.asarray(ids))))
-    return _check(rng_key, utilities, rows, chosen, num_draws)
+    return _pareto(rng_key, utilities, rows, chosen, num_draws)
 
 
 def _choose_classes(
@@ -104,7 +106,7 @@ def _choose_classes(
     return np.sort(rng.choice(classes, min(NUM_CLASSES, classes.size), replace=False))
 
 
-def _check(
+def _pareto(
     rng_key: Array,
     utilities: ChunkedUtilities,
     rows: RowWeights,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from numpyro_largecat._checks import check_shape
 from numpyro_largecat.reading.metrics import calibration_bins
 
 __all__ = ["accuracy_by_frequency", "confusion", "elbo", "intervals", "reliability"]
@@ -97,11 +98,7 @@ def intervals(
         ['a', 'b']
     """
     draws = np.asarray(draws)
-    if draws.ndim != 2 or draws.shape[1] != len(labels):
-        raise ValueError(
-            "`draws` must have shape (num_draws, rows) with one of `labels` for each row; got "
-            f"shape {draws.shape} and {len(labels)} labels."
-        )
+    check_shape("`draws`", draws, ("num_draws", len(labels)), "a column for each of `labels`")
     tail = (1 - probability) / 2
     low, middle, high = np.quantile(draws, [tail, 0.5, 1 - tail], axis=0)
     ax = _new_axes(ax, height=0.28 * len(labels) + 1.2)
@@ -143,11 +140,7 @@ def reliability(
         >>> ax.get_ylabel()
         'fraction that came true'
     """
-    if np.shape(probabilities) != np.shape(correct):
-        raise ValueError(
-            "`probabilities` and `correct` must have the same shape; got "
-            f"{np.shape(probabilities)} and {np.shape(correct)}."
-        )
+    check_shape("`correct`", correct, np.shape(probabilities), "as `probabilities`")
     predicted, observed, counts = calibration_bins(probabilities, correct, num_bins)
     error = _error_bars(observed, counts)
     ax = _new_axes(ax)
@@ -273,11 +266,7 @@ def _error_bars(shares: Any, counts: Any) -> Any:
 
 
 def _check_same_shape(predicted: ArrayLike, obs: ArrayLike) -> tuple[Any, Any]:
-    if np.shape(predicted) != np.shape(obs):
-        raise ValueError(
-            "`predicted` and `obs` must have the same shape; got "
-            f"{np.shape(predicted)} and {np.shape(obs)}."
-        )
+    check_shape("`predicted`", predicted, np.shape(obs), "as `obs`")
     return np.ravel(predicted), np.ravel(obs)
 
 

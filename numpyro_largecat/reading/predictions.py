@@ -90,10 +90,8 @@ def labels_of_rows(obs: ArrayLike, utilities: ChunkedUtilities) -> Array:
         b in (1, o) for b, o in zip(batch_shape, shape, strict=True)
     )
     if not fits:
-        raise ValueError(
-            "`obs` must have one class for each row that the model's arguments describe, shape "
-            f"{batch_shape}; got shape {shape}."
-        )
+        need = f"a class for each row of the model's arguments, shape {batch_shape}"
+        raise ValueError(f"`obs` must have {need}; got shape {shape}.")
     return as_ids(obs)
 
 

@@ -68,9 +68,8 @@ def rows_to_show_with(
 def _ids_of(name: str, given: Any, sizes: dict[str, int], labels: dict[str, NDArray[Any]]) -> Array:
     """Row ids of plate ``name``, of which rows are given by id or by label."""
     if name not in sizes:
-        raise ValueError(
-            f"`rows` names plate '{name}', but the plates of the model are {sorted(sizes)}."
-        )
+        plates = sorted(sizes)
+        raise ValueError(f"`rows` names plate '{name}', but the plates of the model are {plates}.")
     wanted = np.asarray(given)
     if are_labels(wanted):
         known = labels.get(name, np.empty(0, wanted.dtype))
@@ -79,9 +78,8 @@ def _ids_of(name: str, given: Any, sizes: dict[str, int], labels: dict[str, NDAr
         unknown = [label for label in wanted.tolist() if label not in found]
         if len(known) != sizes[name] or unknown or len(found) != len(places):
             raise ValueError(
-                f"`rows['{name}']` names rows by label; for that `coords['{name}']` must have all "
-                f"{sizes[name]} labels, and these among them, each once. It has {len(known)}, "
-                f"without {unknown[:3]}."
+                f"`rows['{name}']` names rows by label, for which `coords['{name}']` must have all "
+                f"{sizes[name]} labels, each once. It has {len(known)}, without {unknown[:3]}."
             )
         wanted = np.array([found[label] for label in wanted.tolist()])
     check_integers(f"rows[{name!r}]", wanted)
@@ -104,8 +102,8 @@ def _observed_rows(
             continue
         if name in named:
             raise ValueError(
-                f"`rows` names rows of plate '{name}', but with `obs` these are the rows that the "
-                "arguments of the model describe. Leave it out."
+                f"`rows` names rows of plate '{name}', and with `obs` they are those of the "
+                "model's arguments. Leave it out."
             )
         found[name] = layout.row_ids.get(name, jnp.arange(number))
     return found

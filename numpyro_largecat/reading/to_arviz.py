@@ -70,9 +70,8 @@ def to_arviz(
     drawn = jax.eval_shape(draw, keys[0])
     if not drawn:
         raise ValueError(
-            f"the guide has no latent site to show: those in plates of over {SMALL_PLATE} rows "
-            "are left out, unless `rows` names some of their rows, as in "
-            f"`rows={{'classes': [0, 1]}}`; the model's plates have {sizes} rows."
+            f"the guide has no latent site to show: those in plates of over {SMALL_PLATE} rows are "
+            f"left out, unless `rows` names some, `rows={{'classes': [0, 1]}}`; they have {sizes}."
         )
     shapes = {name: value.shape for name, value in {**drawn, **constants}.items()}
     site_dims |= constant_dims

@@ -69,9 +69,7 @@ def average_iterates(
         grads: Any, state: AveragedState, params: Any = None, **extra: Any
     ) -> tuple[Any, AveragedState]:
         if params is None:
-            raise ValueError(
-                "`average_iterates` needs the parameters: `update(grads, state, params)`."
-            )
+            raise ValueError("`average_iterates` needs the parameters: `update(g, state, params)`.")
         steps, inner = optax.with_extra_args_support(optimiser).update(
             grads, state.inner, params, **extra
         )
@@ -116,7 +114,6 @@ def averaged_params(svi: SubsampledSVI, state: SubsampledSVIState) -> dict[str, 
     averages = [value for path, value in found if isinstance(value, dict)]
     if len(averages) != 1:
         raise ValueError(
-            "the optimiser of this fit keeps no averages; give `SubsampledSVI` the optimiser "
-            "`lc.average_iterates(...)`."
+            "the optimiser of this fit keeps no averages; use `lc.average_iterates(...)` for that."
         )
     return svi.get_params(state) | svi.plan.constrain(averages[0])

@@ -104,11 +104,9 @@ def _warn_of_discrete_sites(sites: Sites, loss: Any) -> None:
         if not is_latent(site):
             continue
         if site["fn"].support.is_discrete and not loss.can_infer_discrete:
-            warnings.warn(
-                f"site '{name}' is discrete and latent, which SVI with {type(loss).__name__} does "
-                "not support.",
-                stacklevel=2,
-            )
+            what = f"site '{name}' is discrete and latent"
+            kind = type(loss).__name__
+            warnings.warn(f"{what}, which SVI with {kind} does not support.", stacklevel=2)
 
 
 def _check_loss(loss: Any, sites: dict[str, StoredParam]) -> None:
@@ -117,7 +115,7 @@ def _check_loss(loss: Any, sites: dict[str, StoredParam]) -> None:
     if local and not isinstance(loss, (Trace_ELBO, TraceMeanField_ELBO)):
         raise NotImplementedError(
             f"the update rule of param '{local[0]}' cannot run under {type(loss).__name__}: it "
-            "needs a loss that is the mean over particles, Trace_ELBO or TraceMeanField_ELBO."
+            "needs the mean over particles, Trace_ELBO or TraceMeanField_ELBO."
         )
 
 

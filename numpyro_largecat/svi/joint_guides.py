@@ -81,8 +81,7 @@ def _needs_all_rows(
     else:
         fix = "Use AutoNormal(model) or AutoDelta(model), whose parameters are rows. "
     return NotImplementedError(
-        f"{name} draws all rows of its sites together, so that each step would need all rows; but "
-        f"site '{site}' is inside plate '{plate}', of which a step holds {rows.indices.shape[0]} "
-        f"rows, not all {rows.size}. {fix}Or hold all rows in each step: leave `num_sampled` out "
-        "of a class plate, and `rows` or `subsample_size` out of a data plate."
+        f"{name} draws all rows of its sites together, and site '{site}' is inside plate "
+        f"'{plate}', of which a step holds {rows.indices.shape[0]} rows, not all {rows.size}. {fix}"
+        "Or hold all rows in each step: leave `num_sampled` out, or `rows` or `subsample_size`."
     )

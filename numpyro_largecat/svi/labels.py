@@ -90,7 +90,7 @@ def _look_at_observed(name: str, site: Site, sites: Sites, found: GivenLabels) -
             raise ValueError(
                 f"site '{name}' has utilities of {fn.num_categories} classes, as many as plate "
                 f"'{plate}' holds of its {sites[plate]['args'][0]}, but no `classes`. Pass "
-                f"`classes=` from `with lc.class_plate('{plate}', ...) as classes`."
+                "`classes=` from the plate."
             )
     elif isinstance(fn, (dist.CategoricalLogits, dist.CategoricalProbs)):
         size = jnp.shape(fn.logits if isinstance(fn, dist.CategoricalLogits) else fn.probs)[-1]

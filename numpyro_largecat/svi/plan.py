@@ -58,8 +58,8 @@ class Plan:
         """Refuse what is not the state of this model and optimiser."""
         if self.shapes is None:
             raise RuntimeError(
-                "SubsampledSVI learns the sites of model and guide in `init`: call it once before "
-                "`update`, `evaluate` or `run(init_state=...)`, with arguments like theirs."
+                "SubsampledSVI learns the sites of model and guide in `init`: call it once before, "
+                "with arguments like these."
             )
         check_state(self.shapes, state, self.optim)
 
@@ -127,8 +127,7 @@ def with_static(kwargs: Mapping[str, Any], static_kwargs: Mapping[str, Any]) -> 
     both = sorted(kwargs.keys() & static_kwargs.keys())
     if both:
         raise TypeError(
-            f"got multiple values for the keyword arguments {both}: they were given to the SVI "
-            "object, which passes them to model and guide in each call. Leave them out, or make "
-            "an SVI object, or an `lc.Fitted(model, guide, params)`, without them."
+            f"got multiple values for the keyword arguments {both}: the SVI object passes its own "
+            "to model and guide in each call. Leave them out in one place."
         )
     return {**kwargs, **static_kwargs}

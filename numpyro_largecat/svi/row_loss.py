@@ -90,10 +90,8 @@ class RowLoss:
         value, state = jax.tree.map(partial(self._spread, name), self.local_rows[name])
         _, _, _, statistic, follow = param_options(msg)
         if not callable(statistic):
-            raise TypeError(
-                f"param '{name}' has an update rule and must give it a `statistic=`, a function of "
-                f"the parameter and of its shift in this step; got {statistic!r}."
-            )
+            need = "a function of the parameter and of its shift, for its update rule"
+            raise TypeError(f"`statistic` of param '{name}' must be {need}; got {statistic!r}.")
         shift = jnp.zeros_like(value)
         if name in self.at_centre:
             # Constant for the gradient: the centre moves with the draw, so that only the distance

@@ -70,11 +70,8 @@ def find_owners(optim: Any, params: Any, axes: dict[str, tuple[int, ...]]) -> li
             if leaf.shape == old.shape:
                 continue
             if leaf.shape != longer.shape or owners[i] is not None:
-                raise _not_row_wise(
-                    optim,
-                    f"it keeps state of shape {old.shape} for parameter '{name}' of shape "
-                    f"{shapes[name].shape}, which mixes rows",
-                )
+                kept = f"it keeps state of shape {old.shape} for parameter '{name}' of shape"
+                raise _not_row_wise(optim, f"{kept} {shapes[name].shape}, which mixes rows")
             owners[i] = name
     return owners
 
@@ -136,9 +133,7 @@ def check_row_wise(optim: Any, params: Any, axes: dict[str, tuple[int, ...]]) ->
     given = random_like(1.0, 1.0), random_like(1e-3, 1.0, 1e4, 1e8)
     # Compiled ahead, the program runs even while a step is being traced.
     if not jax.jit(agrees).lower(*given).compile()(*given):
-        raise _not_row_wise(
-            optim, "its update of some rows depends on the rows that a step leaves alone"
-        )
+        raise _not_row_wise(optim, "its update of some rows depends on other rows")
 
 
 def _sizes(shape: jax.ShapeDtypeStruct, axes: tuple[int, ...]) -> list[int]:
@@ -168,16 +163,13 @@ def _refuse_accumulation(optim: Any, state: Any) -> None:
 
     jax.tree.flatten(state, is_leaf=look)
     if found:
-        raise _not_row_wise(
-            optim,
-            f"it collects gradients over steps ({found[0]}), and rows that the last of these steps "
-            "does not touch would lose theirs",
-        )
+        why = f"it collects gradients over steps ({found[0]}), and rows would lose theirs"
+        raise _not_row_wise(optim, why)
 
 
 def _not_row_wise(optim: Any, reason: str) -> ValueError:
     return ValueError(
         f"SubsampledSVI cannot run this optimiser ({type(optim).__name__}) on the touched rows of "
-        f"a plate: {reason}. Use an elementwise one, such as optax.adam, adagrad, rmsprop or sgd, "
-        "if wanted after optax.clip_by_global_norm; or numpyro.infer.SVI, which updates all rows."
+        f"a plate: {reason}. Use an elementwise one, such as optax.adam or adagrad, also after "
+        "optax.clip_by_global_norm; or numpyro.infer.SVI, which updates all rows."
     )

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from numpyro_largecat._checks import check_kind
 from numpyro_largecat.handlers.internals import OptimizerState
 
 
@@ -53,27 +54,22 @@ def check_state(expected: SubsampledSVIState, state: Any, optim: Any) -> None:
         ValueError: With the first parameter, or part of the optimiser's state, that differs.
         TypeError: If it is no state of ``SubsampledSVI``.
     """
-    if not isinstance(state, SubsampledSVIState):
-        raise TypeError(
-            "the state must be a SubsampledSVIState, as `init` and `update` return it and "
-            f"`result.state` holds it; got {type(state).__name__}."
-        )
+    form = "a SubsampledSVIState, as `init` and `update` return and `result.state` holds it"
+    check_kind("state", state, SubsampledSVIState, form)
     wanted = expected.optim_state, expected.local_state
     found = shapes_of((state.optim_state, state.local_state))
     wanted_names, found_names = (_param_names(o) | local.keys() for o, local in (wanted, found))
     if wanted_names != found_names:
         raise ValueError(
-            "the state must hold the parameters of this model and guide, "
-            f"{sorted(wanted_names)}; it lacks {sorted(wanted_names - found_names)}, and has "
-            f"{sorted(found_names - wanted_names)} besides. If the model has changed, call `init` "
-            "again."
+            f"the state must hold the parameters of model and guide, {sorted(wanted_names)}; it "
+            f"lacks {sorted(wanted_names - found_names)}, and has "
+            f"{sorted(found_names - wanted_names)} besides. If the model has changed, call `init`."
         )
     structures: list[Any] = [jax.tree.structure(wanted), jax.tree.structure(found)]
     if structures[0] != structures[1]:
         raise ValueError(
             "the state must be one of this optimiser and these update rules, made of "
-            f"{_parts(wanted)}; got one made of {_parts(found)}. Go on with those that it "
-            "was made with, or start anew from its parameters: "
+            f"{_parts(wanted)}; got one made of {_parts(found)}. Start anew from its parameters, "
             "`run(..., init_params=result.params)`."
         )
     # Not in `eval_shape`, which makes 32 bits of 64.
@@ -88,12 +84,10 @@ def _check_leaves(what: str, wanted: Any, found: Any) -> None:
         if (want.shape, want.dtype) == (got.shape, got.dtype):
             continue
         name = f"'{path[0].key}'" if what == "param" else jax.tree_util.keystr(path)
-        fix = "Call `init` with arguments of the sizes that the state was made for."
-        if want.shape == got.shape:
-            fix = "Go on under the `jax_enable_x64` that the state was made under."
+        own = "`jax_enable_x64`" if want.shape == got.shape else "sizes of the arguments"
         raise ValueError(
-            f"{what} {name} of the state must have shape {want.shape} and dtype {want.dtype}, as "
-            f"after the last `init`; got {got.shape} and {got.dtype}. {fix}"
+            f"{what} {name} of the state must have shape {want.shape} and dtype {want.dtype}; got "
+            f"{got.shape} and {got.dtype}. Go on under the {own} of its `init`."
         )
 
 

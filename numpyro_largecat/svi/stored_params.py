@@ -12,6 +12,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform, biject_to
 from numpyro.infer.util import helpful_support_errors
 
+from numpyro_largecat._checks import check_kind
 from numpyro_largecat.choices.update_rules import UpdateRule
 from numpyro_largecat.handlers.sites import of_type, param_options
 from numpyro_largecat.handlers.touched_rows import TouchedRows
@@ -61,8 +62,7 @@ class StoredParam(NamedTuple):
             if shape[axis] != size:
                 raise ValueError(
                     f"param '{name}' has shape {shape} in the state, with {shape[axis]} rows at "
-                    f"axis {axis}, but its plate '{plate}' has {size} in this step. A state "
-                    "belongs to a model whose plates have the same sizes."
+                    f"axis {axis}, but its plate '{plate}' has {size} in this step."
                 )
 
 
@@ -87,25 +87,20 @@ def describe_param(site: dict[str, Any], touched: TouchedRows) -> StoredParam:
         if plates and transform.codomain.event_dim > event_dim:
             raise ValueError(
                 f"param '{name}' has constraint {constraint}, which acts on the last "
-                f"{transform.codomain.event_dim} axes together, but event_dim={event_dim}: it "
-                f"would mix rows of plate '{next(iter(plates.values()))}'. Give the site an "
-                "event_dim that holds the constraint."
+                f"{transform.codomain.event_dim} axes, but event_dim={event_dim}: it would mix "
+                f"rows of plate '{next(iter(plates.values()))}'. Give it a larger event_dim."
             )
         if plates and any(jnp.ndim(leaf) for leaf in jax.tree.leaves(constraint)):
             raise ValueError(
-                f"param '{name}' has constraint {constraint}, whose bounds are arrays. Inside "
-                f"plate '{next(iter(plates.values()))}' they would not follow its rows; use scalar "
-                "bounds, or shift a parameter that has them."
+                f"param '{name}' has constraint {constraint}, whose bounds are arrays that do not "
+                f"follow the rows of plate '{next(iter(plates.values()))}'. Use scalar bounds."
             )
-    if rule is not None and not isinstance(rule, UpdateRule):
-        raise TypeError(
-            f"`update_rule` of param '{name}' must have the methods `init` and `update`; "
-            f"got {rule!r}."
-        )
+    if rule is not None:
+        form = "an object with the methods `init` and `update`"
+        check_kind(f"update_rule of param '{name}'", rule, UpdateRule, form)
     if rule is not None and constraint is not constraints.real:
         raise ValueError(
-            f"param '{name}' has an update rule, which moves its value as it is; its constraint "
-            f"must be real, got {constraint}."
+            f"param '{name}' has an update rule, so its constraint must be real; got {constraint}."
         )
     return StoredParam(transform, dict(sorted(plates.items())), rule)
 
@@ -116,5 +111,5 @@ def check_params(params: dict[str, Any], sites: dict[str, Any]) -> None:
     if missing:
         raise ValueError(
             f"`params` lacks the parameters {missing} of model and guide; it has {sorted(params)}. "
-            "Pass those of the fit, `result.params`."
+            "Pass `result.params`."
         )

@@ -101,13 +101,13 @@ class SubsampledSVI(SVI):
         if getattr(loss, "multi_sample_guide", False):
             raise NotImplementedError(
                 "SubsampledSVI needs a loss with one guide sample per particle; got "
-                "multi_sample_guide=True. Use `num_particles=` instead."
+                "multi_sample_guide=True. Use `num_particles=`."
             )
         super().__init__(model, guide, optim, loss, **static_kwargs)
         if not takes_gradient_steps(self.optim):
             raise NotImplementedError(
-                f"SubsampledSVI takes gradient steps, but {type(self.optim).__name__} evaluates "
-                "the loss on its own; use numpyro.infer.SVI with it."
+                f"SubsampledSVI takes gradient steps; {type(self.optim).__name__} evaluates the "
+                "loss on its own. Use it with numpyro.infer.SVI."
             )
         self.plan = Plan(self.model, self.guide, self.optim, self.loss, self.static_kwargs)
         self._steps = CompiledSteps()

@@ -49,10 +49,9 @@ def refuse_unscaled(name: str, size: int, batch_size: int) -> None:
     """
     raise ValueError(
         f"site '{name}' observes {batch_size} of the {size} rows of `batches` in each step, but is "
-        "in no plate that knows it: its likelihood is not scaled by "
-        f"{size} / {batch_size}, or what it keeps for each row is kept by place in the batch. Open "
-        f'it inside `with lc.data_plate("data", {size}, rows) as rows:`, where the argument `rows` '
-        "is the last array of each batch."
+        f"in no plate that knows it, so it is not scaled by {size} / {batch_size}. Open it inside "
+        f'`with lc.data_plate("data", {size}, rows) as rows:`, with `rows` the last array of each '
+        "batch."
     )
 
 

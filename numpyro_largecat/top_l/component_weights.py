@@ -47,27 +47,29 @@ class Components:
 
         replace_parameters(distribution, note, distribution.batch_shape)
 
-    def all_of(self, rows: Array) -> dist.Distribution:
-        """All components for observations ``rows`` (A,): batch shape (A, K)."""
+    def all_of(self, observations: Array) -> dist.Distribution:
+        """All components for ``observations`` (A,), by their ids: batch shape (A, K)."""
 
         def take(array: Array, event_dim: int) -> Array:
             if _is_common(array, event_dim):
                 return array
-            table, row = self._table(array, event_dim, rows)
+            table, row = self._table(array, event_dim, observations)
             return table if row is None else table[row]
 
-        return replace_parameters(self.distribution, take, (*rows.shape, self.num_components))
+        return replace_parameters(
+            self.distribution, take, (*observations.shape, self.num_components)
+        )
 
     def take(
-        self, rows: Array, components: Array, shared_rows: tuple[int, ...] | None = None
+        self, observations: Array, components: Array, shared_rows: tuple[int, ...] | None = None
     ) -> dist.Distribution:
-        """Components (A, B) or (A, 1) for observations ``rows`` (A, B): batch shape (A, B).
+        """Components (A, B) or (A, 1) for ``observations`` (A, B): batch shape (A, B).
 
         Args:
-            rows: Observations.
-            components: Components.
-            shared_rows: A shape of rows that are the same in the places of each A: what has one
-                value for each of these rows is gathered once for each A.
+            observations: Ids of observations.
+            components: Ids of components.
+            shared_rows: A shape of rows of parameters that are the same in the places of each A:
+                what has one value for each of these rows is gathered once for each A.
         """
 
         def take(array: Array, event_dim: int) -> Array:
@@ -75,16 +77,17 @@ class Components:
                 return array
             outer = _axes(jnp.shape(array), event_dim)[0]
             shares = shared_rows is not None and _is_within(outer, shared_rows)
-            table, row = self._table(array, event_dim, rows[:, :1] if shares else rows)
+            own = observations[:, :1] if shares else observations
+            table, row = self._table(array, event_dim, own)
             if table.shape[1] == 1:
                 return table if row is None else table[row, 0]
             return table[0, components] if row is None else table[row, components]
 
-        return replace_parameters(self.distribution, take, rows.shape)
+        return replace_parameters(self.distribution, take, observations.shape)
 
-    def entries(self, table: Array, rows: Array, components: Array | None) -> Array:
-        """Entries of ``table`` (..., K) for observations ``rows``, of all or some components."""
-        table, row = self._table(table, 0, rows)
+    def entries(self, table: Array, observations: Array, components: Array | None) -> Array:
+        """Entries of ``table`` (..., K) for ``observations``, of all or some components."""
+        table, row = self._table(table, 0, observations)
         if components is None:
             return table if row is None else table[row]
         return table[0, components] if row is None else table[row, components]
@@ -97,30 +100,31 @@ class Components:
         entries = max([math.prod(self.distribution.event_shape), *(n for _, n in self.parameters)])
         size = max(1, MAX_ENTRIES // max(1, entries))
 
-        def draws(rows: Array) -> Array:
-            key = jax.random.fold_in(rng_key, rows[0])
-            return self.take(rows[:, None], chosen[rows][:, None]).sample(key)[:, 0]
+        def draws(observations: Array) -> Array:
+            key = jax.random.fold_in(rng_key, observations[0])
+            own = chosen[observations][:, None]
+            return self.take(observations[:, None], own).sample(key)[:, 0]
 
         return map_rows(draws, chosen.shape[0], size)
 
-    def _table(self, array: Any, event_dim: int, rows: Array) -> tuple[Array, Array | None]:
+    def _table(self, array: Any, event_dim: int, observations: Array) -> tuple[Array, Array | None]:
         """Array as (C, 1 or K, *event), and its row for each observation; None if C is 1."""
         outer, last, event = _axes(jnp.shape(array), event_dim)
         num_rows = math.prod(outer)
         table = jnp.reshape(array, (num_rows, last, *event))
-        return table, None if num_rows == 1 else self.row_in(outer, rows)
+        return table, None if num_rows == 1 else self.row_in(outer, observations)
 
-    def row_in(self, outer: tuple[int, ...], rows: Array) -> Array:
+    def row_in(self, outer: tuple[int, ...], observations: Array) -> Array:
         """Row-major place of each observation in axes of shape ``outer``, which broadcast."""
         if outer == self.shape:
-            return rows
-        place = jnp.zeros_like(rows)
-        coordinates = jnp.unravel_index(rows, self.shape)
+            return observations
+        place = jnp.zeros_like(observations)
+        coordinates = jnp.unravel_index(observations, self.shape)
         for size, coordinate in zip(
             outer, coordinates[len(self.shape) - len(outer) :], strict=True
         ):
             place = place * size + (coordinate if size > 1 else 0)
-        return place.astype(rows.dtype)
+        return place.astype(observations.dtype)
 
 
 class ComponentWeights:
@@ -137,38 +141,38 @@ class ComponentWeights:
         self.mixing = mixing
         self.components = components
         self.values = values
-        self.num_rows = values.shape[0]
+        self.num_observations = values.shape[0]
         self.event_size = math.prod(values.shape[1:])
 
     def best(self, num_active: int) -> Array:
         """Components of the ``num_active`` largest log weights, shape (N, L), without gradients."""
         constant = self.without_gradients()
 
-        def select(rows: Array) -> Array:
-            return largest(constant.of(rows), num_active)
+        def select(observations: Array) -> Array:
+            return largest(constant.of(observations), num_active)
 
-        if not self.num_rows:
+        if not self.num_observations:
             return jnp.zeros((0, num_active), jnp.int32)
-        return map_rows(select, self.num_rows, self._chunk_of_all())
+        return map_rows(select, self.num_observations, self._chunk_of_all())
 
     def all(self) -> Array:
         """Log weights of all components, shape (N, K)."""
-        if not self.num_rows:
+        if not self.num_observations:
             return jnp.zeros((0, self.components.num_components), self.mixing.dtype)
-        return map_rows(self.of, self.num_rows, self._chunk_of_all())
+        return map_rows(self.of, self.num_observations, self._chunk_of_all())
 
     def at(self, components: Array) -> Array:
         """Log weights of the components (N, L), shape (N, L)."""
-        if not self.num_rows:
+        if not self.num_observations:
             return jnp.zeros(components.shape, self.mixing.dtype)
 
-        def weights(rows: Array) -> Array:
-            chosen = components[rows]
-            log_pi = self.components.entries(self.mixing, rows[:, None], chosen)
-            return log_pi + self._log_density(rows, chosen)
+        def weights(observations: Array) -> Array:
+            chosen = components[observations]
+            log_pi = self.components.entries(self.mixing, observations[:, None], chosen)
+            return log_pi + self._log_density(observations, chosen)
 
         gathered = [size for rows, size in self._parameters() if rows > 1 or size < MATRIX_ENTRIES]
-        return map_rows(weights, self.num_rows, self._chunk(components.shape[1], gathered))
+        return map_rows(weights, self.num_observations, self._chunk(components.shape[1], gathered))
 
     def without_gradients(self) -> ComponentWeights:
         """The same numbers, constant for the gradient."""
@@ -177,10 +181,11 @@ class ComponentWeights:
         )
         return ComponentWeights(mixing, Components(distribution, self.components.shape), values)
 
-    def of(self, rows: Array) -> Array:
-        """Log weights of all components for observations ``rows`` (A,), shape (A, K)."""
-        log_density = self.components.all_of(rows).log_prob(self.values[rows][:, None])
-        return self.components.entries(self.mixing, rows, None) + log_density
+    def of(self, observations: Array) -> Array:
+        """Log weights of all components for ``observations`` (A,), shape (A, K)."""
+        values = self.values[observations][:, None]
+        log_density = self.components.all_of(observations).log_prob(values)
+        return self.components.entries(self.mixing, observations, None) + log_density
 
     def _parameters(self) -> list[tuple[int, int]]:
         """Number of rows of each parameter, and its entries for one component."""
@@ -194,16 +199,17 @@ class ComponentWeights:
         """Number of observations whose values and gathered parameters have MAX_ENTRIES entries."""
         return max(1, MAX_ENTRIES // (num_components * max(1, self.event_size, *gathered)))
 
-    def _log_density(self, rows: Array, chosen: Array) -> Array:
-        """Log density of observations ``rows`` (A,) under the components (A, L)."""
+    def _log_density(self, observations: Array, chosen: Array) -> Array:
+        """Log density of ``observations`` (A,) under the components (A, L)."""
         shared = self._rows_of_matrices()
         if shared is not None:
             num_groups = math.prod(shared) * self.components.num_components
             size = _block_size(chosen.size, num_groups)
             if size > 1:
-                return self._by_blocks(rows, chosen, shared, num_groups, size)
-        distribution = self.components.take(jnp.broadcast_to(rows[:, None], chosen.shape), chosen)
-        log_density = distribution.log_prob(self.values[rows][:, None])
+                return self._by_blocks(observations, chosen, shared, num_groups, size)
+        pairs = jnp.broadcast_to(observations[:, None], chosen.shape)
+        distribution = self.components.take(pairs, chosen)
+        log_density = distribution.log_prob(self.values[observations][:, None])
         return jnp.broadcast_to(log_density, chosen.shape)
 
     def _rows_of_matrices(self) -> tuple[int, ...] | None:
@@ -212,13 +218,19 @@ class ComponentWeights:
         return jnp.broadcast_shapes(*large) if large else None
 
     def _by_blocks(
-        self, rows: Array, chosen: Array, shared: tuple[int, ...], num_groups: int, size: int
+        self,
+        observations: Array,
+        chosen: Array,
+        shared: tuple[int, ...],
+        num_groups: int,
+        size: int,
     ) -> Array:
-        rows = jnp.broadcast_to(rows[:, None], chosen.shape).reshape(-1)
+        observations = jnp.broadcast_to(observations[:, None], chosen.shape).reshape(-1)
         ids = chosen.reshape(-1)
-        groups = self.components.row_in(shared, rows) * self.components.num_components + ids
+        rows = self.components.row_in(shared, observations)
+        groups = rows * self.components.num_components + ids
         blocks = pair_blocks(groups, num_groups, size)
-        in_block = rows[blocks.pairs]
+        in_block = observations[blocks.pairs]
         distribution = self.components.take(in_block, ids[blocks.pairs][:, :1], shared)
         log_density = distribution.log_prob(self.values[in_block])
         log_density = jnp.broadcast_to(log_density, in_block.shape)

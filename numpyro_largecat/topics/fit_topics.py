@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -119,22 +119,17 @@ def fit_topics(
     active = check_num_active(num_active, num_topics, "topics")
     check_count("num_passes", num_passes, 1)
     check_count("batch_size", batch_size, 1)
-    check_kind("options", options, Options, "lc.topics.Options(...)")
-    check_one_of("method", method, ("memoized", "stochastic"))
-    total = DEFAULT_TOTAL / num_topics if concentration is None else concentration
-    own = as_positive("concentration", total, "for each topic", (num_topics,))
+    _check_options(options, method)
+    prior = _concentration(concentration, num_topics)
     as_positive("word_concentration", word_concentration, "for each word in a topic")
-    if options.warm_start and method != "memoized":
-        raise ValueError("`warm_start` needs `method='memoized'`, which keeps what it visited.")
     rng = numpy_generator(rng_key)
-    dtype = jnp.result_type(float)
     num_steps = start.num_steps if isinstance(start, TopicFit) else 0
-    table = Table(_start_counts(rng, corpus, num_topics, start), dtype)
+    table = Table(_start_counts(rng, corpus, num_topics, start), prior.dtype)
     batches = make_batches(rng, corpus, batch_size)
     shapes = shapes_of(corpus, batch_size, len(batches[0].rows), num_passes)
     problem = Problem(
         corpus,
-        jnp.asarray(np.broadcast_to(own, num_topics), dtype),
+        prior,
         float(word_concentration),
         Solver(active, options.effort, shapes),
         isinstance(start, TopicFit),
@@ -167,6 +162,20 @@ def fit_topics(
                 bounds.append(bound)
                 bar.set_postfix_str(f"bound per word {bound / corpus.num_tokens:.6g}")
         return fit()
+
+
+def _check_options(options: Any, method: Any) -> None:
+    check_kind("options", options, Options, "lc.topics.Options(...)")
+    check_one_of("method", method, ("memoized", "stochastic"))
+    if options.warm_start and method != "memoized":
+        raise ValueError("`warm_start` needs `method='memoized'`, which keeps what it visited.")
+
+
+def _concentration(given: ArrayLike | None, num_topics: int) -> Array:
+    """One number for each topic, shape (K,)."""
+    given = DEFAULT_TOTAL / num_topics if given is None else given
+    own = as_positive("concentration", given, "for each topic", (num_topics,))
+    return jnp.asarray(np.broadcast_to(own, num_topics), jnp.result_type(float))
 
 
 def _start_counts(

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from benchmarks.records import torch_is_missing
+from benchmarks.step_cells import Cell
+from benchmarks.step_cost import Measured, cell_records, wanted_figures
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {"benchmark", "setting", "method", "metric", "value", "unit", "better"}
@@ -23,6 +25,7 @@ FIELDS = {"benchmark", "setting", "method", "metric", "value", "unit", "better"}
 ENVIRONMENT = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 NOT_ALWAYS_REACHED = {
     "seconds_to_reach",
+    "seconds_to_peer_best",
     "speedup_to_reach",
     "processor_speedup_to_reach",
     "loss_at_rate",
@@ -115,9 +118,24 @@ def test_step_cost(tmp_path: Path) -> None:
     assert ("PyTorch is not installed" in printed) == torch_is_missing()
 
 
+def test_step_cost_compares_with_torch_where_it_was_measured() -> None:
+    """The posterior takes 4 ms, our point estimate 1 ms and PyTorch's 2 ms."""
+    times = {"subsampled": 4.0, "delta": 1.0, "torch": 2.0}
+    measured = {
+        Cell(method, 10**5, 128, 100): Measured([ms, ms, ms], 1000.0)
+        for method, ms in times.items()
+    }
+    records = [record for cell, m in measured.items() for record in cell_records(cell, m)]
+    figures = {(r["metric"], r["setting"]["K"]): r["value"] for r in wanted_figures(records)}
+    assert figures == {("ratio_to_torch", 10**5): 2.0, ("delta_ratio_to_torch", 10**5): 0.5}
+    without = [record for record in records if record["method"] != "torch"]
+    assert wanted_figures(without) == []
+
+
 @pytest.mark.slow
 def test_time_to_quality(tmp_path: Path) -> None:
-    """Both methods have a score and a number of steps at the same check points."""
+    """Each method has a score and a number of steps at the same check points."""
+    peers = [] if torch_is_missing() else ["torch_exact", "torch_sampled"]
     figure = tmp_path / "curves.png"
     printed, records = run_quick("time_to_quality", tmp_path / "out.json", "--plot", str(figure))
     curves = {
@@ -126,7 +144,7 @@ def test_time_to_quality(tmp_path: Path) -> None:
             for r in records
             if (r["method"], r["metric"]) == (method, metric)
         }
-        for method in ("subsampled", "numpyro")
+        for method in ("subsampled", "numpyro", *peers)
         for metric in ("heldout_log_likelihood", "steps")
     }
     check_points = list(curves["numpyro", "steps"])
@@ -138,11 +156,16 @@ def test_time_to_quality(tmp_path: Path) -> None:
         assert end > start
         if metric == "heldout_log_likelihood":
             assert max(curve.values()) < 0
-    others = Counter(r["metric"] for r in records) - Counter(
-        {"heldout_log_likelihood": 2 * len(check_points), "steps": 2 * len(check_points)}
+    number = len(curves) // 2 * len(check_points)
+    others = Counter((r["metric"], r["setting"].get("peer")) for r in records) - Counter(
+        {("heldout_log_likelihood", None): number, ("steps", None): number}
     )
-    assert others == Counter({"seconds_to_reach": 1, "speedup_to_reach": 1})
+    assert others == Counter(
+        [("seconds_to_reach", None), ("speedup_to_reach", None)]
+        + [(f"seconds_to_{best}_best", peer) for best in ("peer", "own") for peer in peers]
+    )
     assert "Subsampled classes" in printed
+    assert ("PyTorch is not installed" in printed) == torch_is_missing()
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 

@@ -229,7 +229,7 @@ BAD = {
     "a variance for each observation": (
         lambda: make(MEANS, np.ones((3, 1)), U, 0),
         ValueError,
-        r"`variances` must have one entry for each of `utilities`.*\(3, 6\).*got shape \(3, 1\)",
+        r"`variances` must have shape \(\.\.\., 6\), .*got shape \(3, 1\)",
     ),
     "one variance": (lambda: make(MEANS, 1.0, U, 0), ValueError, r"got shape \(\)"),
     "variances of more observations": (
@@ -255,7 +255,7 @@ BAD = {
     "a draw from a subset": (
         lambda: make(MEANS, VARIANCES, U, 0, SUBSET).sample(jax.random.key(0)),
         NotImplementedError,
-        "cannot draw a class from a subset",
+        "sample needs all classes",
     ),
 }
 

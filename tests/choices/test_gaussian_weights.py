@@ -427,7 +427,7 @@ def too_few_choices_of_all_classes():
 
 
 BAD = {
-    "outside all plates": (outside_all_plates, ValueError, "'w' must be inside the class plate"),
+    "outside all plates": (outside_all_plates, ValueError, "'w' must be inside the plate of"),
     "after the plate": (after_the_plate, ValueError, r"they are inside plates \['others'\]"),
     "another plate": (another_plate, ValueError, r"inside plates \['classes'\]"),
     "no tuple": (no_tuple, TypeError, "`event_shape` must be a tuple of Python ints.*got 3"),
@@ -436,7 +436,7 @@ BAD = {
     "prior of all classes": (
         in_plate(prior_scale=jnp.ones((NUM_CATEGORIES, 2))),
         ValueError,
-        r"of weights 'w' must broadcast to the shape \(5, 2\).*got \(\) and \(6, 2\)",
+        r"of weights 'w' must broadcast to shape \(5, 2\).*got shape \(6, 2\)",
     ),
     "prior of more axes": (in_plate(prior_loc=jnp.ones((3, 1, 2))), ValueError, r"\(3, 1, 2\)"),
     "probit": (choose("normal"), ValueError, "site 'y': `variances` need the softmax.*got noise="),

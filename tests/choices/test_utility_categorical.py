@@ -208,7 +208,7 @@ def test_huge_utilities_give_finite_values_and_gradients(name):
 
 NO_LABELS = lc.plates.ClassSubset(jnp.arange(6), jnp.ones(6), jnp.zeros(0, jnp.int32), 50, "sample")
 BAD_ARGUMENTS = {
-    "no classes": (dict(utilities=jnp.zeros(())), ValueError, r"at least 2.*got shape \(\)"),
+    "no classes": (dict(utilities=jnp.zeros(())), ValueError, r"K at least 2.*got shape \(\)"),
     "a subset without labels": (
         dict(utilities=jnp.zeros(6), classes=NO_LABELS),
         ValueError,
@@ -299,9 +299,9 @@ def test_support_is_the_classes(name):
 @pytest.mark.parametrize("classes", [SUBSET, CHUNK], ids=["subset", "chunk"])
 def test_what_needs_all_classes_is_refused_without_them(classes):
     d = lc.UtilityCategorical(UTILITIES, classes)
-    with pytest.raises(NotImplementedError, match="cannot draw a class from a subset"):
+    with pytest.raises(NotImplementedError, match="sample needs all classes"):
         d.sample(jax.random.key(0))
-    with pytest.raises(NotImplementedError, match="cannot be enumerated"):
+    with pytest.raises(NotImplementedError, match="enumerate_support needs all classes"):
         d.enumerate_support()
     with pytest.raises(NotImplementedError, match="entropy needs all classes"):
         d.entropy()

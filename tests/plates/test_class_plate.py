@@ -297,12 +297,12 @@ ERRORS = {
     "more draws than classes without labels": (
         dict(num_categories=10, num_sampled=11),
         ValueError,
-        "`num_sampled` must be at most 10 with num_categories=10; got 11. Leave it out",
+        "`num_sampled` must be at most 10, the number of classes; leave it out.*got 11",
     ),
     "as many draws as classes with labels": (
         dict(num_categories=10, labels=np.array([3]), num_sampled=10),
         ValueError,
-        "`num_sampled` must be at most 9 with num_categories=10, since the labels are there",
+        "`num_sampled` must be at most 9, the number of classes besides a label; leave it",
     ),
 }
 

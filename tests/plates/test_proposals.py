@@ -366,7 +366,7 @@ def test_rows_by_observation():
     shared = draw_classes(0, np.array([4, 2]), 3)
     assert shared.by_observation(jnp.zeros((5, 7))).shape == (1, 5, 7)
     assert draw_classes(0, None, None).by_observation(jnp.zeros(K)).shape == (1, K)
-    with pytest.raises(ValueError, match=r"must have the 8 rows of the class plate.*\(4, 5\)"):
+    with pytest.raises(ValueError, match=r"\(8, 5\), the rows of the class plate.*\(4, 5\)"):
         classes.by_observation(rows[:4])
 
 

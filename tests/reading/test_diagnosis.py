@@ -110,7 +110,7 @@ def test_a_model_without_the_choice_is_refused(svi, short):
     result = short[0]
     with pytest.raises(ValueError, match=r"`site` must name.*got 'z', and the choices.*\['y'\]"):
         diagnose(lc.Fitted.from_svi(svi, result, site="z"))
-    with pytest.raises(ValueError, match=r"`plate` must name.*got 'nope'.*\['classes'\]"):
+    with pytest.raises(ValueError, match=r"`plate` must name.*\['classes'\]; got 'nope'"):
         diagnose(lc.Fitted.from_svi(svi, result, plate="nope"))
     with pytest.raises(ValueError, match=r"must observe choice 'y'.*`batches`"):
         lc.Fitted.from_svi(svi, result).on(X).diagnose(rng_key=jax.random.key(0))

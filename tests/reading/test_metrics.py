@@ -71,7 +71,11 @@ def test_the_calibration_error_of_bins():
         ({"obs": np.zeros(N)}, TypeError, "`obs`"),
         ({"obs": np.full((N, 2), -1)}, ValueError, "observation 0 of `obs` has no label"),
         ({"at": [3]}, ValueError, "`at` must be ranks in \\[1, 2\\]"),
-        ({"log_likelihood": np.zeros(3)}, ValueError, "`log_likelihood` must have one value"),
+        (
+            {"log_likelihood": np.zeros(3)},
+            ValueError,
+            "`log_likelihood` must have shape \\(60,\\), an entry for",
+        ),
         ({"num_bins": 0}, ValueError, "num_bins"),
     ],
 )

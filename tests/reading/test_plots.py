@@ -35,7 +35,7 @@ def test_intervals_span_the_central_probability():
     segments = ax.collections[0].get_segments()
     np.testing.assert_allclose(np.array(segments)[:, :, 0], [[0.1, 0.9], [11, 19]])
     np.testing.assert_allclose(ax.get_lines()[0].get_xdata(), [0.5, 15])
-    with pytest.raises(ValueError, match=r"shape \(101, 2\) and 1 labels"):
+    with pytest.raises(ValueError, match=r"\(num_draws, 1\), a column for .*shape \(101, 2\)"):
         lc.plots.intervals(draws, ["a"])
 
 
@@ -49,7 +49,7 @@ def test_reliability_counts_what_came_true_in_bins_of_equal_size():
     wilson = [binomtest(n, 3).proportion_ci(0.9545, "wilson") for n in (1, 2)]  # two errors
     np.testing.assert_allclose(low, [ci.low for ci in wilson], atol=1e-4)
     np.testing.assert_allclose(high, [ci.high for ci in wilson], atol=1e-4)
-    with pytest.raises(ValueError, match="same shape"):
+    with pytest.raises(ValueError, match="as `probabilities`"):
         lc.plots.reliability(probabilities, correct[:-1])
 
 
@@ -67,7 +67,7 @@ def test_accuracy_is_shown_by_the_training_count_of_the_class():
     points = ax.containers[0][0].get_xydata()
     np.testing.assert_allclose(points, [[1.5, 0], [10.5, 0.75], [100.5, 1]])
     np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), 5 / 8)
-    with pytest.raises(ValueError, match="same shape"):
+    with pytest.raises(ValueError, match="as `obs`"):
         lc.plots.accuracy_by_frequency(predicted[1:], obs, np.ones(3))
 
 

@@ -81,8 +81,8 @@ class Bouchard(ChoiceDistribution):
         super().__init__(utilities, classes, local={"alpha": alpha}, validate_args=validate_args)
         if alpha is None and self.classes is not None and self.classes.kind == "sample":
             raise ValueError(
-                "`alpha` must be given with a subset of classes, since the best one is that of all "
-                "classes. Keep it for each observation, inside the data plate: "
+                "`alpha` must be given with a subset of classes, as the best is that of all. "
+                "Keep it in the data plate: "
                 '`numpyro.param("alpha", jnp.full(N, jnp.log(K - 1)), event_dim=0)`.'
             )
 
@@ -97,9 +97,7 @@ class Bouchard(ChoiceDistribution):
         Cost: O(K) per observation, for each of four Newton steps.
         """
         if self.classes is not None:
-            raise NotImplementedError(
-                "The best alpha is that of all classes; leave `num_sampled` out of the class plate."
-            )
+            raise self._needs_all("The best alpha")
         return _best_alpha(self.utilities)
 
     def _log_prob(self, value: Array) -> Array:

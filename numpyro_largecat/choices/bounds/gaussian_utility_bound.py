@@ -9,7 +9,7 @@ from jax import Array, lax, random
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import as_float_array, as_ids, fits
+from numpyro_largecat._checks import as_float_array, as_ids, check_broadcasts, check_shape
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution, utility_vector
 from numpyro_largecat.ops.log_cdf import gumbel_log_cdf
 from numpyro_largecat.ops.noisy_max import noisy_max
@@ -126,10 +126,7 @@ class GaussianUtilityBound(ChoiceDistribution):
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw utilities, then classes as the arg max of noisy ones."""
         if self.classes is not None:
-            raise NotImplementedError(
-                "GaussianUtilityBound cannot draw a class from a subset of the classes. Evaluate "
-                "the model with all of them: leave `num_sampled` out of the class plate."
-            )
+            raise self._needs_all("sample")
         normal_key, gumbel_key = random.split(key)
         shape = (*sample_shape, *self.batch_shape, self.num_categories)
         noise = random.normal(normal_key, shape, self.utilities.dtype)
@@ -165,10 +162,7 @@ def _log_sum_of_others(choice: GaussianUtilityBound, terms: Array, rows: Array) 
 
 def _checked_variances(variances: ArrayLike, shape: tuple[int, ...]) -> Array:
     variances = as_float_array(variances)
-    if not fits(variances.shape, shape) or variances.shape[-1:] != shape[-1:]:
-        raise ValueError(
-            "`variances` must have one entry for each of `utilities`, the shape "
-            f"{shape} or one that broadcasts to it with the same last axis; got shape "
-            f"{variances.shape}. For utilities x @ w.loc.T give x**2 @ w.variance.T."
-        )
+    fix = "For utilities x @ w.loc.T give x**2 @ w.variance.T."
+    check_shape("`variances`", variances, (..., *shape[-1:]), "classes as in `utilities`", fix)
+    check_broadcasts("`variances`", variances, shape, "that of `utilities`", fix)
     return variances

@@ -9,7 +9,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import fits
+from numpyro_largecat._checks import check_broadcasts
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution, utility_vector
 from numpyro_largecat.plates.class_subset import ClassSubset
 
@@ -104,12 +104,8 @@ def _marks(together: ArrayLike, shape: tuple[int, ...]) -> Array:
     marks = jnp.asarray(together)
     if marks.dtype != bool:
         raise TypeError(
-            "`together` must be booleans, which mark columns of `utilities`; got dtype "
-            f"{marks.dtype}. Mark the classes `ids` with `jnp.isin(classes.indices, ids)`."
+            f"`together` must be booleans; got dtype {marks.dtype}. Mark the classes `ids` with "
+            "`jnp.isin(classes.indices, ids)`."
         )
-    if not fits(marks.shape, shape):
-        raise ValueError(
-            "`together` must have a shape that broadcasts to that of `utilities`, "
-            f"{shape}, with one entry for each column; got shape {marks.shape}."
-        )
+    check_broadcasts("`together`", marks, shape, "a mark for each column of `utilities`")
     return marks
