@@ -20,8 +20,8 @@ class HeadProposal:
     r"""Take some classes in each step, and draw uniformly from the others.
 
     Labels of the batch and the H classes of the head have weight 1; S of the other R classes have
-    weight R / S, rounded up or down. For problems in which a few classes hold most of the probability: their terms are
-    then summed exactly.
+    weight R / S, rounded up or down. For problems in which a few classes hold most of the
+    probability: their terms are then summed exactly.
 
     Cost: O((B + H) log(B + H) + S sqrt(B + H)) time and H more rows of the plate.
 
@@ -41,7 +41,7 @@ class HeadProposal:
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     plate = lc.class_plate("k", 10, jnp.array([1]), num_sampled=2, proposal=head)
         >>> plate.classes.indices[:3].tolist(), plate.classes.weights.tolist()
-        ([1, 0, 2], [1.0, 1.0, 1.0, 4.0, 3.0, 0.0])
+        ([1, 0, 2], [1.0, 1.0, 1.0, 3.0, 4.0, 0.0])
     """
 
     head: Array  # (H,), int32
