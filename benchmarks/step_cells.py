@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cells of ``step_cost``: a method at a number of classes, with all sizes."""
+"""The cells of ``step_cost``: a method at a number of classes, with all sizes and the data."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 NUM_ROWS = 20_000
 BATCH_SIZE = 500
@@ -66,3 +69,11 @@ QUICK_CELLS = (
     Cell("numpyro", 10**3, 8, 2),
     Cell("numpyro", 10**4, 8, 2),
 )
+
+
+def make_data(cell: Cell) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Draw features and labels; what they are does not matter for the cost."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((NUM_ROWS, cell.num_features), np.float32)
+    y = rng.integers(cell.num_categories, size=NUM_ROWS, dtype=np.int32)
+    return x, y

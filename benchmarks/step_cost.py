@@ -38,7 +38,7 @@ from benchmarks.records import (
     torch_is_missing,
     write_json,
 )
-from benchmarks.step_cells import FULL_CELLS, QUICK_CELLS, Cell
+from benchmarks.step_cells import FULL_CELLS, QUICK_CELLS, Cell, make_data
 
 NAME = "step_cost"
 WANTED = {
@@ -64,15 +64,23 @@ class Measured(NamedTuple):
 
 def make_chunk(cell: Cell) -> tuple[Callable[[], None], str]:
     """Make what runs a chunk of the cell's steps; also return the kind of device it runs on."""
-    import jax
-
-    from benchmarks.step_loops import StepLoop, make_data
-
     if cell.method == "torch":
         from benchmarks.torch_peers import make_step_loop
 
         return make_step_loop(cell, *make_data(cell)), "cpu"
+    import jax
+
+    from benchmarks.step_loops import StepLoop
+
     return StepLoop(cell), jax.devices()[0].device_kind
+
+
+def choose_threads(cell: Cell, chunk: Callable[[], None]) -> None:
+    """Let PyTorch use as many threads as suit it; XLA's are one for each core."""
+    if cell.method == "torch":
+        from benchmarks.torch_peers import fewer_threads_if_faster
+
+        fewer_threads_if_faster(chunk)
 
 
 def serve_cell(cell: Cell) -> None:
@@ -80,7 +88,9 @@ def serve_cell(cell: Cell) -> None:
     chunk, device = make_chunk(cell)
     chunk()  # the first one warms up
     print(json.dumps({"device": device}), flush=True)
-    for _ in sys.stdin:
+    for turn, _ in enumerate(sys.stdin):
+        if turn == 0:  # the other processes, which began together, are silent from now on
+            choose_threads(cell, chunk)
         start = time.perf_counter()
         chunk()
         ms_per_step = 1000 * (time.perf_counter() - start) / cell.steps_per_chunk

@@ -8,17 +8,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
 from jax import lax, random
-from numpy.typing import NDArray
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
-from benchmarks.step_cells import BATCH_SIZE, LEARNING_RATE, NUM_ROWS, NUM_SAMPLED, Cell
+from benchmarks.step_cells import (
+    BATCH_SIZE,
+    LEARNING_RATE,
+    NUM_ROWS,
+    NUM_SAMPLED,
+    Cell,
+    make_data,
+)
 
 NOISES = {"subsampled": "gumbel", "delta": "gumbel", "probit": "normal", "logistic": "logistic"}
 METHODS = (*NOISES, "numpyro")
@@ -56,14 +61,6 @@ class StepLoop:
         self._state, losses = self._compiled(self._state, key, self._batches)
         if not bool(jnp.isfinite(losses).all()):
             raise RuntimeError(f"{self.cell} gave a loss that is not finite.")
-
-
-def make_data(cell: Cell) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Draw features and labels; what they are does not matter for the cost."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((NUM_ROWS, cell.num_features), np.float32)
-    y = rng.integers(cell.num_categories, size=NUM_ROWS, dtype=np.int32)
-    return x, y
 
 
 def make_svi(cell: Cell) -> SVI:

@@ -105,7 +105,6 @@ def make_step_loop(cell: Cell, x: NDArray[np.float32], y: NDArray[np.int32]) -> 
         if not math.isfinite(loss.item()):
             raise RuntimeError(f"{cell} gave a loss that is not finite.")
 
-    fewer_threads_if_faster(chunk)
     return chunk
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from benchmarks.records import torch_is_missing
+from benchmarks.step_cells import Cell
+from benchmarks.step_cost import Measured, cell_records, wanted_figures
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {"benchmark", "setting", "method", "metric", "value", "unit", "better"}
@@ -114,6 +116,20 @@ def test_step_cost(tmp_path: Path) -> None:
         assert peak > above > 10
     assert "ms per step" in printed
     assert ("PyTorch is not installed" in printed) == torch_is_missing()
+
+
+def test_step_cost_compares_with_torch_where_it_was_measured() -> None:
+    """The posterior takes 4 ms, our point estimate 1 ms and PyTorch's 2 ms."""
+    times = {"subsampled": 4.0, "delta": 1.0, "torch": 2.0}
+    measured = {
+        Cell(method, 10**5, 128, 100): Measured([ms, ms, ms], 1000.0)
+        for method, ms in times.items()
+    }
+    records = [record for cell, m in measured.items() for record in cell_records(cell, m)]
+    figures = {(r["metric"], r["setting"]["K"]): r["value"] for r in wanted_figures(records)}
+    assert figures == {("ratio_to_torch", 10**5): 2.0, ("delta_ratio_to_torch", 10**5): 0.5}
+    without = [record for record in records if record["method"] != "torch"]
+    assert wanted_figures(without) == []
 
 
 @pytest.mark.slow
