@@ -73,6 +73,7 @@ def test_the_error_of_a_row_moves_when_it_is_visited_and_stays_otherwise(noise, 
     assert np.isfinite(after).all()
 
 
+@pytest.mark.slow
 def test_two_choices_with_different_errors_in_a_model_with_a_hierarchy():
     """Drawn weights of a learned scale, and K of 40 and 6."""
     num_rows, num_features = 60, 3

@@ -12,6 +12,7 @@ import pytest
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.util import log_density
 
 import numpyro_largecat as lc
 from tests import reference_topics as reference
@@ -70,22 +71,34 @@ def test_gradient_of_a_sparse_bound() -> None:
     """With two topics a word, the gradient has the responsibilities, weighted by cotangents."""
     weights = rng.uniform(size=6)
 
+    @jax.jit
+    @jax.value_and_grad
     def total(topics):
         return weights @ lc.TopicDocument(topics, CONCENTRATION, 2, **EXACT).log_prob(DOCUMENTS)
 
-    value, gradient = jax.value_and_grad(total)(TOPICS)
+    value, gradient = total(TOPICS)
     size = 1e-6
     direction = rng.normal(size=(K, V))
-    above, below = (float(total(TOPICS + s * size * direction)) for s in (1, -1))
+    above, below = (float(total(TOPICS + s * size * direction)[0]) for s in (1, -1))
     assert np.vdot(np.asarray(gradient), direction) == pytest.approx(
         (above - below) / (2 * size), rel=1e-4
     )
     expected = sum(w * d[d[:, 0] == 7, 1].sum() for w, d in zip(weights, DOCUMENTS, strict=True))
-    assert float(gradient[:, 7].sum()) == pytest.approx(float(expected))  # tokens of word 7
+    assert np.asarray(gradient)[:, 7].sum() == pytest.approx(float(expected))  # tokens of word 7
     assert value < 0
 
 
 SETS = np.stack([TOPICS, TOPICS[::-1] - 0.5])
+
+
+@jax.jit
+def bound_of_one(topics, concentration, document):
+    return lc.TopicDocument(topics, concentration, 3).log_prob(document)
+
+
+@jax.jit
+def two_bounds(d, value):
+    return d.log_prob(value), d.fit(value).bound
 
 
 @pytest.mark.parametrize(
@@ -101,8 +114,8 @@ SETS = np.stack([TOPICS, TOPICS[::-1] - 0.5])
 def test_shapes_broadcast(topics, concentration, value, shape) -> None:
     """As other distributions: each document under each set of topics by itself is the same."""
     d = lc.TopicDocument(topics, concentration, 3)
-    found = d.log_prob(value)
-    assert found.shape == shape == d.fit(value).bound.shape
+    found, fitted = two_bounds(d, value)
+    assert found.shape == shape == fitted.shape
     concentrations = np.broadcast_to(concentration, (*d.batch_shape, K))
     tables = np.broadcast_to(topics, (*d.batch_shape, K, V))
     for index in np.ndindex(shape):
@@ -111,7 +124,7 @@ def test_shapes_broadcast(topics, concentration, value, shape) -> None:
             for i, n in zip(index[len(shape) - len(d.batch_shape) :], d.batch_shape, strict=True)
         )
         document = np.broadcast_to(value, (*shape, U, 2))[index]
-        one = lc.TopicDocument(tables[own], concentrations[own], 3).log_prob(document)
+        one = bound_of_one(tables[own], concentrations[own], document)
         np.testing.assert_allclose(found[index], one, rtol=1e-5)
 
 
@@ -133,11 +146,11 @@ def test_gradient_under_vmap_is_that_of_each() -> None:
 def test_one_topic_has_a_closed_form() -> None:
     """All tokens are its own, whatever the prior; topics in 16 bits are widened."""
     topic = jnp.asarray(TOPICS[:1], jnp.bfloat16)
-    found = lc.TopicDocument(topic, 0.3, 1).fit(DOCUMENTS)
+    found = jax.jit(lambda topic: lc.TopicDocument(topic, 0.3, 1).fit(DOCUMENTS))(topic)
     words, counts = DOCUMENTS[..., 0], DOCUMENTS[..., 1]
     expected = (counts * np.asarray(topic, np.float32)[0, words]).sum(axis=1)
     np.testing.assert_allclose(found.bound, expected, rtol=1e-5)
-    np.testing.assert_allclose(found.counts[:, 0], counts.sum(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(found.counts)[:, 0], counts.sum(axis=1), rtol=1e-6)
 
 
 def test_draws_have_the_words_of_the_topics() -> None:
@@ -146,14 +159,14 @@ def test_draws_have_the_words_of_the_topics() -> None:
     FALSE_ALARM = 1e-6.
     """
     d = lc.TopicDocument(TOPICS, CONCENTRATION * 10, 3, num_tokens=5)
-    draws = np.asarray(d.sample(jax.random.key(0), (4000,)))
+    draws = np.asarray(jax.jit(lambda key: d.sample(key, (4000,)))(jax.random.key(0)))
     assert draws.shape == (4000, 5, 2) and (draws[..., 1] == 1).all()
     probs = np.exp(TOPICS) / np.exp(TOPICS).sum(axis=1, keepdims=True)
     expected = CONCENTRATION / CONCENTRATION.sum() @ probs
     shares = (draws[..., 0, None] == np.arange(V)).mean(axis=1)  # (4000, V), one row a document
     errors = shares.std(axis=0) / np.sqrt(4000)
     assert (np.abs(shares.mean(axis=0) - expected) < 5.5 * errors).all()
-    assert (d.log_prob(draws[:3]) < 0).all()
+    assert (np.asarray(jax.jit(d.log_prob)(draws[:3])) < 0).all()
 
 
 def model(documents, size=None, num_active=2):
@@ -183,6 +196,7 @@ def two_kinds_of_documents():
     return jnp.asarray(np.stack([words, counts], axis=-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "size"), [(model, 10), (logistic_normal, None)])
 def test_svi_finds_the_topics(make, size) -> None:
     """With an autoguide and ``jit``, on all documents and on minibatches."""
@@ -197,11 +211,34 @@ def test_svi_finds_the_topics(make, size) -> None:
     assert result.losses[-20:].mean() < result.losses[:20].mean()
 
 
+PHI = np.exp(TOPICS[:2, :6]) / np.exp(TOPICS[:2, :6]).sum(axis=1, keepdims=True)
+
+
+def test_gradient_of_a_models_density_on_a_minibatch() -> None:
+    """As SVI takes it, under ``jit``: the likelihood of ten of thirty documents counts thrice."""
+    documents, rows = two_kinds_of_documents(), jnp.arange(10) * 3
+
+    def density(phi, alpha):
+        on_rows = handlers.substitute(handlers.seed(model, 0), {"documents": rows})
+        return log_density(on_rows, (documents, 10), {}, {"phi": phi, "alpha": alpha})[0]
+
+    def expected(phi, alpha):
+        likelihood = lc.TopicDocument(jnp.log(phi), alpha, 2).log_prob(documents[rows]).sum()
+        prior = dist.Dirichlet(jnp.full(6, 0.5)).log_prob(phi).sum()
+        return 3 * likelihood + prior + dist.Gamma(2.0, 4.0).log_prob(alpha)
+
+    both = jax.jit(
+        lambda *args: [jax.value_and_grad(f, (0, 1))(*args) for f in (density, expected)]
+    )
+    found, right = both(jnp.asarray(PHI, jnp.float32), jnp.array(0.3))
+    assert np.abs(found[1][0]).max() > 10
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), found, right)
+
+
 def test_subsampled_log_density_is_scaled() -> None:
     """A plate over ten of thirty documents counts each three times."""
     documents = two_kinds_of_documents()
-    values = {"phi": jnp.exp(jnp.asarray(TOPICS[:2, :6])) / 1, "alpha": jnp.array(0.3)}
-    values["phi"] /= values["phi"].sum(axis=1, keepdims=True)
+    values = {"phi": jnp.asarray(PHI), "alpha": jnp.array(0.3)}
     traced = handlers.trace(handlers.seed(handlers.substitute(model, values), 0))
     site = traced.get_trace(documents, size=10)["document"]
     assert site["scale"] == 3 and site["fn"].log_prob(site["value"]).shape == (10,)
@@ -240,15 +277,15 @@ def test_topics_that_are_no_log_probabilities_are_refused(topics, place) -> None
 def test_probabilities_have_no_bound_under_jit() -> None:
     """NaN from all methods, and for sets under ``vmap``; a constant is refused."""
     found = jax.jit(lambda phi: lc.TopicDocument(phi, 0.1, 2).log_prob(DOCUMENTS))
-    assert jnp.isnan(found(np.exp(TOPICS))).all() and jnp.isfinite(found(TOPICS)).all()
-    of_each = jax.vmap(
-        jax.vmap(lambda phi, x: lc.TopicDocument(phi, 0.1, 2).log_prob(x), (None, 0))
+    assert np.isnan(found(np.exp(TOPICS))).all() and np.isfinite(found(TOPICS)).all()
+    of_each = jax.jit(
+        jax.vmap(jax.vmap(lambda phi, x: lc.TopicDocument(phi, 0.1, 2).log_prob(x), (None, 0)))
     )
-    sets = jnp.stack([TOPICS, np.exp(TOPICS)]), jnp.stack([DOCUMENTS, DOCUMENTS])
-    assert jnp.isnan(of_each(*sets)).all(axis=1).tolist() == [False, True]
+    sets = np.stack([TOPICS, np.exp(TOPICS)]), np.stack([DOCUMENTS, DOCUMENTS])
+    assert np.isnan(of_each(*sets)).all(axis=1).tolist() == [False, True]
     counts = jax.jit(lambda phi: lc.TopicDocument(phi, 0.1, 2).fit(DOCUMENTS).counts)
-    assert jnp.isnan(counts(np.exp(TOPICS))).all()
-    known = sets[0][1]
+    assert np.isnan(counts(np.exp(TOPICS))).all()
+    known = jnp.asarray(sets[0][1])
     with pytest.raises(ValueError, match="log probabilities"):
         jax.jit(lambda: lc.TopicDocument(known, 0.1, 2).log_prob(DOCUMENTS))()
 
