@@ -53,7 +53,8 @@ from benchmarks.time_to_quality import (
     sample_weights,
     synthetic_problem,
 )
-from numpyro_largecat.plates.proposals import FrequencyProposal, HeadProposal
+from numpyro_largecat.plates.frequency_proposal import FrequencyProposal
+from numpyro_largecat.plates.head_proposal import HeadProposal
 
 NAME = "proposals"
 NUM_SAMPLED = 100

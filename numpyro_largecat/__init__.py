@@ -27,7 +27,8 @@ from numpyro_largecat.mixtures.fit_mixture import fit_mixture
 from numpyro_largecat.mixtures.mixture_fit import MixtureFit
 from numpyro_largecat.plates.class_plate import class_plate
 from numpyro_largecat.plates.data_plate import data_plate
-from numpyro_largecat.plates.proposals import FrequencyProposal, HeadProposal
+from numpyro_largecat.plates.frequency_proposal import FrequencyProposal
+from numpyro_largecat.plates.head_proposal import HeadProposal
 from numpyro_largecat.reading import plots
 from numpyro_largecat.reading.findings import Diagnosis
 from numpyro_largecat.reading.fitted import Fitted

@@ -33,10 +33,15 @@ class _UtilityVector(constraints.ParameterFreeConstraint):
     event_dim = 1
 
     def __call__(self, x: Any) -> Any:
-        return ((x == x) & (x < math.inf)).all(axis=-1)
+        return _are_below_inf(x)
 
     def feasible_like(self, prototype: ArrayLike) -> Array:
         return jnp.zeros_like(prototype)
+
+
+@jax.jit
+def _are_below_inf(x: ArrayLike) -> Array:
+    return ((x == x) & (jnp.asarray(x) < math.inf)).all(axis=-1)
 
 
 utility_vector = _UtilityVector()

@@ -169,6 +169,4 @@ def _draw_rows(size: int, subsample_size: int, rng_key: Array | None = None, **_
             "A plate that subsamples needs a random key: run the model under "
             "`numpyro.handlers.seed`."
         )
-    return draw_without_replacement(
-        rng_key, size, subsample_size, min_population=size, max_population=size
-    )
+    return draw_without_replacement(rng_key, size, subsample_size)

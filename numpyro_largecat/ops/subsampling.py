@@ -14,47 +14,32 @@ from jax import Array, lax
 from numpyro_largecat._checks import as_ids
 
 
-@partial(jax.jit, static_argnames=("num_draws", "min_population", "max_population"))
-def draw_without_replacement(
-    rng_key: Array,
-    population: Array | int,
-    num_draws: int,
-    *,
-    min_population: int,
-    max_population: int,
-) -> Array:
+@partial(jax.jit, static_argnames=("population", "num_draws"))
+def draw_without_replacement(rng_key: Array, population: int, num_draws: int) -> Array:
     """Draw ``num_draws`` distinct integers, uniformly, from [0, population).
 
     Every subset of that size is equally likely: the result is the first ``num_draws`` distinct
     members of a sequence of independent draws, and since relabelling the population relabels the
-    result, no subset can be favoured. Where the population may be less than three times the draws,
-    so that the sequence would be long, a random permutation of it is cut instead.
+    result, no subset can be favoured. Where the population is less than three times the draws, so
+    that the sequence would be long, a random permutation of it is cut instead.
 
-    If ``population < num_draws``, the first ``population`` entries are all its members and the
-    others are arbitrary.
-
-    Cost: O(n log n) time and O(n) memory with n = num_draws + max_population - min_population,
-    whatever ``population``.
+    Cost: O(n log n) time and O(n) memory for n draws, whatever the population.
 
     Args:
         rng_key: A JAX random key.
-        population: Number of members, an int or an integer scalar that may be traced.
-        num_draws: Number of draws, a Python int of at least 1.
-        min_population: A Python int known to be at most ``population``.
-        max_population: A Python int known to be at least ``population``.
+        population: Number of members, a Python int.
+        num_draws: Number of draws, a Python int from 1 to ``population``.
 
     Returns:
         Distinct integers in no particular order, shape (num_draws,), int32.
     """
-    if min_population >= 3 * num_draws:
-        return _draw_by_rejection(rng_key, population, num_draws, min_population)
-    return _draw_by_permutation(rng_key, population, num_draws, max_population)
+    if population < 3 * num_draws:
+        return jax.random.permutation(rng_key, population)[:num_draws].astype(jnp.int32)
+    return _draw_by_rejection(rng_key, population, num_draws)
 
 
-def _draw_by_rejection(
-    rng_key: Array, population: Array | int, num_draws: int, min_population: int
-) -> Array:
-    length = _length_with_enough_distinct(num_draws, min_population)
+def _draw_by_rejection(rng_key: Array, population: int, num_draws: int) -> Array:
+    length = _length_with_enough_distinct(num_draws, population)
 
     def redraw(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         rng_key, _, _ = state
@@ -85,15 +70,44 @@ def _repeats_an_earlier_one(values: Array) -> Array:
     return jnp.zeros(values.shape, bool).at[order].set(same_as_previous, unique_indices=True)
 
 
-def _draw_by_permutation(
-    rng_key: Array, population: Array | int, num_draws: int, max_population: int
-) -> Array:
-    length = max(max_population, num_draws)
-    members = jnp.arange(length, dtype=jnp.int32)
-    priority = jax.random.permutation(rng_key, length)
-    return jnp.argsort(jnp.where(members < population, priority, length))[:num_draws].astype(
-        jnp.int32
-    )
+def draw_from_intervals(
+    rng_key: Array, population: Array | int, num_draws: int
+) -> tuple[Array, Array]:
+    r"""Draw one integer from each of ``num_draws`` intervals that make up [0, population).
+
+    The members are a circle that is cut at a random place into intervals of population /
+    num_draws members, rounded up for the first and down for the others. A member that is drawn
+    stands for its interval: with weights
+
+    .. math:: w_s = \lfloor P / S \rfloor + [s < P \bmod S],
+
+    sums over the population are unbiased, whatever the place of the cut. Their variance is, on
+    average over orders of the members, that of draws without replacement (but for the rounding),
+    it is never more than that of as many draws with replacement, again but for the rounding, and
+    it is less where neighbours are alike. Any two members may be drawn together, close ones rarely.
+    If the population is less than the draws, all of it comes first, with weight 1, and then draws
+    of weight 0.
+
+    Cost: O(S): no sort, and no loop.
+
+    Args:
+        rng_key: A JAX random key.
+        population: Number of members P, an int or an integer scalar that may be traced.
+        num_draws: Number of draws S, a Python int.
+
+    Returns:
+        Distinct integers, but where the weight is 0, and integer weights; shapes (S,), int32.
+    """
+    population = jnp.asarray(population, jnp.int32)
+    least, rest = jnp.divmod(population, num_draws)
+    place = jnp.arange(num_draws, dtype=jnp.int32)
+    lengths = least + (place < rest)
+    starts = place * least + jnp.minimum(place, rest)
+    drawn = draw_integers(rng_key, num_draws + 1, jnp.append(lengths, population))
+    cut = drawn[-1]
+    members = starts + drawn[:-1]
+    beyond = population - cut  # the sum itself may be too large for its type
+    return jnp.where(members < beyond, members + cut, members - beyond), lengths
 
 
 def skip_labels(ranks: Array, labels: Array, num_categories: int) -> Array:
@@ -113,7 +127,7 @@ def skip_labels(ranks: Array, labels: Array, num_categories: int) -> Array:
     others_before = jnp.where(
         labels < num_categories, labels - jnp.arange(labels.shape[0]), num_categories
     )
-    return ranks + jnp.searchsorted(others_before, ranks, side="right").astype(ranks.dtype)
+    return ranks + place_among(ranks + 1, others_before)
 
 
 @partial(jax.jit, static_argnames="num_categories")
@@ -131,10 +145,12 @@ def sorted_distinct(classes: Array, num_categories: int) -> Array:
     """
     classes = as_ids(classes)
     valid = (classes >= 0) & (classes < num_categories)
-    classes = jnp.where(valid, classes, num_categories).astype(jnp.int32)
-    return jnp.unique(classes, size=classes.shape[0], fill_value=num_categories)
+    ordered = jnp.sort(jnp.where(valid, classes, num_categories).astype(jnp.int32))
+    is_repeat = jnp.append(False, ordered[1:] == ordered[:-1])[: len(ordered)]
+    return jnp.sort(jnp.where(is_repeat, num_categories, ordered))  # of one array: fast
 
 
+@jax.jit
 def place_among(values: Array, labels: Array) -> Array:
     """Number of the sorted ``labels`` that are less than each value.
 
@@ -200,11 +216,13 @@ def draw_by_mass(rng_key: Array, ends: Array, labels: Array, num_draws: int) -> 
 def draw_integers(rng_key: Array, num_draws: int, size: Array) -> Array:
     """Draw integers in [0, size) with replacement, all equally likely to one in 2**32.
 
+    The size is one for all draws, or one for each, of shape (num_draws,).
+
     ``jax.random.randint`` takes 32 random bits modulo ``size``, so that with a size near 2**31 some
     integers are half as likely again as others. Here 64 random bits are a fraction of ``size``.
 
     Returns:
-        Shape (num_draws,), int32; zeros if ``size`` is 0.
+        Shape (num_draws,), int32; 0 where ``size`` is 0.
     """
     size = size.astype(jnp.uint32)
     upper, lower = jax.random.bits(rng_key, (2, num_draws), jnp.uint32)

@@ -3,9 +3,11 @@
 
 from numpyro_largecat.plates.class_chunk import class_chunk
 from numpyro_largecat.plates.class_plate import class_plate
+from numpyro_largecat.plates.class_proposal import ClassProposal
 from numpyro_largecat.plates.class_subset import ClassSubset
 from numpyro_largecat.plates.data_plate import data_plate
-from numpyro_largecat.plates.proposals import ClassProposal, FrequencyProposal, HeadProposal
+from numpyro_largecat.plates.frequency_proposal import FrequencyProposal
+from numpyro_largecat.plates.head_proposal import HeadProposal
 from numpyro_largecat.plates.row_subset import RowSubset
 
 __all__ = [

@@ -14,6 +14,7 @@ from numpyro_largecat._checks import as_ids, check_count
 from numpyro_largecat.handlers.plate_facts import PlateFacts, ask_for_rows
 from numpyro_largecat.handlers.sites import is_latent
 from numpyro_largecat.ops.subsampling import sorted_distinct
+from numpyro_largecat.plates.class_proposal import ClassProposal, draw_others
 from numpyro_largecat.plates.class_subset import (
     ClassSubset,
     check_labels,
@@ -26,20 +27,17 @@ from numpyro_largecat.plates.class_subset import (
     shared_subset,
 )
 from numpyro_largecat.plates.indexed_plate import indexed_plate
-from numpyro_largecat.plates.proposals import (
-    ClassProposal,
-    DrawnClasses,
-    draw_others,
-    draw_per_observation,
-)
+from numpyro_largecat.plates.uniform_classes import DrawnClasses, draw_per_observation
 
 
 class class_plate(indexed_plate):
     r"""Plate over the K classes of a categorical, of which each step touches a weighted subset.
 
     The subset holds the distinct ``labels`` of the batch, U of them, each with weight 1, and
-    ``num_sampled`` = S classes drawn uniformly without replacement from the other K - U, each with
-    weight (K - U) / S. Given the labels, for any f,
+    ``num_sampled`` = S classes of the other K - U: one from each of S intervals of them, with the
+    length of the interval as its weight, (K - U) / S rounded up or down. The intervals start at a
+    random class in each step, so that all classes are equally likely and any two may come together.
+    Given the labels, for any f,
 
     .. math:: E\Big[\sum_m \mathrm{weights}_m \, f(\mathrm{indices}_m)\Big] = \sum_{k=1}^{K} f(k),
 
@@ -66,8 +64,8 @@ class class_plate(indexed_plate):
     **Classes of each observation.** By default observations share their classes, so that the labels
     of others are exact negatives for an observation, and utilities are one matrix product. With
     ``per_observation=True`` each observation n has, as in the paper, its label and S classes of its
-    own, drawn from the K - 1 others, with weights 1 and (K - 1) / S in its likelihood; prior and KL
-    terms take the mean over observations of these estimates. It costs more and has a higher
+    own, drawn from the K - 1 others, with weights 1 and about (K - 1) / S in its likelihood; prior
+    and KL terms take the mean over observations of these estimates. It costs more and has a higher
     variance; see ``python -m benchmarks.proposals``. The model then forms utilities by
     ``jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))``.
 

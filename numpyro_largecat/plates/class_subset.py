@@ -21,7 +21,7 @@ from numpyro_largecat._checks import (
     check_shape,
 )
 from numpyro_largecat.ops.subsampling import is_among, place_among, sorted_distinct
-from numpyro_largecat.plates.proposals import DrawnClasses
+from numpyro_largecat.plates.uniform_classes import DrawnClasses
 
 
 @partial(

@@ -12,23 +12,32 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_count, check_no_overflow
-from numpyro_largecat.ops.subsampling import draw_without_replacement
+from numpyro_largecat.ops.shuffle import shuffled
 
 
 @jax.tree_util.register_pytree_node_class
 class ArrayBatches:
     """Minibatches of rows of arrays in memory, with their row ids.
 
-    Each batch holds ``batch_size`` rows drawn uniformly without replacement, independently of the
-    other batches, as ``(array[rows], ..., rows)``: the arguments of a model such as
-    ``model(x, y, rows)`` whose data plate is ``lc.data_plate("data", N, rows)``.
+    A batch is ``(array[rows], ..., rows)``: the arguments of a model such as ``model(x, y, rows)``
+    whose data plate is ``lc.data_plate("data", N, rows)``.
 
-    Cost: O(batch) per draw. The arrays are put on the default device once.
+    Batches are those of shuffled epochs. In each epoch all rows stand in a new random order, which
+    is cut into batches of ``batch_size`` distinct rows. The last batch of an epoch, if fewer rows
+    are left for it, also holds some of the batch before: so a row comes once in an epoch, or twice.
+    Each batch, taken by itself, is drawn uniformly without replacement.
+
+    **Which rows a batch holds follows from the seed and the number of the step alone.** A run with
+    ``init_state`` goes on in the order where the earlier run ended, and several processes can make
+    the same batches without talking to each other. The key of a run has no part in it.
+
+    Cost: O(batch) per draw; no order is kept. The arrays are put on the default device once.
 
     Args:
         *arrays: Arrays of numbers with N rows each, shapes (N, ...), or what NumPy makes into
             arrays: a data frame gives shape (N, columns), a series (N,).
         batch_size: Rows B of a batch, a Python int in [1, N].
+        seed: Seed of the orders, an integer.
 
     Raises:
         TypeError: If an array holds anything but numbers, or ``batch_size`` is not a Python int.
@@ -36,15 +45,21 @@ class ArrayBatches:
             ``batch_size`` is larger than it.
 
     Example:
-        >>> import jax, jax.numpy as jnp
+        >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
         >>> batches = lc.ArrayBatches(jnp.arange(10.0), jnp.arange(10), batch_size=3)
-        >>> x, y, rows = batches.draw(jax.random.key(0))
+        >>> x, y, rows = batches.batch(0)
         >>> x.shape, bool((y == rows).all())
         ((3,), True)
+
+        An epoch of 10 rows in batches of 3 has 4 batches:
+
+        >>> epoch = [batches.batch(step)[1] for step in range(4)]
+        >>> sorted(set(jnp.concatenate(epoch).tolist())) == list(range(10))
+        True
     """
 
-    def __init__(self, *arrays: ArrayLike, batch_size: int) -> None:
+    def __init__(self, *arrays: ArrayLike, batch_size: int, seed: int = 0) -> None:
         if not arrays:
             raise ValueError("ArrayBatches needs at least one array, such as x and y.")
         arrays = tuple(_of_numbers(i, array) for i, array in enumerate(arrays))
@@ -55,6 +70,7 @@ class ArrayBatches:
             )
         check_no_overflow((f"array {i}", array) for i, array in enumerate(arrays))
         self.arrays = tuple(jnp.asarray(a) for a in arrays)
+        self.orders = jax.random.PRNGKey(seed)
         self.size = shapes[0][0]
         self.batch_size = check_count("batch_size", batch_size, 1)
         if self.batch_size > self.size:
@@ -68,26 +84,27 @@ class ArrayBatches:
         return (*(array[rows] for array in self.arrays), rows)
 
     @jax.jit
-    def draw(self, rng_key: Array) -> tuple[Array, ...]:
-        """Draw one batch."""
-        rows = draw_without_replacement(
-            rng_key,
-            self.size,
-            self.batch_size,
-            min_population=self.size,
-            max_population=self.size,
-        )
-        return self.take(rows)
+    def batch(self, step: Array | int) -> tuple[Array, ...]:
+        """Return the batch of a step, counted from 0."""
+        epoch, place = jnp.divmod(step, -(-self.size // self.batch_size))
+        start = jnp.minimum(place * self.batch_size, self.size - self.batch_size)
+        places = start + jnp.arange(self.batch_size)
+        return self.take(shuffled(jax.random.fold_in(self.orders, epoch), places, self.size))
 
-    def tree_flatten(self) -> tuple[tuple[Array, ...], tuple[int, int]]:
+    @jax.jit
+    def draw(self, rng_key: Array) -> tuple[Array, ...]:
+        """Draw a batch that has nothing to do with the epochs."""
+        return self.take(shuffled(rng_key, jnp.arange(self.batch_size), self.size))
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[int, int]]:
         """Arrays are data, sizes are static."""
-        return self.arrays, (self.size, self.batch_size)
+        return (self.arrays, self.orders), (self.size, self.batch_size)
 
     @classmethod
     def tree_unflatten(cls, sizes: tuple[int, int], arrays: Any) -> ArrayBatches:
         """Undo ``tree_flatten``."""
         batches = object.__new__(cls)
-        batches.arrays = tuple(arrays)
+        batches.arrays, batches.orders = tuple(arrays[0]), arrays[1]
         batches.size, batches.batch_size = sizes
         return batches
 

@@ -95,7 +95,7 @@ def test_entries_of_a_table_cost_no_copy_of_it():
             np.zeros((2, 0)),
             1,
             ValueError,
-            r"shape \(\.\.\., K\), outcomes last; got shape \(2, 0\)",
+            r"with K at least 1, outcomes last; got shape \(2, 0\)",
         ),
         (np.array([[0, 1], [0, np.nan]]), 1, ValueError, r"got nan at position \(1, 1\)"),
         (np.array([0, np.inf]), 1, ValueError, "got inf at position 1, and 1 of 2"),

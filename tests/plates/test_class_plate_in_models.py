@@ -40,7 +40,7 @@ def test_sites_have_one_row_for_each_class_scaled_by_its_weight():
     sites = traced(model)
     assert sites["w"]["value"].shape == (6, 2)
     np.testing.assert_array_equal(sites["w"]["scale"], sites["weights"]["value"])
-    np.testing.assert_allclose(sites["w"]["scale"], [1, 1, 0, 8 / 3, 8 / 3, 8 / 3], rtol=1e-6)
+    np.testing.assert_allclose(sites["w"]["scale"], [1, 1, 0, 3, 3, 2], rtol=1e-6)
     log_p, _ = log_density(handlers.seed(model, 0), (), {}, {"w": sites["w"]["value"]})
     log_p_rows = norm.logpdf(sites["w"]["value"]).sum(axis=1)
     np.testing.assert_allclose(log_p, log_p_rows @ sites["w"]["scale"], rtol=1e-5)
@@ -65,7 +65,7 @@ def test_scale_handler_multiplies_the_weights(outside):
                     numpyro.sample("w", dist.Normal(0, 1))
 
     np.testing.assert_allclose(
-        traced(model)["w"]["scale"], np.array([1, 1, 0, 8 / 3, 8 / 3, 8 / 3]) / 2, rtol=1e-6
+        traced(model)["w"]["scale"], np.array([1, 1, 0, 3, 3, 2]) / 2, rtol=1e-6
     )
 
 

@@ -15,7 +15,7 @@ from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 
 import numpyro_largecat as lc
-from numpyro_largecat.plates.proposals import DrawnClasses
+from numpyro_largecat.plates.uniform_classes import DrawnClasses
 from tests.models import NUM_CATEGORIES, explicit_u, hierarchical, make_data
 
 LOSSES = {"trace": Trace_ELBO(), "mean_field": TraceMeanField_ELBO()}

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import numpyro_largecat as lc
+
+
+def rows_of(batches, steps):
+    """Row ids of the batches of some steps, shape (steps, B)."""
+    return np.asarray(jax.jit(jax.vmap(lambda step: batches.batch(step)[-1]))(steps))
+
+
+@pytest.mark.parametrize(("size", "batch_size"), [(12, 4), (10, 4), (7, 7), (5, 1)])
+def test_each_row_comes_once_in_an_epoch_or_twice_in_its_last_two_batches(size, batch_size):
+    batches = lc.ArrayBatches(jnp.arange(size), batch_size=batch_size)
+    num_batches = -(-size // batch_size)
+    rows = rows_of(batches, jnp.arange(3 * num_batches)).reshape(3, num_batches, batch_size)
+    assert all(len(set(batch)) == batch_size for batch in rows.reshape(-1, batch_size).tolist())
+    for epoch in rows:
+        visits = np.bincount(epoch.ravel(), minlength=size)
+        assert set(visits) <= {1, 2}
+        assert (visits == 2).sum() == num_batches * batch_size - size
+        assert set(np.flatnonzero(visits == 2)) <= set(epoch[-2:].ravel())
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    """Of 40 rows: two orders are equal with probability 1 / 40!."""
+    x = jnp.arange(40)
+    first, second = rows_of(lc.ArrayBatches(x, batch_size=40), jnp.arange(2)).tolist()
+    (other,) = rows_of(lc.ArrayBatches(x, batch_size=40, seed=1), jnp.arange(1)).tolist()
+    assert first != second
+    assert other not in (first, second)
+
+
+def test_a_batch_holds_the_rows_of_all_arrays():
+    x = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
+    batches = lc.ArrayBatches(x, np.arange(9) * 2, batch_size=4)
+    for values, doubled, rows in (batches.batch(5), batches.draw(jax.random.key(0))):
+        np.testing.assert_array_equal(values, x[rows])
+        np.testing.assert_array_equal(doubled, rows * 2)
+        assert len(set(rows.tolist())) == 4
