@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
@@ -49,19 +50,27 @@ def explicit_u(num_sampled, num_categories=NUM_CATEGORIES, num_rows=NUM_ROWS):
     return model
 
 
-def point_guide(*args, **kwargs):
-    """A guide of ``hierarchical`` by hand, whose parameters have the names of AutoDelta's.
+def class_points(*args, **kwargs):
+    """A guide of ``w`` and ``b`` by hand, whose parameters have the names of AutoDelta's.
 
     To start an automatic guide NumPyro runs the model operation by operation, which compiles more
     than a hundred programs at each new shape; this one compiles ten.
     """
     del args, kwargs
-    positive = dist.constraints.positive
-    scale = numpyro.param("scale_auto_loc", jnp.ones(()), constraint=positive)
-    numpyro.sample("scale", dist.Delta(scale))
     with numpyro.plate("classes", NUM_CATEGORIES):
-        start = jnp.zeros((NUM_CATEGORIES, NUM_FEATURES))
+        # Not at 0, where all classes are alike.
+        start = np.sin(np.arange(NUM_CATEGORIES * NUM_FEATURES)).reshape(NUM_CATEGORIES, -1)
+        start = jnp.asarray(start)
         w = numpyro.param("w_auto_loc", start, event_dim=1)
         numpyro.sample("w", dist.Delta(w, event_dim=1))
         b = numpyro.param("b_auto_loc", start[:, 0], event_dim=0)
         numpyro.sample("b", dist.Delta(b))
+
+
+def point_guide(*args, **kwargs):
+    """A guide of ``hierarchical``, likewise."""
+    del args, kwargs
+    positive = dist.constraints.positive
+    scale = numpyro.param("scale_auto_loc", jnp.ones(()), constraint=positive)
+    numpyro.sample("scale", dist.Delta(scale))
+    class_points()

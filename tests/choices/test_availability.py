@@ -141,8 +141,14 @@ def test_a_fit_on_minibatches_has_finite_losses_and_parameters(num_sampled):
         assert np.isfinite(value).all()
 
 
-def point_fit(model, x, available, y, num_steps=200):
-    guide = AutoDelta(model, init_loc_fn=init_to_feasible)
+def points(x, available, y):
+    num_categories = available.shape[1]
+    with numpyro.plate("classes", num_categories):
+        w = numpyro.param("w_auto_loc", jnp.zeros((num_categories, NUM_FEATURES)), event_dim=1)
+        numpyro.sample("w", dist.Delta(w, event_dim=1))
+
+
+def point_fit(model, x, available, y, num_steps=200, guide=points):
     svi = lc.SubsampledSVI(model, guide, optax.adam(0.05), Trace_ELBO())
     params = {"w_auto_loc": jnp.full((available.shape[1], NUM_FEATURES), 0.1)}
     key = jax.random.key(3)
@@ -189,7 +195,8 @@ def test_predictions_give_unavailable_classes_no_probability(num_sampled):
 def test_a_choice_that_is_not_available_stops_the_fit():
     y = Y.at[3].set(jnp.argmin(AVAILABLE[3]))
     with pytest.raises(RuntimeError, match="Cannot find valid initial parameters"):
-        point_fit(make_model(None), X, AVAILABLE, y, num_steps=5)
+        guide = AutoDelta(model := make_model(None), init_loc_fn=init_to_feasible)
+        point_fit(model, X, AVAILABLE, y, num_steps=5, guide=guide)
 
 
 def test_coefficients_that_all_classes_share_are_fitted_on_a_subset():
@@ -205,7 +212,10 @@ def test_coefficients_that_all_classes_share_are_fitted_on_a_subset():
         with lc.data_plate("data", NUM_ROWS) as rows:
             lc.sample_choice("y", utilities, classes=classes, rows=rows, obs=y)
 
-    guide = AutoDelta(model, init_loc_fn=init_to_feasible)
+    def guide(x, available, y):
+        slopes = numpyro.param("slopes_loc", jnp.zeros(2))
+        numpyro.sample("slopes", dist.Delta(slopes, event_dim=1))
+
     svi = lc.SubsampledSVI(model, guide, optax.adam(0.05), Trace_ELBO())
     result = svi.run(jax.random.key(4), 20, X, AVAILABLE, Y, progress_bar=False)
     assert np.isfinite(result.losses).all()

@@ -14,12 +14,12 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
-from tests.models import NUM_CATEGORIES, NUM_ROWS, hierarchical, make_data
+from tests.models import NUM_CATEGORIES, NUM_ROWS, hierarchical, make_data, point_guide
 
 
-def make_svi(model=None):
+def make_svi(model=None, guide=point_guide):
     model = hierarchical(num_sampled=4) if model is None else model
-    return lc.SubsampledSVI(model, AutoNormal(model), optax.adagrad(0.1), TraceMeanField_ELBO())
+    return lc.SubsampledSVI(model, guide, optax.adagrad(0.1), TraceMeanField_ELBO())
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_run_draws_minibatches_and_improves(shared):
 def test_local_rows_are_those_of_the_batch(shared):
     """Only the rows whose ids the batch gives are moved, whatever their order."""
     x, y = make_data()
-    svi, rows = shared, jnp.array([31, 5, 17])
+    svi, rows = shared, jnp.array([31, 5, 17, 2, 38, 9, 8, 21])
     state = svi.init(jax.random.key(0), x[rows], y[rows], rows)
     before = state.local_state["y_u"].value
     state, _ = jax.jit(svi.update)(state, x[rows], y[rows], rows)
@@ -164,7 +164,12 @@ def test_stable_update_skips_bad_steps_and_counts_them():
                 "y", x @ w.T * jnp.power(scale, 100), classes=classes, rows=rows, obs=y
             )
 
-    svi = make_svi(model)
+    def guide(x, y, rows, scale):
+        with numpyro.plate("classes", NUM_CATEGORIES):
+            w = numpyro.param("w_auto_loc", jnp.ones((NUM_CATEGORIES, 3)), event_dim=1)
+            numpyro.sample("w", dist.Delta(w, event_dim=1))
+
+    svi = make_svi(model, guide)
     good = (x[rows], y[rows], rows, np.ones((), np.float32))
     bad = (*good[:3], np.full((), 9, np.float32))
     with pytest.warns(RuntimeWarning, match="skipped 2 of 5 steps"):
@@ -222,7 +227,7 @@ def test_labels_the_class_plate_does_not_know_are_refused():
     other = jnp.where(y == y[7], (y + 1) % NUM_CATEGORIES, y)
     first = int(np.flatnonzero(np.asarray(y == y[7]))[0])
     with pytest.raises(ValueError, match=rf"got class {int(y[7])}|at position {first}"):
-        make_svi(model).init(jax.random.key(0), x, y, other)
+        make_svi(model, AutoNormal(model)).init(jax.random.key(0), x, y, other)
 
 
 def test_data_that_is_not_finite_is_reported_with_its_position(shared):
@@ -268,7 +273,7 @@ def test_batches_are_made_of_what_numpy_makes_into_numbers():
 
 def test_the_progress_bar_shows_a_smoothed_elbo(capsys, shared):
     x, y = make_data()
-    result = shared.run(jax.random.key(0), 3, x, y)
+    result = shared.run(jax.random.key(0), 3, batches=lc.ArrayBatches(x, y, batch_size=8))
     shown = capsys.readouterr().err
     assert "3/3" in shown and "smoothed ELBO" in shown
     expected = -float(result.losses[0])
@@ -290,11 +295,12 @@ def test_compiled_loops_are_kept_when_the_data_changes():
 
 def test_run_under_vmap_and_jit(shared):
     """Under a transformation start and steps are the same, and nothing is looked at."""
-    x, y = make_data()
+    rows = np.arange(8)
+    batch = (*(array[:8] for array in make_data()), rows)
 
     def fit(key):
-        first = shared.run(key, 2, x, y, progress_bar=False)
-        second = shared.run(key, 2, x, y, init_state=first.state, progress_bar=False)
+        first = shared.run(key, 2, *batch, progress_bar=False)
+        second = shared.run(key, 2, *batch, init_state=first.state, progress_bar=False)
         return jnp.concatenate([first.losses, second.losses])
 
     keys = jax.random.split(jax.random.key(1), 2)

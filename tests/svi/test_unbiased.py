@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,10 +14,10 @@ import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_largecat as lc
-from tests.models import NUM_CATEGORIES, NUM_ROWS, explicit_u, make_data
+from tests.models import NUM_CATEGORIES, NUM_ROWS, class_points, explicit_u, make_data
 
 # A correct program fails one of a test's comparisons, about 100 means each compared at 5.5
 # standard errors, with probability below this.
@@ -38,6 +40,30 @@ def assert_means(samples, expected):
     assert (gap <= STANDARD_ERRORS * error + 1e-4 * (1 + np.abs(expected))).all()
 
 
+@partial(jax.jit, static_argnums=1)
+def values_and_gradients(y, num_sampled):
+    """Of 3000 draws, one in each row; one program for all labels."""
+    x, rows = make_data()[0][:8], jnp.arange(8)
+    params = {
+        "w_auto_loc": jax.random.normal(jax.random.key(1), (NUM_CATEGORIES, 3)),
+        "b_auto_loc": jnp.linspace(-1, 1, NUM_CATEGORIES),
+        "u": jnp.linspace(1, 4, NUM_ROWS),
+    }
+    model = explicit_u(num_sampled)
+    guide = AutoDelta(
+        model, create_plates=lambda x, y, rows: lc.class_plate("classes", 12, y, num_sampled)
+    )
+    numpyro.handlers.seed(guide, 0)(x, y, rows)
+
+    def of_draw(rng_key):
+        loss = jax.value_and_grad(
+            lambda params: Trace_ELBO().loss(rng_key, params, model, guide, x, y, rows)
+        )(params)
+        return ravel_pytree(loss)[0]
+
+    return jax.vmap(of_draw)(jax.random.split(jax.random.key(2), 3000))
+
+
 @pytest.mark.parametrize("labels", LABELS)
 @pytest.mark.parametrize("num_sampled", [1, 4, "others"])
 def test_elbo_and_gradients_over_class_draws(labels, num_sampled):
@@ -45,29 +71,9 @@ def test_elbo_and_gradients_over_class_draws(labels, num_sampled):
     y = LABELS[labels]
     if num_sampled == "others":  # S = K - U: every class is there, so every draw is exact
         num_sampled = NUM_CATEGORIES - len(set(y.tolist()))
-    x, rows = make_data()[0][:8], jnp.arange(8)
-
-    def value_and_grad(rng_key, params, num_sampled):
-        model = explicit_u(num_sampled)
-        guide = AutoDelta(
-            model, create_plates=lambda x, y, rows: lc.class_plate("classes", 12, y, num_sampled)
-        )
-        numpyro.handlers.seed(guide, 0)(x, y, rows)
-        loss = jax.value_and_grad(
-            lambda params: Trace_ELBO().loss(rng_key, params, model, guide, x, y, rows)
-        )(params)
-        return ravel_pytree(loss)[0]
-
-    key = jax.random.key(1)
-    params = {
-        "w_auto_loc": jax.random.normal(key, (NUM_CATEGORIES, 3)),
-        "b_auto_loc": jnp.linspace(-1, 1, NUM_CATEGORIES),
-        "u": jnp.linspace(1, 4, NUM_ROWS),
-    }
-    keys = jax.random.split(jax.random.key(2), 3000)
-    samples = jax.jit(jax.vmap(lambda key: value_and_grad(key, params, num_sampled)))(keys)
+    samples = values_and_gradients(y, num_sampled)
     everything = NUM_CATEGORIES - 1  # at least K - U, so that all classes are there with weight 1
-    expected = value_and_grad(keys[0], params, everything)
+    expected = values_and_gradients(y, everything)[0]
     assert_means(samples, expected)
 
 
@@ -75,10 +81,13 @@ def test_steps_over_draws_of_classes_and_rows(x64):
     """One SGD step of the engine moves every parameter, on average, along the full gradient."""
     x, y = make_data()
     lr = 1e-6
+    shapes = {"w_auto_loc": (NUM_CATEGORIES, 3), "b_auto_loc": (NUM_CATEGORIES,)}
 
     def fit(model, *args):
-        svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(lr), Trace_ELBO())
-        return svi, svi.init(jax.random.key(0), *args)
+        svi = lc.SubsampledSVI(model, class_points, optax.sgd(lr), Trace_ELBO())
+        key = jax.random.key(1)
+        start = {name: jax.random.normal(key, shape) for name, shape in shapes.items()}
+        return svi, svi.init(jax.random.key(0), *args, init_params=start)
 
     batches = lc.ArrayBatches(x, y, batch_size=6)
     svi, state = fit(explicit_u(num_sampled=3), *batches.draw(jax.random.key(0)))
@@ -102,9 +111,17 @@ def test_elbo_of_a_normal_guide_under_both_losses():
     """With its noise fixed the mean-field ELBO weighs analytic KL terms by the same weights."""
     y, x, rows = LABELS["repeated"], make_data()[0][:8], jnp.arange(8)
 
+    def guide(x, y, rows):
+        start = jax.random.normal(jax.random.key(1), (NUM_CATEGORIES, 4))
+        with numpyro.plate("classes", NUM_CATEGORIES):
+            w = numpyro.param("w_loc", start[:, :3], event_dim=1)
+            numpyro.sample("w", dist.Normal(w, 1e-4).to_event(1))
+            b = numpyro.param("b_loc", start[:, 3], event_dim=0)
+            numpyro.sample("b", dist.Normal(b, 1e-4))
+
     def svi_for(num_sampled, loss):
         model = explicit_u(num_sampled)
-        svi = lc.SubsampledSVI(model, AutoNormal(model, init_scale=1e-4), optax.sgd(0.1), loss)
+        svi = lc.SubsampledSVI(model, guide, optax.sgd(0.1), loss)
         return svi, svi.init(jax.random.key(0), x, y, rows)
 
     for loss in (Trace_ELBO(), TraceMeanField_ELBO()):
@@ -137,7 +154,7 @@ def test_kl_terms_of_a_prior_only_plate():
     svi = lc.SubsampledSVI(model, guide, optax.sgd(0.1), TraceMeanField_ELBO())
     state = svi.init(jax.random.key(0))
     keys = jax.random.split(jax.random.key(1), 4000)
-    losses = jax.vmap(lambda key: svi.evaluate(state._replace(rng_key=key)))(keys)
+    losses = jax.jit(jax.vmap(lambda key: svi.evaluate(state._replace(rng_key=key))))(keys)
     loc = jnp.linspace(-1, 1, 9)
     kl = jnp.log(2.0) + (1 + (loc - 0.5) ** 2) / 8 - 0.5
     assert_means(losses, kl.sum())
