@@ -22,9 +22,10 @@ class ArrayBatches:
     A batch is ``(array[rows], ..., rows)``: the arguments of a model such as ``model(x, y, rows)``
     whose data plate is ``lc.data_plate("data", N, rows)``.
 
-    Batches are those of shuffled epochs. In each epoch all rows stand in a new random order, which
-    is cut into batches of ``batch_size`` distinct rows. The last batch of an epoch, if fewer rows
-    are left for it, also holds some of the batch before: so a row comes once in an epoch, or twice.
+    Batches are those of shuffled passes. In each pass, or epoch, all rows stand in a new random
+    order, which is cut into batches of ``batch_size`` distinct rows. The last batch of a pass, if
+    fewer rows are left for it, also holds some of the batch before: so a row comes once in a pass,
+    or twice.
     Each batch, taken by itself, is drawn uniformly without replacement.
 
     **Which rows a batch holds follows from the seed and the number of the step alone.** A run with
@@ -52,10 +53,10 @@ class ArrayBatches:
         >>> x.shape, bool((y == rows).all())
         ((3,), True)
 
-        An epoch of 10 rows in batches of 3 has 4 batches:
+        A pass over 10 rows in batches of 3 has 4 batches:
 
-        >>> epoch = [batches.batch(step)[1] for step in range(4)]
-        >>> sorted(set(jnp.concatenate(epoch).tolist())) == list(range(10))
+        >>> of_pass = [batches.batch(step)[1] for step in range(4)]
+        >>> sorted(set(jnp.concatenate(of_pass).tolist())) == list(range(10))
         True
     """
 
@@ -86,14 +87,14 @@ class ArrayBatches:
     @jax.jit
     def batch(self, step: Array | int) -> tuple[Array, ...]:
         """Return the batch of a step, counted from 0."""
-        epoch, place = jnp.divmod(step, -(-self.size // self.batch_size))
+        num_passes, place = jnp.divmod(step, -(-self.size // self.batch_size))
         start = jnp.minimum(place * self.batch_size, self.size - self.batch_size)
         places = start + jnp.arange(self.batch_size)
-        return self.take(shuffled(jax.random.fold_in(self.orders, epoch), places, self.size))
+        return self.take(shuffled(jax.random.fold_in(self.orders, num_passes), places, self.size))
 
     @jax.jit
     def draw(self, rng_key: Array) -> tuple[Array, ...]:
-        """Draw a batch that has nothing to do with the epochs."""
+        """Draw a batch that has nothing to do with the passes."""
         return self.take(shuffled(rng_key, jnp.arange(self.batch_size), self.size))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[int, int]]:

@@ -15,19 +15,19 @@ def rows_of(batches, steps):
 
 
 @pytest.mark.parametrize(("size", "batch_size"), [(12, 4), (10, 4), (7, 7), (5, 1)])
-def test_each_row_comes_once_in_an_epoch_or_twice_in_its_last_two_batches(size, batch_size):
+def test_each_row_comes_once_in_a_pass_or_twice_in_its_last_two_batches(size, batch_size):
     batches = lc.ArrayBatches(jnp.arange(size), batch_size=batch_size)
     num_batches = -(-size // batch_size)
     rows = rows_of(batches, jnp.arange(3 * num_batches)).reshape(3, num_batches, batch_size)
     assert all(len(set(batch)) == batch_size for batch in rows.reshape(-1, batch_size).tolist())
-    for epoch in rows:
-        visits = np.bincount(epoch.ravel(), minlength=size)
+    for one_pass in rows:
+        visits = np.bincount(one_pass.ravel(), minlength=size)
         assert set(visits) <= {1, 2}
         assert (visits == 2).sum() == num_batches * batch_size - size
-        assert set(np.flatnonzero(visits == 2)) <= set(epoch[-2:].ravel())
+        assert set(np.flatnonzero(visits == 2)) <= set(one_pass[-2:].ravel())
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
+def test_passes_and_seeds_have_orders_of_their_own():
     """Of 40 rows: two orders are equal with probability 1 / 40!."""
     x = jnp.arange(40)
     first, second = rows_of(lc.ArrayBatches(x, batch_size=40), jnp.arange(2)).tolist()
