@@ -185,15 +185,15 @@ def is_among(classes: Array, labels: Array) -> Array:
 
 @partial(jax.jit, static_argnames="num_draws")
 def draw_by_mass(rng_key: Array, ends: Array, labels: Array, num_draws: int) -> tuple[Array, Array]:
-    r"""Draw with replacement, in proportion to integer masses, classes that are not labels.
+    r"""Draw in proportion to integer masses, with repeats, classes that are not labels.
 
-    Class k is the integers [ends[k - 1], ends[k]), ``mass[k]`` of them. Integers have no rounding,
-    so the probability of each class is exactly
+    Class k is the integers [ends[k - 1], ends[k]), ``mass[k]`` of them. From each of S intervals of
+    the integers that are not of labels one is drawn, and stands for its interval: with
 
-    .. math:: p_k = \mathrm{mass}_k / \mathrm{rest}, \qquad
-              \mathrm{rest} = \sum_{j \notin \mathrm{labels}} \mathrm{mass}_j,
+    .. math:: w_s = \mathrm{length}_s / \mathrm{mass}_{k_s}
 
-    also with ten million classes in float32. If all classes are labels, the draws are arbitrary.
+    sums over the classes are unbiased. Integers have no rounding, so this is exact also with ten
+    million classes in float32. If all classes are labels, the draws are arbitrary.
 
     Cost: O(B + S log(B K)) time for S draws.
 
@@ -204,13 +204,13 @@ def draw_by_mass(rng_key: Array, ends: Array, labels: Array, num_draws: int) -> 
         num_draws: Number of draws S, a Python int.
 
     Returns:
-        Classes, int32, and ``1 / p`` of each, 0 if all classes are labels; shapes (S,).
+        Classes, int32, and their weights, 0 if all classes are labels; shapes (S,).
     """
     rest = ends[-1] - mass_of(labels, ends).sum(dtype=jnp.int32)
-    ranks = draw_integers(rng_key, num_draws, rest)
+    ranks, lengths = draw_from_intervals(rng_key, rest, num_draws)
     classes = class_at_rank(ranks, ends, labels)
     mass = mass_of(classes, ends).astype(jnp.result_type(float))
-    return classes, jnp.where(rest > 0, rest / jnp.maximum(mass, 1), 0)
+    return classes, lengths / jnp.maximum(mass, 1)
 
 
 def draw_integers(rng_key: Array, num_draws: int, size: Array) -> Array:

@@ -17,16 +17,19 @@ from numpyro_largecat.plates.uniform_classes import DrawnClasses
 
 @jax.tree_util.register_pytree_node_class
 class FrequencyProposal:
-    r"""Draw classes with replacement, in proportion to a power of their counts.
+    r"""Draw classes in proportion to a power of their counts.
 
-    Of the classes that are not labels, S independent draws have probabilities and weights
+    Of the classes that are not labels, S draws have probabilities and weights
 
     .. math:: q_k = \frac{\mathrm{counts}_k^{\mathrm{power}}}
                          {\sum_{j \notin \mathrm{labels}} \mathrm{counts}_j^{\mathrm{power}}},
               \qquad w_k = \frac{\mathrm{number\ of\ draws\ of\ } k}{S \, q_k},
 
-    which is unbiased for the sum over all classes. (Probabilities are rounded to multiples of about
-    ``2**-31``, at least one for each class; weights are those of the rounded ones.)
+    which is unbiased for the sum over all classes. The draws are spread evenly: one comes from each
+    of S intervals of equal probability, which the classes fill in their order. So a frequent class
+    comes S q_k times, give or take two, and no sum has a higher variance than under independent
+    draws. (Probabilities are rounded to multiples of about ``2**-31``, at least one for each class;
+    weights are those of the rounded ones.)
 
     The sum over classes in a likelihood has least variance if q is about proportional to its terms,
     as it is for frequent classes. Terms that do not follow the counts, such as the prior or KL of
@@ -38,7 +41,7 @@ class FrequencyProposal:
     Args:
         counts: Frequency of each class, such as its number of training labels, shape (K,),
             non-negative. Known outside ``jit``.
-        power: Exponent in [0, inf); 0 draws uniformly, with replacement.
+        power: Exponent in [0, inf); 0 draws uniformly.
 
     Raises:
         ValueError: If ``counts`` has not one axis with at least two classes, if a count is negative
@@ -79,8 +82,7 @@ class FrequencyProposal:
                 f"`counts` of FrequencyProposal must have one entry for each of {num_categories} "
                 f"classes; got {self.ends.shape[0]}."
             )
-        classes, inverse = draw_by_mass(rng_key, self.ends, labels, num_sampled)
-        return DrawnClasses(classes, inverse / num_sampled)
+        return DrawnClasses(*draw_by_mass(rng_key, self.ends, labels, num_sampled))
 
     def tree_flatten(self) -> tuple[tuple[Array], None]:
         """The table is data, so that a model may take the proposal as an argument."""
