@@ -225,9 +225,9 @@ def test_bound_by_brute_force(x64):
     components = dist.MultivariateNormal(means, scale_tril=roots)
     mixing, bounds = dist.Categorical(logits=log_prior), []
     for num_active in range(1, K + 1):
-        mixture = lc.TopLMixture(mixing, components, num_active)
+        bound = jax.jit(lc.TopLMixture(mixing, components, num_active).log_prob)
         expected = reference.mixture_bound(log_prior, log_densities, num_active)
-        bounds.append(np.asarray(mixture.log_prob(points)))
+        bounds.append(np.asarray(bound(points)))
         np.testing.assert_allclose(bounds[-1], expected, rtol=1e-10)
     assert (np.diff(bounds, axis=0) >= 0).all()
 
@@ -252,13 +252,16 @@ def test_responsibilities_are_the_derivative_in_the_log_weights():
     def total(logits):
         return lc.TopLMixture(dist.Categorical(logits=logits), components, 2).log_prob(values).sum()
 
-    posterior = lc.TopLMixture(dist.Categorical(logits=logits), components, 2).responsibilities(
-        values
-    )
+    @jax.jit
+    def found(logits):
+        mixture = lc.TopLMixture(dist.Categorical(logits=logits), components, 2)
+        return mixture.responsibilities(values), jax.grad(total)(logits)
+
+    posterior, gradient = found(logits)
     counts = np.zeros(K)
     np.add.at(counts, np.asarray(posterior.indices), np.asarray(posterior.probs))
     expected = counts - N * np.asarray(jax.nn.softmax(logits))
-    np.testing.assert_allclose(jax.grad(total)(logits), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_double_precision(x64):
@@ -272,7 +275,7 @@ def test_double_precision(x64):
         return lc.TopLMixture(mixing, components, 2).log_prob(points).sum()
 
     arguments = jnp.asarray(components.loc), jnp.asarray(POINTS, jnp.float64)
-    check_grads(total, arguments, order=1, modes=["rev", "fwd"], rtol=1e-6)
+    check_grads(jax.jit(total), arguments, order=1, modes=["rev", "fwd"], rtol=1e-6)
     assert total(*arguments).dtype == jnp.float64
 
 
@@ -289,9 +292,13 @@ def test_double_precision(x64):
 def test_weights_of_zero(mixing):
     """With fewer components of positive weight than are kept."""
     loc, values = normal(K), normal(N)
-    value, slope = jax.value_and_grad(
-        lambda loc: lc.TopLMixture(mixing, dist.Normal(loc, 1.0), 3).log_prob(values).sum()
-    )(loc)
+
+    @jax.jit
+    @jax.value_and_grad
+    def total(loc):
+        return lc.TopLMixture(mixing, dist.Normal(loc, 1.0), 3).log_prob(values).sum()
+
+    value, slope = total(loc)
     two = dist.Categorical(probs=jnp.array([0.25, 0.75]))
     expected = dist.MixtureSameFamily(two, dist.Normal(loc[jnp.array([0, 4])], 1.0))
     np.testing.assert_allclose(value, expected.log_prob(values).sum(), rtol=1e-5)
@@ -351,10 +358,10 @@ def test_it_is_a_mixture_of_numpyro():
 def test_jit_vmap_expand_mask_and_pytree_round_trip():
     case = FAMILIES["diagonal"]
     mixture = lc.TopLMixture(case.mixing, case.components, 2)
-    expected = dense_bound(case.mixing, case.components, POINTS, 2)
+    expected = jax.jit(dense_bound, static_argnums=3)(case.mixing, case.components, POINTS, 2)
     again = jax.tree.unflatten(jax.tree.structure(mixture), jax.tree.leaves(mixture))
     assert again.num_active == 2
-    one_by_one = jax.vmap(lambda m, x: m.log_prob(x), in_axes=(None, 0))(again, POINTS)
+    one_by_one = jax.jit(jax.vmap(lambda m, x: m.log_prob(x), in_axes=(None, 0)))(again, POINTS)
     np.testing.assert_allclose(one_by_one, expected, rtol=1e-5)
     _, in_scan = jax.lax.scan(lambda c, x: (c, again.log_prob(x)), 0, POINTS.reshape(4, 3, D))
     np.testing.assert_allclose(in_scan.reshape(-1), expected, rtol=1e-5)
