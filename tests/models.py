@@ -74,3 +74,16 @@ def point_guide(*args, **kwargs):
     scale = numpyro.param("scale_auto_loc", jnp.ones(()), constraint=positive)
     numpyro.sample("scale", dist.Delta(scale))
     class_points()
+
+
+def class_points_of(num_categories, **shapes):
+    """A guide of sites in a plate "classes" by hand, likewise."""
+
+    def guide(*args, **kwargs):
+        with numpyro.plate("classes", num_categories):
+            for name, shape in shapes.items():
+                start, event_dim = jnp.zeros((num_categories, *shape)), len(shape)
+                loc = numpyro.param(f"{name}_auto_loc", start, event_dim=event_dim)
+                numpyro.sample(name, dist.Delta(loc, event_dim=event_dim))
+
+    return guide

@@ -14,7 +14,7 @@ import optax
 import pytest
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.infer.autoguide import AutoNormal
 from scipy.stats import norm
 
 import numpyro_largecat as lc
@@ -22,6 +22,7 @@ from numpyro_largecat.plates.frequency_proposal import FrequencyProposal
 from numpyro_largecat.plates.head_proposal import HeadProposal
 from tests import reference
 from tests.memory import temp_bytes
+from tests.models import class_points_of
 
 # How often a correct program fails a random check; a check compares about 400 means, with the
 # standard errors of many draws, which are close to Normal.
@@ -454,7 +455,7 @@ def test_steps_follow_the_full_gradient(layout):
     Rows that are in the sets of several observations are stored once and moved by them all.
     """
     model, rate = classifier(layout), 1e-2
-    svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(rate), Trace_ELBO())
+    svi = lc.SubsampledSVI(model, class_points_of(K, w=(D,)), optax.sgd(rate), Trace_ELBO())
     batch = (X[BATCH], Y[BATCH], BATCH)
     state = svi.init(jax.random.key(0), *batch, init_params={"w_auto_loc": jnp.asarray(W)})
 

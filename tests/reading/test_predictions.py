@@ -15,26 +15,20 @@ from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNorma
 
 import numpyro_largecat as lc
 from tests.memory import temp_bytes
-from tests.models import NUM_CATEGORIES, NUM_FEATURES, NUM_ROWS, hierarchical, make_data
+from tests.models import (
+    NUM_CATEGORIES,
+    NUM_FEATURES,
+    NUM_ROWS,
+    class_points_of,
+    hierarchical,
+    make_data,
+)
 
 
 def guide_of(model, *args, kind=AutoDelta):
     """A guide that has been run once."""
     guide = kind(model)
     numpyro.handlers.seed(guide, 0)(*args)
-    return guide
-
-
-def points(num_categories, **shapes):
-    """A guide of sites in the class plate by hand, which starts with few compiled programs."""
-
-    def guide(*args, **kwargs):
-        with numpyro.plate("classes", num_categories):
-            for name, shape in shapes.items():
-                start, event_dim = jnp.zeros((num_categories, *shape)), len(shape)
-                loc = numpyro.param(f"{name}_auto_loc", start, event_dim=event_dim)
-                numpyro.sample(name, dist.Delta(loc, event_dim=event_dim))
-
     return guide
 
 
@@ -200,7 +194,7 @@ def test_utilities_that_rows_share_are_those_of_each_row():
 
     b, obs = jnp.array([0.5, -1.0, 1.0, 0.0, -2.0, 0.2]), jnp.array([2, 0, 2])
     for model, num_rows in ((expanded, 3), (one_row, 1)):
-        new = lc.Fitted(model, points(6, b=()), {"b_auto_loc": b}, chunk_size=4).on()
+        new = lc.Fitted(model, class_points_of(6, b=()), {"b_auto_loc": b}, chunk_size=4).on()
         assert new.top_classes(2).classes.tolist() == [[2, 0]] * num_rows
         found = new.log_likelihood(obs)
         np.testing.assert_allclose(found, jax.nn.log_softmax(b)[obs], rtol=1e-5)
@@ -236,7 +230,7 @@ def choice_over(classes_to_utilities, num_categories=5):
             numpyro.sample("y", lc.UtilityCategorical(utilities, classes), obs=y)
 
     locs = {"b_auto_loc": jnp.arange(1.0, num_categories + 1)}
-    return model, points(num_categories, b=()), locs
+    return model, class_points_of(num_categories, b=()), locs
 
 
 @pytest.mark.parametrize(
@@ -290,7 +284,7 @@ def test_noise_of_the_model_is_no_dependence():
             numpyro.sample("y", lc.UtilityCategorical(utilities, classes), obs=y)
 
     params = {"b_auto_loc": jnp.arange(300.0)}
-    new = lc.Fitted(model, points(300, b=()), params, chunk_size=100).on()
+    new = lc.Fitted(model, class_points_of(300, b=()), params, chunk_size=100).on()
     assert new.top_classes(1).classes[0, 0] == 299
 
 
@@ -450,7 +444,7 @@ def test_drawn_choices_have_the_predictive_probabilities(noise):
         with lc.data_plate("data", 1) as rows:
             lc.sample_choice("y", b[None], classes=classes, rows=rows, noise=noise, obs=y)
 
-    new = lc.Fitted(model, points(6, b=()), {"b_auto_loc": table}, chunk_size=4).on()
+    new = lc.Fitted(model, class_points_of(6, b=()), {"b_auto_loc": table}, chunk_size=4).on()
     draws = new.draw_choices(rng_key=jax.random.key(0), num_draws=20_000)
     assert draws.shape == (20_000, 1)
     frequencies = np.bincount(draws[:, 0], minlength=6) / 20_000

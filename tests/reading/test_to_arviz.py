@@ -10,10 +10,11 @@ import optax
 import pytest
 import xarray as xr
 from numpyro.infer import TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.infer.svi import SVIRunResult
 
 import numpyro_largecat as lc
+from tests.models import class_points_of
 
 NUM_CATEGORIES = 5000
 
@@ -149,9 +150,8 @@ def test_an_empty_posterior_is_refused():
         with lc.class_plate("classes", NUM_CATEGORIES, y, num_sampled=4):
             numpyro.sample("w", dist.Normal(0, 1))
 
-    guide, y = AutoNormal(model), jnp.array([1, 2])
-    numpyro.handlers.seed(guide, 0)(y)
-    params = {f"w_auto_{part}": jnp.ones(NUM_CATEGORIES) for part in ("loc", "scale")}
+    guide, y = class_points_of(NUM_CATEGORIES, w=()), jnp.array([1, 2])
+    params = {"w_auto_loc": jnp.ones(NUM_CATEGORIES)}
     with pytest.raises(ValueError, match=r"no latent site to show.*'classes': 5000"):
         lc.Fitted(model, guide, params).on(y).to_arviz(rng_key=jax.random.key(1))
 
@@ -163,7 +163,7 @@ FEW, MANY_ROWS = 6, 200
 
 @pytest.fixture(scope="module")
 def small():
-    """A small model fitted exactly, with N rows and all classes in a chunk or in several."""
+    """A small model, with N rows and all classes in a chunk or in several, and a guide of it."""
     x = jax.random.normal(jax.random.key(1), (MANY_ROWS, 2))
     w = 1.5 * jax.random.normal(jax.random.key(2), (FEW, 2))
     y = jax.random.categorical(jax.random.key(3), x @ w.T)
@@ -176,10 +176,14 @@ def small():
             psi = scale * x @ w.T
             numpyro.sample("y", lc.UtilityCategorical(psi, classes), obs=y)
 
-    guide = AutoNormal(model, init_scale=0.3)
-    svi = lc.SubsampledSVI(model, guide, optax.adam(0.02), TraceMeanField_ELBO())
-    result = svi.run(jax.random.key(0), 2000, x, y, progress_bar=False)
-    return lc.Fitted.from_svi(svi, result), x, y
+    def guide(x, y=None):
+        loc = numpyro.param("scale_loc", 0.0)
+        numpyro.sample("scale", dist.LogNormal(loc, 0.1))
+        with numpyro.plate("classes", FEW):
+            loc = numpyro.param("w_loc", jnp.zeros((FEW, 2)), event_dim=1)
+            numpyro.sample("w", dist.Normal(loc, 0.3).to_event(1))
+
+    return lc.Fitted(model, guide, {"scale_loc": jnp.array(0.1), "w_loc": w}), x, y
 
 
 @pytest.mark.parametrize("chunk_size", [4, 1024])
@@ -196,14 +200,19 @@ def test_log_likelihoods_are_those_of_the_draws_shown(small, chunk_size):
     np.testing.assert_array_equal(data["observed_data"]["y"], y)
 
 
+@pytest.mark.slow
 def test_loo_agrees_with_nuts(small):
     """Within a standard error of the estimate; mean-field draws are too narrow, and a bit worse."""
     import arviz as az
     from numpyro.infer import MCMC, NUTS
 
-    fitted, x, y = small
-    data = fitted.on(x).to_arviz(rng_key=jax.random.key(1), obs=y)
-    mcmc = MCMC(NUTS(fitted.model), num_warmup=300, num_samples=500, progress_bar=False)
+    model, x, y = small[0].model, *small[1:]
+    svi = lc.SubsampledSVI(
+        model, AutoNormal(model, init_scale=0.3), optax.adam(0.02), TraceMeanField_ELBO()
+    )
+    result = svi.run(jax.random.key(0), 2000, x, y, progress_bar=False)
+    data = lc.Fitted.from_svi(svi, result).on(x).to_arviz(rng_key=jax.random.key(1), obs=y)
+    mcmc = MCMC(NUTS(model), num_warmup=300, num_samples=500, progress_bar=False)
     mcmc.run(jax.random.key(2), x, y)
     draws = mcmc.get_samples()
     psi = draws["scale"][:, None, None] * x @ draws["w"].transpose(0, 2, 1)
@@ -299,8 +308,7 @@ def test_predictions_of_rows_that_share_their_utilities_are_drawn_apart():
         with lc.data_plate("data", 2) as rows:
             lc.sample_choice("y", b[None], classes=classes, rows=rows, obs=y)
 
-    guide, obs = AutoDelta(model), jnp.array([2, 0])
-    numpyro.handlers.seed(guide, 0)(obs)
+    guide, obs = class_points_of(6, b=()), jnp.array([2, 0])
     new = lc.Fitted(model, guide, {"b_auto_loc": jnp.zeros(6)}).on()
     data = new.to_arviz(rng_key=jax.random.key(0), obs=obs, num_draws=20)
     drawn = data["posterior_predictive"]["y"].values
@@ -354,8 +362,7 @@ def test_tables_are_no_constants_of_compiled_programs():
         with lc.data_plate("data", 2) as rows:
             lc.sample_choice("y", w.sum(-1)[None], classes=classes, rows=rows, obs=y)
 
-    guide, obs = AutoDelta(model), jnp.array([2, 0])
-    numpyro.handlers.seed(guide, 0)(obs)
+    guide, obs = class_points_of(20_000, w=(4,)), jnp.array([2, 0])
     new = lc.Fitted(model, guide, {"w_auto_loc": jnp.zeros((20_000, 4))}).on()
     options = {"rng_key": jax.random.key(0), "rows": {"classes": [7, 3]}, "num_draws": 2}
     before = jax.config.jax_captured_constants_warn_bytes
