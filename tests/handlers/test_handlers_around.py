@@ -13,10 +13,10 @@ import pytest
 from numpyro.contrib.control_flow import scan
 from numpyro.handlers import scope
 from numpyro.infer import Trace_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_largecat as lc
-from tests.models import hierarchical, make_data
+from tests.models import hierarchical, make_data, point_guide
 
 
 def test_a_model_may_be_there_twice_in_two_scopes():
@@ -28,7 +28,11 @@ def test_a_model_may_be_there_twice_in_two_scopes():
         scope(model, prefix="a")(*args)
         scope(model, prefix="b", divider="")(*args)
 
-    svi = lc.SubsampledSVI(twice, AutoNormal(twice), optax.adagrad(0.1), Trace_ELBO())
+    def guide(*args):
+        scope(point_guide, prefix="a")(*args)
+        scope(point_guide, prefix="b", divider="")(*args)
+
+    svi = lc.SubsampledSVI(twice, guide, optax.adagrad(0.1), Trace_ELBO())
     batches = lc.ArrayBatches(x, y, batch_size=8)
     result = svi.run(jax.random.key(0), 5, batches=batches, progress_bar=False)
     visits = [result.state.local_state[name].rule_state for name in ("a/y_u", "by_u")]

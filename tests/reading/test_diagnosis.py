@@ -86,7 +86,7 @@ def test_signal_to_noise_is_that_of_the_gradients(svi, short):
         new, _ = plain.update(state._replace(rng_key=key), X, Y, ROWS)
         return jax.tree.map(jnp.subtract, before, plain.optim.get_params(new.optim_state))
 
-    grads = jax.vmap(gradient)(jax.random.split(jax.random.key(2), 6))
+    grads = jax.jit(jax.vmap(gradient))(jax.random.split(jax.random.key(2), 6))
     for name, values in grads.items():
         flat = np.asarray(values, np.float64).reshape(6, -1)
         pairs = [flat[i] @ flat[j] for i in range(6) for j in range(6) if i != j]
