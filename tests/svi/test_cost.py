@@ -25,8 +25,9 @@ def compiled_step(num_categories, num_rows):
     svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
     x = jnp.ones((BATCH, FEATURES))
     y, rows = jnp.arange(BATCH), jnp.arange(BATCH)
-    state = svi.init(jax.random.key(0), x, y, rows)
-    tables = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.size >= num_categories)
+    state = jax.eval_shape(lambda key: svi.init(key, x, y, rows), jax.random.key(0))
+    leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.size >= num_categories]
+    tables = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     return jax.jit(svi.update, donate_argnums=0).lower(state, x, y, rows).compile(), tables
 
 
@@ -66,7 +67,8 @@ def test_compiled_loop_of_run_copies_no_table():
     svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
     x, y = jnp.ones((100, FEATURES)), jnp.arange(100)
     batches = lc.ArrayBatches(x, y, batch_size=BATCH)
-    state = svi.init(jax.random.key(0), *batches.draw(jax.random.key(0)))
+    batch = batches.draw(jax.random.key(0))
+    state = jax.eval_shape(lambda key: svi.init(key, *batch), jax.random.key(0))
 
     def steps(state):
         def step(state, _):

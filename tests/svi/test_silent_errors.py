@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
-from tests.models import hierarchical, make_data
+from tests.models import hierarchical, make_data, point_guide
 
 
 def no_guide(*args):
@@ -31,8 +31,7 @@ def svi_of(model, guide=no_guide, optim=None):
 @pytest.fixture(scope="module")
 def sampled():
     """One SVI object for several fits: its programs are kept."""
-    model = hierarchical(num_sampled=4)
-    return svi_of(model, AutoNormal(model))
+    return svi_of(hierarchical(num_sampled=4), point_guide)
 
 
 @pytest.mark.parametrize("bad", [-1, 40, 1000])
@@ -106,14 +105,35 @@ def test_optimisers_without_gradient_steps_and_states_without_init_are_refused()
         svi_of(no_guide, optim=numpyro.optim.Minimize())
     x, y = make_data()
     model = hierarchical()
-    state = svi_of(model, guide := AutoNormal(model)).init(jax.random.key(0), x, y)
+    state = svi_of(model, point_guide).init(jax.random.key(0), x, y)
     with pytest.raises(RuntimeError, match="call it once before"):
-        svi_of(model, guide).update(state, x, y)
+        svi_of(model, point_guide).update(state, x, y)
 
 
 def test_labels_too_large_for_the_integers_in_use_are_refused():
     with pytest.raises(ValueError, match=r"array 1 holds integers in \[3, 4294967299\], and int32"):
         lc.ArrayBatches(np.zeros(2), np.array([3, 2**32 + 3]), batch_size=1)
+
+
+@cache
+def of_two_classes(num_sampled):
+    """SVI of K = 2, its step, and its loss for many keys; the programs serve all locations."""
+    y = jnp.zeros(1, int)
+
+    def model():
+        with lc.class_plate("classes", 2, y, num_sampled) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", 1) as rows:
+            psi = jnp.where(classes.indices == 0, b, 0.0)[None]
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.sgd(0.0), TraceMeanField_ELBO())
+
+    @jax.jit
+    def evaluate(state, keys):
+        return jax.vmap(lambda key: svi.evaluate(state._replace(rng_key=key)))(keys)
+
+    return svi, jax.jit(svi.update), evaluate
 
 
 @pytest.mark.parametrize("location", [-3.0, 0.0, 3.0])
@@ -123,29 +143,15 @@ def test_u_follows_the_draw_so_that_the_bound_stays_near_the_exact_elbo(location
     With utilities N(location, 1) and 0, the best constant u loses 0.45, 0.17 and 0.004 nats, the
     best constant log partition function 0.003, 0.17 and 0.45.
     """
-    y = jnp.zeros(1, int)
-
-    def model(num_sampled):
-        with lc.class_plate("classes", 2, y, num_sampled) as classes:
-            b = numpyro.sample("b", dist.Normal(0, 1))
-        with lc.data_plate("data", 1) as rows:
-            psi = jnp.where(classes.indices == 0, b, 0.0)[None]
-            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
-
     losses = {}
     for num_sampled in (None, 1):
-        fitted = partial(model, num_sampled)
-        svi = lc.SubsampledSVI(fitted, AutoNormal(fitted), optax.sgd(0.0), TraceMeanField_ELBO())
+        svi, step, evaluate = of_two_classes(num_sampled)
         state = svi.init(
             jax.random.key(0),
             init_params={"b_auto_loc": jnp.full(2, location), "b_auto_scale": jnp.ones(2)},
         )
-        step = jax.jit(svi.update)
         for _ in range(200):  # u converges
             state, _ = step(state)
-        keys = jax.random.split(jax.random.key(1), 4000)
-        axes = type(state)(None, None, 0, None)
-        evaluate = jax.jit(jax.vmap(svi.evaluate, (axes,)))
-        losses[num_sampled] = evaluate(state._replace(rng_key=keys)).mean()
+        losses[num_sampled] = evaluate(state, jax.random.split(jax.random.key(1), 4000)).mean()
     gap = losses[1] - losses[None]
     assert 0 <= gap < 0.06
