@@ -20,7 +20,7 @@ def shuffled(rng_key: Array, places: Array, size: int) -> Array:
     An item is a pair of digits. Each round shifts one digit by a hash of the other and of a random
     number, which can be undone, so that the rounds map all pairs one to one (a Feistel network). A
     pair past the last item goes through the rounds again until it is an item. The order is
-    pseudo-random: 2**768 sets of random numbers choose among the ``size!`` orders.
+    pseudo-random: all of it follows from the 64 bits of a key.
 
     Cost: O(places) time and memory, whatever ``size``.
 

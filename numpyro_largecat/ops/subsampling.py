@@ -81,12 +81,13 @@ def draw_from_intervals(
 
     .. math:: w_s = \lfloor P / S \rfloor + [s < P \bmod S],
 
-    sums over the population are unbiased, whatever the place of the cut. Their variance is, on
-    average over orders of the members, that of draws without replacement (but for the rounding),
-    it is never more than that of as many draws with replacement, again but for the rounding, and
-    it is less where neighbours are alike. Any two members may be drawn together, close ones rarely.
-    If the population is less than the draws, all of it comes first, with weight 1, and then draws
-    of weight 0.
+    sums over the population are unbiased, whatever the place of the cut. On average over orders of
+    the members their variance is that of draws without replacement if all intervals have one
+    length; else it is more by a factor of at most 1.08 from P = 2 S on, and 2 below. In any order
+    it is at most that of as many draws with replacement, but for the lengths, and it is less where
+    neighbours are alike. From S = 2 on any two members may be drawn together, close ones rarely. If
+    the population is less than the draws, all of it comes first, with weight 1, and then draws of
+    weight 0.
 
     Cost: O(S): no sort, and no loop.
 

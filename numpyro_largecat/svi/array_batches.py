@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, check_no_overflow
+from numpyro_largecat._checks import check_count, check_integers, check_no_overflow
 from numpyro_largecat.ops.shuffle import shuffled
 
 
@@ -28,9 +28,11 @@ class ArrayBatches:
     or twice.
     Each batch, taken by itself, is drawn uniformly without replacement.
 
-    **Which rows a batch holds follows from the seed and the number of the step alone.** A run with
-    ``init_state`` goes on in the order where the earlier run ended, and several processes can make
-    the same batches without talking to each other. The key of a run has no part in it.
+    **Which rows a batch holds follows from the seed and the number of the step alone** (and from
+    JAX's setting ``jax_threefry_partitionable``). A run with ``init_state`` goes on in the order
+    where the earlier run ended, and several processes can make the same batches without talking to
+    each other. The key of a run has no part in it: runs whose spread is to show that of the batches
+    too need a seed each.
 
     Cost: O(batch) per draw; no order is kept. The arrays are put on the default device once.
 
@@ -38,7 +40,7 @@ class ArrayBatches:
         *arrays: Arrays of numbers with N rows each, shapes (N, ...), or what NumPy makes into
             arrays: a data frame gives shape (N, columns), a series (N,).
         batch_size: Rows B of a batch, a Python int in [1, N].
-        seed: Seed of the orders, an integer.
+        seed: Seed of the orders, a Python int in [0, 2**31).
 
     Raises:
         TypeError: If an array holds anything but numbers, or ``batch_size`` is not a Python int.
@@ -71,7 +73,8 @@ class ArrayBatches:
             )
         check_no_overflow((f"array {i}", array) for i, array in enumerate(arrays))
         self.arrays = tuple(jnp.asarray(a) for a in arrays)
-        self.orders = jax.random.PRNGKey(seed)
+        key = jax.random.key(check_count("seed", seed, 0), impl="threefry2x32")
+        self.orders = jax.random.key_data(key)
         self.size = shapes[0][0]
         self.batch_size = check_count("batch_size", batch_size, 1)
         if self.batch_size > self.size:
@@ -86,11 +89,14 @@ class ArrayBatches:
 
     @jax.jit
     def batch(self, step: Array | int) -> tuple[Array, ...]:
-        """Return the batch of a step, counted from 0."""
+        """Return the batch of a step, an integer that counts from 0."""
+        check_integers("step", step)
+        step = jnp.asarray(step).astype(jnp.uint32)
         num_passes, place = jnp.divmod(step, -(-self.size // self.batch_size))
         start = jnp.minimum(place * self.batch_size, self.size - self.batch_size)
-        places = start + jnp.arange(self.batch_size)
-        return self.take(shuffled(jax.random.fold_in(self.orders, num_passes), places, self.size))
+        places = start + jnp.arange(self.batch_size, dtype=jnp.uint32)
+        orders = jax.random.wrap_key_data(self.orders, impl="threefry2x32")
+        return self.take(shuffled(jax.random.fold_in(orders, num_passes), places, self.size))
 
     @jax.jit
     def draw(self, rng_key: Array) -> tuple[Array, ...]:

@@ -44,7 +44,9 @@ def first_run(
     _check_loss(plan.loss, sites)
     free_start_values(plan.guide, {name: _rows_of_parts(s, touched) for name, s in sites.items()})
     optim_state, local_state = _start(plan.optim, sites, values)
-    state = SubsampledSVIState(optim_state, mutable or None, rng_key, local_state)
+    state = SubsampledSVIState(
+        optim_state, mutable or None, rng_key, local_state, jnp.zeros((), jnp.int32)
+    )
     recorded = choose_entries(sites, plan.optim.get_params(optim_state), touched)
     plan = plan.learned(sites, state, recorded)
     plan.row_owners(plan.rows(touched))  # refuses optimisers that mix rows

@@ -49,9 +49,8 @@ class _Form(NamedTuple):
 class CompiledSteps:
     """Compiled chunks of steps of one SVI object, kept for its later runs.
 
-    A chunk takes the state, whose memory it reuses, the number of its first step and that of its
-    steps, the entries to record and the arrays among the arguments of the model; it is specialised
-    to a ``_Form``. Programs hold the
+    A chunk takes the state, whose memory it reuses, the number of steps, the entries to record and
+    the arrays among the arguments of the model; it is specialised to a ``_Form``. Programs hold the
     plan, and go with this object; a copy of it has none.
     """
 
@@ -62,7 +61,7 @@ class CompiledSteps:
         """The chunks of this plan, or of the last one if it is like it."""
         if self._made is None or not plan.is_like(self._made[0]):
             steps = partial(_take_steps, plan)
-            self._made = plan, compiled(steps, static_argnums=(5,), donate_first=True)
+            self._made = plan, compiled(steps, static_argnums=(4,), donate_first=True)
         return self._made[1]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -111,7 +110,6 @@ def run_loop(
         if is_traced:
             return _run_traced(run.plan, state, num_steps, (args, kwargs, drawn), options)
         run.state = state
-        run.num_before = 0 if init_state is None else int(plan.num_steps(state))
         if stream is None:
             run.take_chunks((args, kwargs, drawn))
         else:
@@ -124,7 +122,6 @@ class _Run:
     """What a run has reached: always a state that is there, and the losses that belong to it."""
 
     state: SubsampledSVIState | None = None  # until `init` has made one
-    num_before = 0  # steps of earlier runs
 
     def __init__(self, steps: CompiledSteps, plan: Plan, log: LossLog, options: RunOptions) -> None:
         self.steps = steps
@@ -168,7 +165,7 @@ class _Run:
         """The compiled program of a chunk of at most ``length`` steps."""
         form = _Form(static, self.options, length)
         loop = self.steps.of(self.plan)
-        return loop.program(self.state, 0, 0, self.plan.recorded, arrays, form)
+        return loop.program(self.state, 0, self.plan.recorded, arrays, form)
 
     def _take(self, chunk: Any, count: int, arrays: list[Any]) -> None:
         """Take ``count`` steps; no signal can part the new state from its losses.
@@ -176,8 +173,7 @@ class _Run:
         The state is replaced when the steps are known to have run.
         """
         with held_signals(self.signals):
-            first = self.num_before + self.log.num_taken
-            state, losses, values = chunk(self.state, first, count, self.plan.recorded, arrays)
+            state, losses, values = chunk(self.state, count, self.plan.recorded, arrays)
             losses = np.array(losses)[:count]  # a copy: a view would keep the device's buffer
             self.state = state
             self.iterates.add(values, self.log.add(losses))
@@ -210,7 +206,6 @@ class _Run:
 def _take_steps(
     plan: Plan,
     state: SubsampledSVIState,
-    first: Array,
     count: Array,
     recorded: Recorded,
     arrays: list[Any],
@@ -231,7 +226,7 @@ def _take_steps(
 
     def step(carry: tuple[Array, Array, Any, Any]) -> tuple[Array, Array, Any, Any]:
         i, _, state, seen = carry
-        state, loss = _take_step(plan, form, state, first + i, arrays)
+        state, loss = _take_step(plan, form, state, arrays)
         bad = jnp.isnan(loss) & (not form.options.skip_bad_steps)
         now = (loss, entries(state))
         seen = jax.tree.map(lambda all, one: all.at[i].set(one.astype(all.dtype)), seen, now)
@@ -253,19 +248,19 @@ def _run_traced(
     arrays, static = split_arguments(arguments)
     form = _Form(static, options, num_steps)
 
-    def step(state: SubsampledSVIState, number: Array) -> tuple[SubsampledSVIState, Array]:
-        return _take_step(plan, form, state, number, arrays)
+    def step(state: SubsampledSVIState, _: None) -> tuple[SubsampledSVIState, Array]:
+        return _take_step(plan, form, state, arrays)
 
-    state, losses = lax.scan(step, state, plan.num_steps(state) + jnp.arange(num_steps))
+    state, losses = lax.scan(step, state, None, length=num_steps)
     return SubsampledSVIRunResult(plan.params(state), state, losses)
 
 
 def _take_step(
-    plan: Plan, form: _Form, state: SubsampledSVIState, number: Array, arrays: list[Any]
+    plan: Plan, form: _Form, state: SubsampledSVIState, arrays: list[Any]
 ) -> tuple[SubsampledSVIState, Array]:
     args, kwargs, drawn = form.static.restore(arrays)
     if drawn is not None:
-        args = (*args, *drawn.batch(number))
+        args = (*args, *drawn.batch(state.num_steps))
     skip, forward_mode = form.options
     return take_step(
         plan,

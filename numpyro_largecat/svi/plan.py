@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jax import Array
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.util import transform_fn
 
@@ -84,11 +83,6 @@ class Plan:
             {name: self.stored[name].transform for name in optimised}, optimised
         )
         return constrained
-
-    def num_steps(self, state: SubsampledSVIState) -> Array:
-        """Steps that have moved the parameters, as NumPyro's optimisers count them."""
-        count: Array = state.optim_state[0]
-        return count
 
     def params(self, state: SubsampledSVIState) -> dict[str, Any]:
         """Constrained values of all parameters, stored whole: O(table)."""

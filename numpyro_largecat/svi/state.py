@@ -21,12 +21,13 @@ class RuledParam(NamedTuple):
 
 
 class SubsampledSVIState(NamedTuple):
-    """State of ``SubsampledSVI``: the fields of NumPyro's ``SVIState``, then local parameters."""
+    """State of ``SubsampledSVI``: the fields of NumPyro's ``SVIState``, then two of our own."""
 
     optim_state: Any  # optimiser's state; holds the unconstrained parameters, stored whole
     mutable_state: Any  # values of `numpyro.mutable` sites, or None
     rng_key: Array  # key of the next step
     local_state: dict[str, RuledParam]  # parameters with an `update_rule`, by name
+    num_steps: Array  # steps so far, also those that were skipped; says which batch comes next
 
 
 def shapes_of(tree: Any) -> Any:

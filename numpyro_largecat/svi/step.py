@@ -88,7 +88,8 @@ def take_step(
         loss = jnp.where(ok, loss, jnp.nan)
     optim_state = scatter_state(state.optim_state, new[0], step.owners, step.rows)
     local_state = _scatter_local(state.local_state, new[2], step.rows)
-    return SubsampledSVIState(optim_state, new[1], step.next_key, local_state), loss
+    num_steps = state.num_steps + 1
+    return SubsampledSVIState(optim_state, new[1], step.next_key, local_state, num_steps), loss
 
 
 def _find_rows(

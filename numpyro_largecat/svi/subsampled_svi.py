@@ -226,7 +226,8 @@ class SubsampledSVI(SVI):
         keep its ``params``, or go on with ``init_state=error.result_so_far.state``.
 
         Args:
-            rng_key: A JAX random key.
+            rng_key: A JAX random key, of all that is drawn but the minibatches of ``ArrayBatches``,
+                which have a seed.
             num_steps: Number of steps, at least 1.
             *args: Arguments of model and guide, the same in each step.
             batches: Minibatches whose arrays come after ``args``: ``ArrayBatches``, drawn inside

@@ -36,6 +36,20 @@ def test_passes_and_seeds_have_orders_of_their_own():
     assert other not in (first, second)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.uint32])
+def test_the_number_of_a_step_may_be_of_any_integer_type(dtype):
+    batches = lc.ArrayBatches(jnp.arange(100_000), batch_size=1000)
+    assert (batches.batch(dtype(99))[-1] == batches.batch(99)[-1]).all()
+
+
+def test_what_is_no_number_of_a_step_or_seed_is_refused():
+    batches = lc.ArrayBatches(jnp.arange(9), batch_size=2)
+    with pytest.raises(TypeError, match="`step` must be integers; got dtype float32"):
+        batches.batch(1.5)
+    with pytest.raises(ValueError, match="`seed` must be at least 0; got -1"):
+        lc.ArrayBatches(jnp.arange(9), batch_size=2, seed=-1)
+
+
 def test_a_batch_holds_the_rows_of_all_arrays():
     x = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
     batches = lc.ArrayBatches(x, np.arange(9) * 2, batch_size=4)

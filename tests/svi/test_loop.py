@@ -151,6 +151,24 @@ def test_divergence_keeps_the_last_good_state_and_names_the_step():
     assert len(result.losses) < 6
 
 
+@pytest.mark.filterwarnings("ignore:.*skipped:RuntimeWarning")
+def test_a_run_goes_on_after_batches_that_were_skipped(shared):
+    """One bad row comes once in each pass of five batches, and is not drawn again at once."""
+    x, y = make_data()
+    batches = lc.ArrayBatches(x, y.at[7].set(99), batch_size=8)
+    options = {"batches": batches, "stable_update": True, "progress_bar": False}
+    whole = shared.run(jax.random.key(0), 10, **options)
+    first = shared.run(jax.random.key(0), 1, **options)
+    state, losses = first.state, [first.losses[0]]
+    for _ in range(9):
+        part = shared.run(jax.random.key(1), 1, init_state=state, **options)
+        state = part.state
+        losses.append(part.losses[0])
+    np.testing.assert_allclose(losses, whole.losses, rtol=1e-5)
+    assert np.isnan(whole.losses).sum() == 2
+    assert state.num_steps == 10
+
+
 def test_stable_update_skips_bad_steps_and_counts_them():
     """Data that is infinite in some steps only: those steps change nothing."""
     x, y = map(np.asarray, make_data())

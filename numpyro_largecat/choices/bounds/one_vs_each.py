@@ -35,8 +35,10 @@ class OneVsEach(ChoiceDistribution):
     estimated sum would be biased; marked classes of another weight stay in the second sum. Labels
     of all observations in the batch have weight 1, as has the head of a ``HeadProposal``. So
     ``together=True`` keeps these together: C then differs from batch to batch, and the bound holds
-    with each. (Draws with replacement may have weight 1 by chance: with such a proposal mark labels
-    alone, ``together=classes.holds(classes.indices)``.)
+    with each. (Where less than twice ``num_sampled`` classes are left to draw from, some of those
+    drawn have weight 1, which are surely there given where the intervals start; draws by frequency
+    may have it by chance. To keep labels alone together, mark them:
+    ``together=classes.holds(classes.indices)``.)
 
     Shapes: ``batch_shape`` is ``utilities.shape[:-1]``; ``event_shape`` is ().
 
