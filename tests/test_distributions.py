@@ -505,9 +505,12 @@ def test_classes_that_are_not_available(choice, on):
         return value, pull_back(jnp.ones(4))
 
     value, gradients = with_gradients(jnp.asarray(psi), *of_rows(choice, [0, 1, 2, 0]))
-    far = np.where(np.arange(6) == 4, -500.0, UTILITIES)  # as good as not available
+    is_there = np.arange(6) != 4
+    far = np.where(is_there, UTILITIES, -500.0)
     expected = [
-        choice.reference(far[n], rows[n], weights, *(np.float64(x[n]) for x in choice.local))
+        choice.reference(
+            far[n], rows[n], weights * is_there, *(np.float64(x[n]) for x in choice.local)
+        )
         for n in range(2)
     ]
     np.testing.assert_allclose(value, [*expected, -np.inf, -np.inf], rtol=1e-5)

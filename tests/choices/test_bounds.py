@@ -174,12 +174,12 @@ def test_mean_over_draws_of_the_class_plate_is_the_value_on_all_classes_and_its_
 
 @makers
 def test_each_observation_may_have_its_own_classes(make):
-    """Its label comes first, and 49 other classes are represented by five, of weight 49/5."""
+    """Its label comes first, and 49 other classes are represented by five, of weight 10 or 9."""
     labels = jnp.array([4, 1, 4])
     with handlers.seed(rng_seed=0):
         plate = lc.class_plate("classes", 50, labels, num_sampled=5, per_observation=True)
     found = make(UTILITIES, plate.classes).log_prob(labels)
-    weights = np.array([1.0] + 5 * [49 / 5])
+    weights = np.array([1.0, 10, 10, 10, 10, 9])
     expected = {
         OneVsEach: lambda psi: reference.one_vs_each(psi, 0, weights),
         Bouchard: lambda psi: reference.bouchard_bound(psi, 0, 0.7, weights),

@@ -26,6 +26,15 @@ def test_a_log_concave_family_is_taken(distribution):
     lc.UtilityCategorical(jnp.zeros(3), noise=family_of("own", distribution))
 
 
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_the_slope_of_the_log_cdf_is_the_density_over_the_cdf(family):
+    """Gradients of exact probabilities need it; a kink, as at 0, would give a wrong one."""
+    errors = jnp.arange(-20, 81) / 4
+    slope = jax.jit(jax.vmap(jax.grad(family.log_cdf)))(errors)
+    expected = jnp.exp(family.log_prob(errors) - family.log_cdf(errors))
+    np.testing.assert_allclose(slope, expected, rtol=1e-4, atol=1e-8)
+
+
 @pytest.mark.parametrize(
     "distribution",
     [lambda: dist.StudentT(3.0), lambda: dist.StudentT(30.0), lambda: dist.Cauchy(0, 1)],
