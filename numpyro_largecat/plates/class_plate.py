@@ -78,7 +78,7 @@ class class_plate(indexed_plate):
     ``proposal`` S is the number of classes that it returns, H more for a head of H. With
     ``per_observation`` the plate has M = B (1 + S) rows, in which a class may be several times.
 
-    Cost: O(S log S + B log B) time and O(S + B) memory, whatever ``num_categories``; a proposal
+    Cost: O(S sqrt(B) + B log B) time and O(S + B) memory, whatever ``num_categories``; a proposal
     says its own. With ``per_observation`` O(B S log S) time and O(B S) memory.
 
     Args:
