@@ -79,7 +79,7 @@ class class_plate(indexed_plate):
     ``per_observation`` the plate has M = B (1 + S) rows, in which a class may be several times.
 
     Cost: O(S sqrt(B) + B log B) time and O(S + B) memory, whatever ``num_categories``; a proposal
-    says its own. With ``per_observation`` O(B S log S) time and O(B S) memory.
+    says its own. With ``per_observation`` O(B S) time and O(B S) memory.
 
     Args:
         name: Name of the plate.

@@ -28,8 +28,8 @@ class FrequencyProposal:
     which is unbiased for the sum over all classes. The draws are spread evenly: one comes from each
     of S intervals of equal probability, which the classes fill in their order. So a frequent class
     comes S q_k times, give or take two, and but for rounding no sum has a higher variance than
-    under independent draws. (Probabilities are rounded to multiples of about ``2**-31``, at least one for each class;
-    weights are those of the rounded ones.)
+    under independent draws. (Probabilities are rounded to multiples of about ``2**-31``, at least
+    one for each class; weights are those of the rounded ones.)
 
     The sum over classes in a likelihood has least variance if q is about proportional to its terms,
     as it is for frequent classes. Terms that do not follow the counts, such as the prior or KL of
