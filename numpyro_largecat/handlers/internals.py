@@ -8,6 +8,9 @@ used here: ``tests/handlers/test_internals.py`` then fails with the name of what
 from __future__ import annotations
 
 import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -19,6 +22,7 @@ from numpyro.contrib.control_flow import scan
 from numpyro.distributions.distribution import MaskedDistribution
 from numpyro.distributions.transforms import Transform
 from numpyro.handlers import infer_config
+from numpyro.infer import util as infer_util
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.util import helpful_support_errors
 from numpyro.ops.provenance import eval_provenance
@@ -113,6 +117,35 @@ def start_values(guide: AutoGuide) -> dict[str, Any]:
     """
     found: dict[str, Any] = getattr(guide, "_init_locs", {})
     return found
+
+
+Search = Callable[[Array], Any]
+
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@contextmanager
+def search_for_start_values(wrapped: Callable[[Search], Search]) -> Iterator[None]:
+    """Within, automatic guides look for valid start values by ``wrapped`` of NumPyro's search.
+
+    The search is a function of a random key that evaluates the whole model and its gradient; no
+    argument of a guide reaches it. Set for all threads, of which one at a time is within. A search
+    that is traced already stays as it is.
+    """
+
+    def find(rng_key: Array, model: Any, **options: Any) -> Any:
+        def search(rng_key: Array) -> Any:
+            return found(rng_key, model, **options)
+
+        return (search if isinstance(rng_key, jax.core.Tracer) else wrapped(search))(rng_key)
+
+    with _ONE_AT_A_TIME:
+        found = infer_util.find_valid_initial_params
+        infer_util.find_valid_initial_params = find
+        try:
+            yield
+        finally:
+            infer_util.find_valid_initial_params = found
 
 
 # --- Optimisers ----------------------------------------------------------------------------------

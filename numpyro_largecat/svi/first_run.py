@@ -14,7 +14,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro_largecat._checks import check_arguments
 from numpyro_largecat.handlers.automatic_guides import free_start_values, set_up_anew
 from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.handlers.internals import addresses_of
+from numpyro_largecat.handlers.internals import addresses_of, search_for_start_values
 from numpyro_largecat.handlers.run_model import as_drawn, sites_of
 from numpyro_largecat.handlers.sites import Sites, is_latent, of_type
 from numpyro_largecat.handlers.static_arguments import split_arguments
@@ -94,10 +94,14 @@ def _run_model(
 def _run_guide(
     plan: Plan, rng_key: Array, given: dict[str, Any], touched: TouchedRows, args: Any, kwargs: Any
 ) -> _Found:
-    """Run the guide as it is, since autoguides keep what they see."""
+    """Run the guide as it is, since autoguides keep what they see.
+
+    All but their search for start values, which would be a program for each operation.
+    """
     set_up_anew(plan.guide)
     how: dict[str, Any] = {"rng_key": rng_key, "params": given, "around": as_drawn}
-    return _found(sites_of(plan.guide, args, kwargs, touched=touched, **how), touched)
+    with search_for_start_values(compiled):
+        return _found(sites_of(plan.guide, args, kwargs, touched=touched, **how), touched)
 
 
 def _warn_of_discrete_sites(sites: Sites, loss: Any) -> None:

@@ -20,6 +20,7 @@ from jax import lax
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions import transforms
 from numpyro.handlers import block, seed, substitute, trace
+from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 from numpyro.optim import Adam, Minimize, optax_to_numpyro
 
@@ -130,6 +131,25 @@ def test_a_guide_of_our_own_can_be_a_part_of_numpyros_list():
     assert callable(part._setup_prototype)
     assert set(part._prototype_frames) == set(part._prototype_frame_full_sizes) == {"rows"}
     assert part._create_plates()["rows"].subsample_size == 3
+
+
+def test_a_guide_looks_for_the_same_start_values_by_a_search_that_is_wrapped():
+    wrapped = []
+
+    def jitted(search):
+        wrapped.append(search)
+        return jax.jit(search)
+
+    def start():
+        sites = trace(seed(AutoNormal(model, init_loc_fn=init_to_uniform), 0)).get_trace()
+        return sites["w_auto_loc"]["value"]
+
+    before = start()
+    with internals.search_for_start_values(jitted):
+        np.testing.assert_allclose(start(), before, rtol=1e-6)
+    assert len(wrapped) == 1
+    start()
+    assert len(wrapped) == 1
 
 
 def test_optimisers_that_evaluate_the_loss_are_known():
