@@ -19,7 +19,7 @@ PYTEST := $(IN_VENV) -m pytest
 help:
 	@echo "make demo      run the demonstration, examples/demo.py"
 	@echo "make test      run all tests but those of the documentation and the slow ones"
-	@echo "make test-slow run the slow studies, and the benchmarks with --quick"
+	@echo "make test-slow run whole fits and studies that take long, and the benchmarks with --quick"
 	@echo "make lint      check style and layers; make format mends what can be mended"
 	@echo "make types     check types"
 	@echo "make docs      build the documentation into docs/_build/html"

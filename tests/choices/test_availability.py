@@ -133,6 +133,7 @@ def fitted(num_sampled):
     return model, guide, svi.run(jax.random.key(2), 60, batches=batches, progress_bar=False)
 
 
+@pytest.mark.slow
 @FORMS
 def test_a_fit_on_minibatches_has_finite_losses_and_parameters(num_sampled):
     _, _, result = fitted(num_sampled)

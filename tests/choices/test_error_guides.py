@@ -237,6 +237,7 @@ def test_amortised_errors_learn(network, x64):
 # Whole guides.
 
 
+@pytest.mark.slow
 def test_two_choices_with_errors_of_different_families():
     """Hierarchical, with classes of their own; one error has rows, the other a network."""
     x = jnp.array([0.5, -1.0, 1.5])

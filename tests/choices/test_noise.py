@@ -110,6 +110,7 @@ def test_two_choices_with_different_errors_in_a_model_with_a_hierarchy():
 NOISES = ("gumbel", "logistic", "normal")
 
 
+@pytest.mark.slow
 def test_a_wide_guide_over_strong_features_keeps_every_step_finite():
     """Its draws put labels far above and below the centre of the guide, which all errors follow."""
     keys = jax.random.split(jax.random.key(0), 2)
@@ -154,6 +155,7 @@ def test_single_precision_data_stay_so_where_double_is_enabled(x64):
     assert {"gumbel_u", "logistic_u", "normal_error"} < result.params.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "masked"), [("gumbel", "normal"), ("normal", "logistic")])
 def test_two_sites_with_masks_particles_and_vmap(noise, masked):
     """A masked observation counts nothing, and two fits at once are the two fits one by one."""

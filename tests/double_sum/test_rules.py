@@ -99,6 +99,7 @@ def softmax_regression(rule, num_sampled):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [type(rule) for rule in RULES])
 def test_a_fit_reaches_the_maximum_of_the_posterior(rule):
     """FALSE_ALARM = 1e-5: over ten keys the gap was 3e-4 at most."""

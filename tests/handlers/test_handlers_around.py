@@ -19,6 +19,7 @@ import numpyro_largecat as lc
 from tests.models import hierarchical, make_data, point_guide
 
 
+@pytest.mark.slow
 def test_a_model_may_be_there_twice_in_two_scopes():
     """It is fitted and predicted as without, with any divider, such as none."""
     x, y = make_data()

@@ -164,6 +164,7 @@ def test_natural_gradient_steps_follow_their_schedule() -> None:
         old = step.statistics
 
 
+@pytest.mark.slow
 def test_stochastic_and_memoized_fits_agree() -> None:
     """On well separated clusters both find them, with their sizes."""
     x = (

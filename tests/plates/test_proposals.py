@@ -448,6 +448,7 @@ def test_bounds_have_the_exact_ones_as_means(layout):
     assert_means(samples, np.array(expected))
 
 
+@pytest.mark.slow
 @two_layouts
 def test_steps_follow_the_full_gradient(layout):
     """The mean step of the engine is the gradient of the ELBO over all classes.
@@ -487,6 +488,7 @@ def test_svi_of_numpyro_with_create_plates(layout):
     np.testing.assert_allclose(in_model["w"]["scale"], in_guide["w"]["scale"])
 
 
+@pytest.mark.slow
 @two_layouts
 def test_fit_and_predict_with_kept_u(layout):
     """Two particles, in a compiled loop; prediction visits all classes in chunks."""

@@ -116,6 +116,7 @@ def test_a_model_without_the_choice_is_refused(svi, short):
         lc.Fitted.from_svi(svi, result).on(X).diagnose(rng_key=jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_any_likelihood_and_layout_can_be_looked_at():
     """One-vs-each, no local variable, classes of each observation, and rows that are masked."""
 

@@ -178,6 +178,7 @@ def test_in_float64(x64):
     np.testing.assert_allclose(found, exact(b, X)[jnp.arange(N), Y], rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_a_fit_with_error_guides_is_read_on_rows_that_have_no_errors():
     def model(x, y=None, rows=None):
         with lc.class_plate("classes", K, y, 2) as classes:

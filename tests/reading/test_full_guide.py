@@ -41,6 +41,7 @@ def test_predictive_with_the_guide_of_sampled_classes_says_what_to_do(fitted):
         predict(jax.random.key(1), X)
 
 
+@pytest.mark.slow
 def test_the_guide_of_the_full_model_takes_the_parameters_of_the_fit(fitted):
     """Its draws are nearly the locations, in the order of the classes, in all of NumPyro's tools.
 

@@ -131,6 +131,7 @@ def test_the_noise_of_a_sample_of_rows_is_its_standard_deviation():
     )
 
 
+@pytest.mark.slow
 def test_rows_of_the_classes_and_a_sample_of_others_stand_for_all(guide):
     """Too few of the others to tell about the slope, where all rows do."""
     fit = make_fit(guide, 0.5, np.full(K, 0.5), args=())
@@ -146,6 +147,7 @@ def test_rows_of_the_classes_and_a_sample_of_others_stand_for_all(guide):
     assert len(every.classes) == K and np.isfinite(every.classes).all()
 
 
+@pytest.mark.slow
 def test_a_second_plate_that_is_read_leaves_the_small_sites_a_figure():
     """Most of its rows are not there, so they are left out of the ratio of the small sites."""
 

@@ -117,6 +117,7 @@ def test_memory_follows_the_chunk_and_not_the_classes(read):
     assert scratch(100_000) < 200_000
 
 
+@pytest.mark.slow
 def test_rows_of_the_training_data_can_be_predicted_by_their_ids():
     """A latent value for each row is known for training rows, and refused for new ones."""
     y = jnp.array([1, 4, 4])
@@ -305,6 +306,7 @@ def test_utilities_that_depend_on_other_classes_are_nan_under_jit():
     assert (np.asarray(drawn) == -1).all()
 
 
+@pytest.mark.slow
 def test_rows_of_any_support_are_those_of_one_class():
     """Positive, and on a simplex, in and out of ``jit``."""
 
@@ -433,6 +435,7 @@ def test_rows_of_the_chunks_are_drawn_apart(wide):
     assert np.abs(correlations).max() < 5 / 400**0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["gumbel", "normal"])
 def test_drawn_choices_have_the_predictive_probabilities(noise):
     """FALSE_ALARM = 1e-5: frequencies of six classes within five standard errors."""

@@ -169,6 +169,7 @@ def test_classes_of_each_observation_are_read_as_in_training():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_fit_of_both_plates_learns_and_predicts():
     """Two kinds of users take two classes; each is predicted from the rows of both tables."""
     u = jnp.tile(jnp.arange(U), 20)

@@ -48,6 +48,7 @@ def convert(fitted, **kwargs):
     return new.to_arviz(**{"rng_key": jax.random.key(1), "num_draws": 2000} | kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_draws_of_the_named_rows_have_the_guides_moments(fitted):
     data = convert(
@@ -272,6 +273,7 @@ def test_observations_may_be_others_than_those_of_the_fit(fitted, rows, coords, 
         new.to_arviz(obs=obs, rows={"data": [0]}, **draws)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [2, 1024])
 def test_rows_of_a_site_are_those_named_also_if_the_guide_draws_it_whole(chunk_size):
     """As AutoMultivariateNormal does, whose sites are in no plate."""
@@ -316,6 +318,7 @@ def test_predictions_of_rows_that_share_their_utilities_are_drawn_apart():
     assert (drawn[..., 0] != drawn[..., 1]).any()
 
 
+@pytest.mark.slow
 def test_rows_of_all_plates_are_drawn_as_the_likelihood_has_them():
     """Also those of the observations, and of a plate beside the classes."""
     groups = jnp.array([0, 1, 2, 1])

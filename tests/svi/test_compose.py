@@ -37,6 +37,7 @@ def changed_rows(table):
     return np.flatnonzero((table != np.median(table)).any(axis=tuple(range(1, table.ndim))))
 
 
+@pytest.mark.slow
 def test_numpyros_local_latents_under_a_subsampled_plate():
     """NumPyro's own example of a local latent per row: only drawn rows move, as in dense SVI."""
     data = jax.random.normal(jax.random.key(1), (30,)) + 2
@@ -193,6 +194,7 @@ def test_a_neural_network_gives_the_utilities():
     assert result.losses[-50:].mean() < result.losses[:20].mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO])
 def test_particles_share_their_rows_and_average(loss):
     """With a point guide all particles agree, so the loss equals that of one particle."""
@@ -222,6 +224,7 @@ def test_guides_over_the_joint_of_a_full_plate_work():
     assert np.isfinite(fit(model, AutoDiagonalNormal(model), x, y, loss=Trace_ELBO()).losses).all()
 
 
+@pytest.mark.slow
 def test_improper_priors_and_constrained_tables():
     """Priors that cannot be drawn from, and tables whose constraint is inside each row."""
     y = jnp.array([3, 3, 1])

@@ -89,6 +89,7 @@ def test_a_guide_by_gradients_of_local_values_is_refused_for_classes():
         init(AutoSemiDAIS(around, only_local), around)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("joint", ["AutoMultivariateNormal", "AutoIAFNormal"])
 def test_the_guide_that_the_message_names_runs_and_predicts(joint):
     guide = AutoGuideList(model)

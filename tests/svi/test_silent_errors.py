@@ -136,6 +136,7 @@ def of_two_classes(num_sampled):
     return svi, jax.jit(svi.update), evaluate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("location", [-3.0, 0.0, 3.0])
 def test_u_follows_the_draw_so_that_the_bound_stays_near_the_exact_elbo(location):
     """K = 2, all classes there: the gap comes from the posterior's spread alone.

@@ -77,6 +77,7 @@ def test_elbo_and_gradients_over_class_draws(labels, num_sampled):
     assert_means(samples, expected)
 
 
+@pytest.mark.slow
 def test_steps_over_draws_of_classes_and_rows(x64):
     """One SGD step of the engine moves every parameter, on average, along the full gradient."""
     x, y = make_data()
@@ -107,6 +108,7 @@ def test_steps_over_draws_of_classes_and_rows(x64):
         assert_means(samples[name], expected[name])
 
 
+@pytest.mark.slow
 def test_elbo_of_a_normal_guide_under_both_losses():
     """With its noise fixed the mean-field ELBO weighs analytic KL terms by the same weights."""
     y, x, rows = LABELS["repeated"], make_data()[0][:8], jnp.arange(8)

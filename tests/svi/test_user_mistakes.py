@@ -101,6 +101,7 @@ def two_choices(x, y=None, z=None, rows=None):
         lc.sample_choice("z", x[:, None] * w, classes=few, rows=rows, noise="normal", obs=z)
 
 
+@pytest.mark.slow
 def test_one_of_two_choices_is_predicted_without_labels_of_either():
     """The probit's log probabilities are those of brute force over all its classes."""
     svi, state = init(two_choices, X, Y, Y % 7, jnp.arange(N))

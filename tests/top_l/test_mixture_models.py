@@ -66,6 +66,7 @@ def first_step(svi_type, make, *data):
     return loss, jax.tree.map(jnp.subtract, svi.get_params(state), before)
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 @pytest.mark.parametrize("svi_type", [SVI, lc.SubsampledSVI])
 def test_all_components_take_the_steps_of_the_dense_mixture(svi_type):
