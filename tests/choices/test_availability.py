@@ -160,6 +160,7 @@ def point_fit(model, x, available, y, num_steps=200, guide=points):
 EXACT = pytest.param(True, marks=pytest.mark.slow, id="exact")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [EXACT, pytest.param(False, id="subset")])
 def test_a_fit_equals_that_without_the_classes_that_nobody_has(exact):
     """Here a subset holds all classes, so that both fits see the same, whatever is drawn."""
@@ -178,6 +179,7 @@ def test_a_fit_equals_that_without_the_classes_that_nobody_has(exact):
     np.testing.assert_allclose(whole.losses[-1] - prior, part.losses[-1], atol=2e-3)
 
 
+@pytest.mark.slow
 @FORMS
 def test_predictions_give_unavailable_classes_no_probability(num_sampled):
     model, guide, result = fitted(num_sampled)

@@ -49,6 +49,7 @@ def test_it_is_a_bound_for_any_gaussian(x64, noise):
     assert (np.asarray(bounds) <= np.array(exact) + 1e-6).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_nodes", "spreads"), [(3, [0.5, 1.0, 2.0]), (20, [0.5, 2.0, 8.0])])
 @pytest.mark.parametrize("noise", NOISES)
 def test_the_best_gaussian_is_close_to_the_exact_log_probability(x64, noise, num_nodes, spreads):

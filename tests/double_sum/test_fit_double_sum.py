@@ -120,6 +120,7 @@ def test_minibatches_reach_the_optimum_too(batch_size, num_sampled, num_passes):
     assert 0 <= gap < 1e-3
 
 
+@pytest.mark.slow
 def test_minibatches_of_sparse_rows_are_those_of_dense_ones(x64):
     """With a padded last batch."""
     rng = np.random.default_rng(0)

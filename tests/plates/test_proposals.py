@@ -472,6 +472,7 @@ def test_steps_follow_the_full_gradient(layout):
     assert_means(gradients, np.asarray(gradient))
 
 
+@pytest.mark.slow
 @two_layouts
 def test_svi_of_numpyro_with_create_plates(layout):
     """A guide's copy of the plate and the model have the same rows."""

@@ -69,6 +69,7 @@ WEIGHTS = np.array([1.0, 1, 1, 3, 3, 3])
 ROWS = RowWeights(jnp.asarray(WEIGHTS), jnp.asarray(WEIGHTS > 1))
 
 
+@pytest.mark.slow
 def test_ratios_of_a_small_site_are_those_of_dense_arithmetic(guide):
     """With chunks of 2 of 5 classes, and a slope that moves both the prior and the utilities."""
     utilities = ChunkedUtilities(make_fit(guide, 0.5, np.full(K, NARROW)))

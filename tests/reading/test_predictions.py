@@ -201,6 +201,7 @@ def test_utilities_that_rows_share_are_those_of_each_row():
         np.testing.assert_allclose(found, jax.nn.log_softmax(b)[obs], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_guide_may_draw_a_table_whole():
     """As AutoMultivariateNormal does, whose sites are in no plate; chunks take their rows."""
 

@@ -90,6 +90,7 @@ def test_ids_out_of_range_are_refused_and_nan_under_jit():
         fitted.on(bad).log_likelihood(OBS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_users", [U, 1200])
 def test_draws_are_those_that_arviz_shows(num_users):
     """Each row of either plate is one draw, whichever the chunk; a large plate shows rows by name.

@@ -187,6 +187,7 @@ def small():
     return lc.Fitted(model, guide, {"scale_loc": jnp.array(0.1), "w_loc": w}), x, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [4, 1024])
 def test_log_likelihoods_are_those_of_the_draws_shown(small, chunk_size):
     fitted, x, y = small

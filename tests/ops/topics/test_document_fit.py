@@ -157,6 +157,7 @@ def test_a_restart_is_what_the_reference_proposes() -> None:
         np.testing.assert_allclose(fits[1].bound[d], value, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_a_document_gets_as_many_topics_as_it_uses(monkeypatch) -> None:
     """With code for 10, 16 and 70 topics, documents of which some need each of these."""
