@@ -16,6 +16,7 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.util import log_density
 
 import numpyro_largecat as lc
+from numpyro_largecat.choices.error_families import FAMILIES
 from numpyro_largecat.double_sum import ImplicitSGD, UMax
 from numpyro_largecat.double_sum.feature_rows import check_data
 from numpyro_largecat.double_sum.pair_steps import collect, run_pairs
@@ -71,7 +72,7 @@ def proposals():
     }
 
 
-@pytest.mark.parametrize("noise", ["gumbel", "normal", "logistic"])
+@pytest.mark.parametrize("noise", sorted(FAMILIES))
 @pytest.mark.parametrize("proposal", ["uniform", "frequency", "head", "per_observation"])
 def test_of_a_step(proposal, noise):
     model = choice_model(noise, **proposals()[proposal])

@@ -24,13 +24,13 @@ ROOMS = [
         "C0",
     ),
     ("plates/", "1. which rows exist this step", "a proposal", 0, 2.6, 6.2, "C0"),
-    ("mixtures/", "closed form", "a conjugate family", 6.8, 8.0, 2.6, "C2"),
-    ("topics/", "closed form", "", 6.8, 6.2, 2.6, "C2"),
-    ("double_sum/", "closed form", "a rule", 6.8, 4.4, 2.6, "C2"),
+    ("topics/", "closed form", "", 6.8, 8.0, 2.6, "C2"),
+    ("double_sum/", "closed form", "a rule", 6.8, 6.2, 2.6, "C2"),
+    ("mixtures/", "closed form", "a conjugate family", 6.8, 4.4, 2.6, "C2"),
     ("top_l/", "sums over the\nL best values", "", 6.8, 2.6, 2.6, "C2"),
     ("handlers/", "all knowledge of NumPyro's messages and internals", "", 0, 0.8, 9.4, "C1"),
-    ("data/", "corpora, formats", "a format", 0, -1.0, 4.4, "C7"),
-    ("ops/", "array functions, JAX alone", "", 5.0, -1.0, 4.4, "C7"),
+    ("data/", "corpora, formats", "a format", 0, -1.0, 9.4, "C7"),
+    ("ops/", "array functions, JAX alone", "", 0, -2.8, 9.4, "C7"),
 ]
 HEIGHT = 1.45
 
@@ -66,11 +66,11 @@ def draw_way(axes: Axes) -> None:
 
 def main() -> None:
     """Write ``architecture.png`` beside this file."""
-    figure, axes = plt.subplots(figsize=(11, 7.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(11, 9), layout="constrained")
     for room in ROOMS:
         draw_room(axes, room)
     draw_way(axes)
-    axes.set(xlim=(-5.6, 9.6), ylim=(-1.2, 9.6))
+    axes.set(xlim=(-5.6, 9.6), ylim=(-3.0, 9.6))
     axes.axis("off")
     figure.savefig(Path(__file__).with_suffix(".png"), dpi=110)
 

@@ -16,6 +16,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO, init_to_feasible
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
+from numpyro_largecat.choices.error_families import FAMILIES
 from tests.reference import choice_log_prob, mean_over_subsets, softmax_bound
 
 NUM_ROWS, NUM_CATEGORIES, NUM_FEATURES = 30, 9, 2
@@ -50,7 +51,7 @@ def make_model(num_sampled, num_categories=NUM_CATEGORIES):
     return model
 
 
-NOISES = pytest.mark.parametrize("noise", ["gumbel", "normal", "logistic"])
+NOISES = pytest.mark.parametrize("noise", sorted(FAMILIES))
 
 
 @partial(jax.jit, static_argnames="noise")

@@ -14,6 +14,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
+from numpyro_largecat.choices.error_families import FAMILIES
 from tests import reference
 
 COUNTS = np.array([400, 250, 150, 100, 60, 40])
@@ -107,7 +108,7 @@ def test_two_choices_with_different_errors_in_a_model_with_a_hierarchy():
     assert result.params["second_u"].shape == (num_rows,)
 
 
-NOISES = ("gumbel", "logistic", "normal")
+NOISES = sorted(FAMILIES)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from numpyro.distributions import constraints
 from scipy.stats import chisquare
 
 import numpyro_largecat as lc
+from numpyro_largecat.choices.error_families import FAMILIES
 from tests import reference
 from tests.choices.subsets import CHUNK, INDICES, SUBSET, WEIGHTS
 from tests.memory import temp_bytes
@@ -307,7 +308,7 @@ def test_what_needs_all_classes_is_refused_without_them(classes):
         d.entropy()
 
 
-@pytest.mark.parametrize("noise", ["gumbel", "normal", "logistic"])
+@pytest.mark.parametrize("noise", sorted(FAMILIES))
 def test_copies_keep_their_errors(noise):
     d = lc.UtilityCategorical(jnp.array([0.0, 1.0, -2.0]), noise=noise)
     for copied in (copy.deepcopy(d), pickle.loads(pickle.dumps(d))):
