@@ -43,10 +43,8 @@ from benchmarks.records import (
     write_json,
 )
 from benchmarks.time_to_quality import (
-    BATCH_SIZE,
     BIAS_SCALE,
     INIT_SCALE,
-    LEARNING_RATES,
     WEIGHT_SCALE,
     Problem,
     names_problem,
@@ -58,6 +56,8 @@ from numpyro_largecat.plates.head_proposal import HeadProposal
 
 NAME = "proposals"
 NUM_SAMPLED = 100
+BATCH_SIZE = 500
+LEARNING_RATE = 0.1
 NUM_HEAD = 100
 DEFAULT = "uniform"
 
@@ -143,7 +143,7 @@ def make_svi(way: Way, problem: Problem) -> lc.SubsampledSVI:
     """Make the SVI object of one way to draw."""
     model = model_of(way, problem)
     guide = AutoNormal(model, init_loc_fn=init_to_mean, init_scale=INIT_SCALE)
-    optimiser = optax.adagrad(LEARNING_RATES["subsampled"])
+    optimiser = optax.adagrad(LEARNING_RATE)
     return lc.SubsampledSVI(model, guide, optimiser, TraceMeanField_ELBO())
 
 

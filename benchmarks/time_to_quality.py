@@ -3,18 +3,21 @@
 
 The data are the demo's: predict the next name in Python's standard library from the three names
 before it. Both methods fit the same model, utilities ``x @ w.T + b`` with a posterior over all
-weights, by the same guide, loss and minibatch size, and by Adagrad with a learning rate of their
-own. The score is the exact log likelihood per held-out token at the posterior mean. The clock
-counts steps alone, not compilation and not evaluation; the methods take turns, check point by check
-point, so that all meet the same load of the machine.
+weights, by the same guide and loss; each with the optimiser, the minibatch and the number of drawn
+classes that suit it best (``SETTINGS``). The score is the exact log likelihood
+per held-out token at the posterior mean. The clock counts steps alone, not compilation and not
+evaluation; the methods take turns, check point by check point, so that all meet the same load of
+the machine.
 
 With PyTorch (the extra ``benchmarks``) two point estimates of the same utilities run too: exact
 softmax (``torch_exact``), and sampled softmax with the log-frequency correction
 (``torch_sampled``). They over-fit, so the best score of their curves counts, as if they were
 stopped early by the held-out data themselves, and the question is when ours reaches that.
 
-``--tune`` instead tries learning rates on a part of the training data that is held back; the test
-part is not looked at. ``LEARNING_RATES`` and ``PEERS`` hold the winners.
+``--tune METHOD`` instead tries the settings of ``TRIED`` on a part of the training data that is
+held back; the test part is not looked at. ``SETTINGS`` holds the winners: of exact NumPyro after 60
+seconds, of ours after 5, and of PyTorch by the best score at any time of 60 seconds, or of 20 where
+it draws classes.
 """
 
 from __future__ import annotations
@@ -53,24 +56,55 @@ from benchmarks.records import (
 )
 
 NAME = "time_to_quality"
-METHODS = ("numpyro", "subsampled", "torch_exact", "torch_sampled")
-BATCH_SIZE = 500
-NUM_SAMPLED = 100
 WEIGHT_SCALE = 0.2  # prior standard deviation of each of the D weights of a class
 BIAS_SCALE = 3.0  # prior standard deviation of a class's log frequency
 INIT_SCALE = 0.01  # posterior standard deviations at the start
-LEARNING_RATES = {"numpyro": 0.1, "subsampled": 0.1}
-RATES_TRIED = (0.025, 0.05, 0.1, 0.2)
-PEERS = {"torch_exact": ("adagrad", 0.1), "torch_sampled": ("adam", 0.003)}
-PEERS_TRIED = {"adam": (0.001, 0.003, 0.01), "adagrad": (0.03, 0.1, 0.3)}
+
+
+class Setting(NamedTuple):
+    """How a method takes its steps."""
+
+    optimizer: str
+    learning_rate: float
+    batch_size: int
+    num_sampled: int = 0  # classes drawn, beside the labels; 0 for all
+
+
+SETTINGS = {
+    "numpyro": Setting("adagrad", 0.1, 2000),
+    "subsampled": Setting("adagrad", 0.1, 200, 200),
+    "torch_exact": Setting("adagrad", 0.1, 200),
+    "torch_sampled": Setting("adam", 0.003, 200, 400),
+}
+METHODS = tuple(SETTINGS)
+PEERS = ("torch_exact", "torch_sampled")
+SIZES = [(100, 100), (200, 100), (200, 200), (200, 400), (500, 100), (500, 400)]
+TRIED = {  # rates at one size, and sizes at the rates that were good there
+    "numpyro": [
+        *(Setting("adagrad", rate, 500) for rate in (0.025, 0.05, 0.1, 0.2)),
+        *(Setting("adagrad", rate, 1000) for rate in (0.05, 0.1, 0.2)),
+        Setting("adagrad", 0.1, 2000),
+    ],
+    "subsampled": [Setting("adagrad", r, b, s) for r in (0.05, 0.1, 0.15) for b, s in SIZES],
+    "torch_exact": [
+        *(Setting("adam", rate, 500) for rate in (0.001, 0.003, 0.01)),
+        *(Setting("adagrad", rate, 500) for rate in (0.03, 0.1, 0.3)),
+        *(Setting("adagrad", 0.1, size) for size in (200, 1000)),
+    ],
+    "torch_sampled": [
+        *(Setting("adam", rate, 500, 100) for rate in (0.001, 0.003, 0.01)),
+        *(Setting("adagrad", rate, 500, 100) for rate in (0.03, 0.1, 0.3)),
+        *(Setting("adam", rate, b, s) for rate in (0.001, 0.003) for b, s in SIZES),
+    ],
+}
 # Those of JAX are compiled together; a chunk is about 0.1 s.
-STEPS_PER_CHUNK = {"numpyro": 1, "subsampled": 25, "torch_exact": 1, "torch_sampled": 25}
+STEPS_PER_CHUNK = {"numpyro": 1, "subsampled": 75, "torch_exact": 1, "torch_sampled": 50}
 NUM_SCORED = 5000  # held-out tokens, a fixed subset
 SCORED_TOGETHER = 500
 WANTED_SPEEDUP = 25
 NAMES = {
     "numpyro": "exact (NumPyro)",
-    "subsampled": f"S = {NUM_SAMPLED}",
+    "subsampled": "sampled (ours)",
     "torch_exact": "exact (PyTorch)",
     "torch_sampled": "sampled (PyTorch)",
 }
@@ -151,13 +185,15 @@ def exact_model(labels: NDArray[np.int32], num_categories: int) -> Callable[...,
     return model
 
 
-def subsampled_model(labels: NDArray[np.int32], num_categories: int) -> Callable[..., None]:
+def subsampled_model(
+    labels: NDArray[np.int32], num_categories: int, num_sampled: int
+) -> Callable[..., None]:
     """Make the same model on a weighted subset of classes, drawn by their frequency."""
     counts = np.bincount(labels, minlength=num_categories) + 1
     proposal = lc.FrequencyProposal(counts)
 
     def model(x: Array, y: Array, rows: Array) -> None:
-        plate = lc.class_plate("classes", num_categories, y, NUM_SAMPLED, proposal=proposal)
+        plate = lc.class_plate("classes", num_categories, y, num_sampled, proposal=proposal)
         with plate as classes:
             w, b = sample_weights(x.shape[1])
         with lc.data_plate("data", len(labels), rows) as batch:
@@ -166,13 +202,16 @@ def subsampled_model(labels: NDArray[np.int32], num_categories: int) -> Callable
     return model
 
 
-def make_svi(method: str, problem: Problem, learning_rate: float) -> SVI:
-    """Make the SVI object of a method."""
-    make_model = {"numpyro": exact_model, "subsampled": subsampled_model}[method]
-    model = make_model(problem.y, problem.num_categories)
+def make_svi(problem: Problem, setting: Setting) -> SVI:
+    """Make the SVI object of one of JAX's methods: exact where no classes are drawn."""
+    if setting.num_sampled:
+        model = subsampled_model(problem.y, problem.num_categories, setting.num_sampled)
+    else:
+        model = exact_model(problem.y, problem.num_categories)
     guide = AutoNormal(model, init_loc_fn=init_to_mean, init_scale=INIT_SCALE)
-    svi_class = {"numpyro": SVI, "subsampled": lc.SubsampledSVI}[method]
-    return svi_class(model, guide, optax.adagrad(learning_rate), TraceMeanField_ELBO())
+    kind = lc.SubsampledSVI if setting.num_sampled else SVI
+    optimizer = {"adagrad": optax.adagrad, "adam": optax.adam}[setting.optimizer]
+    return kind(model, guide, optimizer(setting.learning_rate), TraceMeanField_ELBO())
 
 
 @jax.jit
@@ -216,10 +255,16 @@ class Fit:
         self.curve.append(Point(check_point, self.clock, steps, float(score)))
 
 
-def start_fit(method: str, problem: Problem, batches: lc.ArrayBatches, learning_rate: float) -> Fit:
+def start_fit(method: str, problem: Problem, setting: Setting) -> Fit:
+    """Initialise a fit of a method, and compile its steps."""
+    return (start_peer if method in PEERS else start_posterior)(method, problem, setting)
+
+
+def start_posterior(method: str, problem: Problem, setting: Setting) -> Fit:
     """Initialise a fit of a posterior and compile its steps."""
     init_key, rng_key = random.split(random.key(0))
-    svi = make_svi(method, problem, learning_rate)
+    svi = make_svi(problem, setting)
+    batches = lc.ArrayBatches(problem.x, problem.y, batch_size=setting.batch_size)
     state = svi.init(init_key, *batches.draw(init_key))
     state = jax.tree.map(jnp.copy, state)  # NumPyro's state shares arrays with the guide
 
@@ -244,7 +289,7 @@ def start_fit(method: str, problem: Problem, batches: lc.ArrayBatches, learning_
     return Fit(method, run_chunk, weights)
 
 
-def start_peer(method: str, problem: Problem, optimizer: str, learning_rate: float) -> Fit:
+def start_peer(method: str, problem: Problem, setting: Setting) -> Fit:
     """Initialise a fit of PyTorch."""
     from benchmarks.torch_peers import Peer, fewer_threads_if_faster
 
@@ -254,10 +299,7 @@ def start_peer(method: str, problem: Problem, optimizer: str, learning_rate: flo
             problem.x,
             problem.y,
             problem.num_categories,
-            batch_size=BATCH_SIZE,
-            num_sampled=NUM_SAMPLED,
-            optimizer=optimizer,
-            learning_rate=learning_rate,
+            **setting._asdict(),
         )
 
     num_steps = STEPS_PER_CHUNK[method]
@@ -294,13 +336,7 @@ def best_point(curve: Sequence[Point]) -> Point:
 
 def measure(problem: Problem, seconds: float, methods: Sequence[str]) -> dict[str, list[Point]]:
     """Run all methods for ``seconds`` each."""
-    batches = lc.ArrayBatches(problem.x, problem.y, batch_size=BATCH_SIZE)
-    fits = [
-        start_peer(method, problem, *PEERS[method])
-        if method in PEERS
-        else start_fit(method, problem, batches, LEARNING_RATES[method])
-        for method in methods
-    ]
+    fits = [start_fit(method, problem, SETTINGS[method]) for method in methods]
     run_side_by_side(fits, problem, seconds)
     return {fit.method: fit.curve for fit in fits}
 
@@ -313,8 +349,9 @@ def make_records(
     make = partial(Record, benchmark=NAME)
     records: list[Record | MachineRecord] = [machine_record(NAME, jax.devices()[0].device_kind)]
     for method, curve in curves.items():
+        own = {**base, **SETTINGS[method]._asdict()}
         for point in curve:
-            cell = partial(make, setting={**base, "seconds": point.check_point}, method=method)
+            cell = partial(make, setting={**own, "seconds": point.check_point}, method=method)
             score = {"metric": "heldout_log_likelihood", "value": point.score}
             records += [
                 cell(**score, unit="nats per token", better="higher"),
@@ -374,7 +411,7 @@ def plot(curves: dict[str, list[Point]], path: Path) -> None:
 
     labels = {
         "numpyro": "exact softmax (NumPyro SVI)",
-        "subsampled": f"{NUM_SAMPLED} sampled classes (SubsampledSVI)",
+        "subsampled": "sampled classes (SubsampledSVI)",
         "torch_exact": "exact softmax (PyTorch, a point)",
         "torch_sampled": "sampled softmax (PyTorch, a point)",
     }
@@ -390,41 +427,23 @@ def plot(curves: dict[str, list[Point]], path: Path) -> None:
     plt.close(figure)
 
 
-def tune(problem: Problem, seconds: float, methods: Sequence[str]) -> list[Record | MachineRecord]:
-    """Score each method at each learning rate on ``problem``, at check points.
+def tune(problem: Problem, seconds: float, method: str) -> list[Record | MachineRecord]:
+    """Score a method with each of its settings on ``problem``, at check points.
 
-    Cost: ``len(RATES_TRIED)`` fits of each posterior, and of each peer those of ``PEERS_TRIED``.
+    Cost: ``seconds`` and a compilation for each.
     """
     records: list[Record | MachineRecord] = [machine_record(NAME, jax.devices()[0].device_kind)]
-    batches = lc.ArrayBatches(problem.x, problem.y, batch_size=BATCH_SIZE)
-    starts: list[tuple[str, str, float, Callable[[], Fit]]] = []
-    for method in methods:
-        if method in PEERS:
-            starts += [
-                (method, optimizer, rate, partial(start_peer, method, problem, optimizer, rate))
-                for optimizer, rates in PEERS_TRIED.items()
-                for rate in rates
-            ]
-        else:
-            starts += [
-                (method, "adagrad", rate, partial(start_fit, method, problem, batches, rate))
-                for rate in RATES_TRIED
-            ]
     rows = []
     shares = (1 / 12, 1 / 6, 1 / 3, 2 / 3, 1)
-    for method, optimizer, rate, start in starts:
-        fit = start()
+    for setting in TRIED[method]:
+        fit = start_fit(method, problem, setting)
         for share in shares:
             fit.go_to(share * seconds)
             fit.add_point(share * seconds, problem)
             records.append(
                 Record(
                     benchmark=NAME,
-                    setting={
-                        "optimizer": optimizer,
-                        "learning_rate": rate,
-                        "seconds": share * seconds,
-                    },
+                    setting={**setting._asdict(), "seconds": share * seconds},
                     method=method,
                     metric="heldback_log_likelihood",
                     value=fit.curve[-1].score,
@@ -433,10 +452,11 @@ def tune(problem: Problem, seconds: float, methods: Sequence[str]) -> list[Recor
                 )
             )
         scores = [f"{point.score:.4f}" for point in fit.curve]
-        rows.append([method, optimizer, f"{rate:g}", str(fit.curve[-1].steps), *scores])
+        rows.append([*map(str, setting), str(fit.curve[-1].steps), *scores])
+        print(*rows[-1], flush=True)
     after = [f"{share * seconds:.3g} s" for share in shares]
-    print("Log likelihood per token of training data that were held back, after some seconds")
-    print_table(["method", "optimiser", "rate", "steps", *after], rows)
+    print(f"{method}: log likelihood per token of training data that were held back")
+    print_table(["optimiser", "rate", "rows", "classes", "steps", *after], rows)
     return records
 
 
@@ -444,20 +464,22 @@ def parse_arguments() -> argparse.Namespace:
     parser = argument_parser(__doc__)
     parser.add_argument("--seconds", type=float, help="clock of each method (default 60; quick 2)")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the curves into this file")
-    parser.add_argument("--tune", action="store_true", help="try learning rates instead")
+    parser.add_argument("--tune", choices=METHODS, help="try the settings of this method instead")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
     seconds = arguments.seconds or (2.0 if arguments.quick else 60.0)
-    problem = synthetic_problem() if arguments.quick else names_problem(held_back=arguments.tune)
+    problem = (
+        synthetic_problem() if arguments.quick else names_problem(held_back=bool(arguments.tune))
+    )
+    if arguments.tune:
+        write_json(arguments.json, tune(problem, seconds, arguments.tune))
+        return
     methods = [m for m in METHODS if m not in PEERS or not torch_is_missing()]
     if torch_is_missing():
         say_that_torch_is_missing(list(PEERS))
-    if arguments.tune:
-        write_json(arguments.json, tune(problem, seconds, methods))
-        return
     curves = measure(problem, seconds, methods)
     report(curves)
     if arguments.plot is not None:

@@ -165,10 +165,10 @@ def main(argv: list[str] | None = None) -> HeldOut:
     add = parser.add_argument
     add("--dataset", default="names", choices=["names", "bibtex", "delicious", "mnist", "ptb"])
     add("--data", help="folder with the files of the data set; names needs none")
-    add("--steps", type=int, default=15_000, help="steps of SVI (%(default)s)")
-    add("--batch-size", type=int, default=500, help="rows in a minibatch (%(default)s)")
+    add("--steps", type=int, default=25_000, help="steps of SVI (%(default)s)")
+    add("--batch-size", type=int, default=200, help="rows in a minibatch (%(default)s)")
     add(
-        "--num-sampled", type=int, default=100, help="classes drawn beside the labels (%(default)s)"
+        "--num-sampled", type=int, default=200, help="classes drawn beside the labels (%(default)s)"
     )
     add("--exact", action="store_true", help="use all classes in each step")
     add("--learning-rate", type=float, default=0.05, help="of Adagrad (%(default)s)")
