@@ -8,7 +8,7 @@ used here: ``tests/handlers/test_internals.py`` then fails with the name of what
 from __future__ import annotations
 
 import copy
-import threading
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpyro
 from jax import Array
+from jax._src.core import trace_state_clean
 from jax.example_libraries.optimizers import OptimizerState
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from numpyro.contrib.control_flow import scan
@@ -121,31 +122,29 @@ def start_values(guide: AutoGuide) -> dict[str, Any]:
 
 Search = Callable[[Array], Any]
 
-_ONE_AT_A_TIME = threading.RLock()
-
 
 @contextmanager
 def search_for_start_values(wrapped: Callable[[Search], Search]) -> Iterator[None]:
     """Within, automatic guides look for valid start values by ``wrapped`` of NumPyro's search.
 
-    The search is a function of a random key that evaluates the whole model and its gradient; no
-    argument of a guide reaches it. Set for all threads, of which one at a time is within. A search
-    that is traced already stays as it is.
+    The search is a function of a random key, and closes over the model's arguments. Under ``jit``,
+    ``vmap`` and their like it stays as it is, since these may be traced. Like NumPyro's handlers,
+    this is not made for several threads.
     """
+    found = infer_util.find_valid_initial_params
 
+    @functools.wraps(found)
     def find(rng_key: Array, model: Any, **options: Any) -> Any:
         def search(rng_key: Array) -> Any:
             return found(rng_key, model, **options)
 
-        return (search if isinstance(rng_key, jax.core.Tracer) else wrapped(search))(rng_key)
+        return (wrapped(search) if trace_state_clean() else search)(rng_key)
 
-    with _ONE_AT_A_TIME:
-        found = infer_util.find_valid_initial_params
-        infer_util.find_valid_initial_params = find
-        try:
-            yield
-        finally:
-            infer_util.find_valid_initial_params = found
+    infer_util.find_valid_initial_params = find
+    try:
+        yield
+    finally:
+        infer_util.find_valid_initial_params = found
 
 
 # --- Optimisers ----------------------------------------------------------------------------------

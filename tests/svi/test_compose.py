@@ -309,6 +309,22 @@ def test_float64(x64):
     assert result.losses.dtype == np.float64 and np.isfinite(result.losses).all()
 
 
+def test_init_under_vmap_over_the_data():
+    """With an automatic guide, whose search for start values then closes over traced data."""
+    x, y = (array[:6] for array in make_data())
+    rows, many = np.arange(6), jnp.stack([jnp.asarray(x), 2 * jnp.asarray(x)])
+
+    def start(x):
+        model = hierarchical(4)
+        guide = AutoNormal(model)
+        svi = lc.SubsampledSVI(model, guide, optax.adam(0.1), TraceMeanField_ELBO())
+        return svi.get_params(svi.init(jax.random.key(0), x, y, rows))
+
+    of_both, of_second = jax.vmap(start)(many), start(many[1])
+    for name, value in of_second.items():
+        np.testing.assert_allclose(of_both[name][1], value, rtol=1e-5, atol=1e-6)
+
+
 def test_update_under_vmap():
     """An ensemble of fits is a vmapped update."""
     x, y = (array[:6] for array in make_data())  # of few classes, so that draws differ
