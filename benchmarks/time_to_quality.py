@@ -4,9 +4,10 @@
 The data are the demo's: predict the next name in Python's standard library from the three names
 before it. Both methods fit the same model, utilities ``x @ w.T + b`` with a posterior over all
 weights, by the same guide and loss; each with the optimiser, the minibatch and the number of drawn
-classes that were best of those tried (``SETTINGS``). The score is the exact log likelihood per held-out token
-at the posterior mean. The clock counts steps alone, not compilation and not evaluation; the methods
-take turns, check point by check point, so that all meet the same load of the machine.
+classes that were best of those tried (``SETTINGS``). The score is the exact log likelihood per
+held-out token at the posterior mean. The clock counts steps alone, not compilation and not
+evaluation; the methods take turns, check point by check point, so that all meet the same load of
+the machine.
 
 With PyTorch (the extra ``benchmarks``) two point estimates of the same utilities run too: exact
 softmax (``torch_exact``), and sampled softmax with the log-frequency correction
