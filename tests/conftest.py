@@ -26,19 +26,9 @@ import jax  # noqa: E402  reads these variables when it is imported
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from numpyro_largecat.handlers.closed_over_arrays import compiled  # noqa: E402
-from numpyro_largecat.handlers.internals import search_for_start_values  # noqa: E402
-
 # A first call compiles, so its time says nothing; the same examples every time.
 settings.register_profile("numpyro_largecat", deadline=None, derandomize=True)
 settings.load_profile("numpyro_largecat")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def search_start_values_by_one_program() -> Iterator[None]:
-    """As `SubsampledSVI` does, also for NumPyro's `SVI` and guides that a test runs by hand."""
-    with search_for_start_values(compiled):
-        yield
 
 
 MOST_MAPPINGS = 40_000  # of memory: each compiled program has several, and Linux allows 65,530

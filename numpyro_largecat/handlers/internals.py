@@ -8,7 +8,6 @@ used here: ``tests/handlers/test_internals.py`` then fails with the name of what
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -133,7 +132,6 @@ def search_for_start_values(wrapped: Callable[[Search], Search]) -> Iterator[Non
     """
     found = infer_util.find_valid_initial_params
 
-    @functools.wraps(found)
     def find(rng_key: Array, model: Any, **options: Any) -> Any:
         def search(rng_key: Array) -> Any:
             return found(rng_key, model, **options)

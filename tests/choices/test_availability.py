@@ -161,7 +161,6 @@ def point_fit(model, x, available, y, num_steps=200, guide=points):
 EXACT = pytest.param(True, marks=pytest.mark.slow, id="exact")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("exact", [EXACT, pytest.param(False, id="subset")])
 def test_a_fit_equals_that_without_the_classes_that_nobody_has(exact):
     """Here a subset holds all classes, so that both fits see the same, whatever is drawn."""

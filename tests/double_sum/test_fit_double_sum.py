@@ -108,7 +108,6 @@ def test_biased_rules_stop_short_of_it(rule, num_passes):
     assert gap > (0.015 if num_passes == 1500 else 0.013)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_passes", STUDIES)
 @pytest.mark.parametrize(("batch_size", "num_sampled"), [(1, 2), (3, 2)])
 def test_minibatches_reach_the_optimum_too(batch_size, num_sampled, num_passes):

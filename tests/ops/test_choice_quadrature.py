@@ -127,7 +127,6 @@ def test_the_size_of_chunks_changes_nothing(monkeypatch):
     np.testing.assert_allclose(chunked, whole[:11], rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_memory_beside_the_utilities_does_not_grow_with_the_classes():
     def value(utilities):
         return log_prob(utilities, jnp.zeros(4, int), "normal").sum()

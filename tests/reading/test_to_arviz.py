@@ -48,7 +48,6 @@ def convert(fitted, **kwargs):
     return new.to_arviz(**{"rng_key": jax.random.key(1), "num_draws": 2000} | kwargs)
 
 
-@pytest.mark.slow
 @pytest.mark.smoke
 def test_draws_of_the_named_rows_have_the_guides_moments(fitted):
     data = convert(

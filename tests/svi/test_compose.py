@@ -194,7 +194,6 @@ def test_a_neural_network_gives_the_utilities():
     assert result.losses[-50:].mean() < result.losses[:20].mean()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO])
 def test_particles_share_their_rows_and_average(loss):
     """With a point guide all particles agree, so the loss equals that of one particle."""
@@ -224,7 +223,6 @@ def test_guides_over_the_joint_of_a_full_plate_work():
     assert np.isfinite(fit(model, AutoDiagonalNormal(model), x, y, loss=Trace_ELBO()).losses).all()
 
 
-@pytest.mark.slow
 def test_improper_priors_and_constrained_tables():
     """Priors that cannot be drawn from, and tables whose constraint is inside each row."""
     y = jnp.array([3, 3, 1])

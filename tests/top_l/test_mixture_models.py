@@ -66,9 +66,8 @@ def first_step(svi_type, make, *data):
     return loss, jax.tree.map(jnp.subtract, svi.get_params(state), before)
 
 
-@pytest.mark.slow
 @pytest.mark.smoke
-@pytest.mark.parametrize("svi_type", [SVI, lc.SubsampledSVI])
+@pytest.mark.parametrize("svi_type", [pytest.param(SVI, marks=pytest.mark.slow), lc.SubsampledSVI])
 def test_all_components_take_the_steps_of_the_dense_mixture(svi_type):
     """With subsampled observations under SubsampledSVI."""
     rows = jnp.array([5, 17, 2, 40]) if svi_type is lc.SubsampledSVI else None
