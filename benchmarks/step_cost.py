@@ -78,9 +78,9 @@ def make_chunk(cell: Cell) -> tuple[Callable[[], None], str]:
 def choose_threads(cell: Cell, chunk: Callable[[], None]) -> None:
     """Let PyTorch use as many threads as suit it; XLA's are one for each core."""
     if cell.method == "torch":
-        from benchmarks.torch_peers import fewer_threads_if_faster
+        from benchmarks.torch_peers import best_number_of_threads
 
-        fewer_threads_if_faster(chunk)
+        best_number_of_threads(chunk)
 
 
 def serve_cell(cell: Cell) -> None:

@@ -292,7 +292,9 @@ def start_posterior(method: str, problem: Problem, setting: Setting) -> Fit:
 
 def start_peer(method: str, problem: Problem, setting: Setting) -> Fit:
     """Initialise a fit of PyTorch."""
-    from benchmarks.torch_peers import Peer, fewer_threads_if_faster
+    import torch
+
+    from benchmarks.torch_peers import Peer, best_number_of_threads
 
     def make() -> Peer:
         return Peer(
@@ -304,14 +306,19 @@ def start_peer(method: str, problem: Problem, setting: Setting) -> Fit:
         )
 
     num_steps = STEPS_PER_CHUNK[method]
-    fewer_threads_if_faster(partial(make().run, 2 * num_steps))
+    threads = best_number_of_threads(partial(make().run, 2 * num_steps))
     peer = make()
-    return Fit(method, partial(peer.run, num_steps), peer.weights)
+
+    def run_chunk() -> None:
+        torch.set_num_threads(threads)  # the peers take turns, each with its own number
+        peer.run(num_steps)
+
+    return Fit(method, run_chunk, peer.weights)
 
 
 def check_points(seconds: float) -> list[float]:
-    """Times to score at: dense at first, where curves are steep, and then every 12th."""
-    fractions = [*np.arange(1, 24) / 120, *np.arange(3, 13) / 12]
+    """Times to score at: dense at first, where curves are steep, and then every 60th."""
+    fractions = [*np.arange(1, 24) / 120, *np.arange(12, 61) / 60]
     return [float(f"{seconds * f:.4g}") for f in fractions]
 
 
@@ -475,6 +482,9 @@ def main() -> None:
     problem = (
         synthetic_problem() if arguments.quick else names_problem(held_back=bool(arguments.tune))
     )
+    if arguments.tune in PEERS and torch_is_missing():
+        say_that_torch_is_missing([arguments.tune])
+        return
     if arguments.tune:
         write_json(arguments.json, tune(problem, seconds, arguments.tune))
         return

@@ -20,6 +20,7 @@ from benchmarks.step_cells import BATCH_SIZE, LEARNING_RATE, NUM_SAMPLED, Cell
 
 # Say that they are off, as they are by default: the optimisers would warn.
 torch.sparse.check_sparse_tensor_invariants.disable()
+ALL_THREADS = torch.get_num_threads()  # before any of them is changed
 
 
 class SampledSoftmax(nn.Module):
@@ -73,17 +74,18 @@ class ShuffledRows:
         return self._order[start : self._position]
 
 
-def fewer_threads_if_faster(work: Callable[[], object]) -> None:
-    """Let PyTorch compute with one thread if that is faster than with all, as on a busy machine."""
-    threads = torch.get_num_threads()
+def best_number_of_threads(work: Callable[[], object]) -> int:
+    """Try all threads and one, as on a busy machine; leave PyTorch with the faster."""
     seconds = {}
-    for number in (threads, 1):
+    for number in (ALL_THREADS, 1):
         torch.set_num_threads(number)
         work()
         start = time.perf_counter()
         work()
         seconds[number] = time.perf_counter() - start
-    torch.set_num_threads(min(seconds, key=lambda number: seconds[number]))
+    best = min(seconds, key=lambda number: seconds[number])
+    torch.set_num_threads(best)
+    return best
 
 
 def make_step_loop(cell: Cell, x: NDArray[np.float32], y: NDArray[np.int32]) -> Callable[[], None]:
