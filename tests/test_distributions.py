@@ -26,6 +26,7 @@ import numpyro_largecat as lc
 from numpyro_largecat.choices.error_families import FAMILIES
 from tests import reference, reference_topics
 from tests.choices.subsets import CHUNK, INDICES, SUBSET, WEIGHTS
+from tests.slow_cases import slow_case
 
 rng = np.random.default_rng(0)
 UTILITIES = rng.normal(size=(3, 6)).astype(np.float32) * 2
@@ -469,7 +470,7 @@ def test_bad_values_under_jit_are_nan(choice, on):
     assert is_nan[1:].all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", slow_case("float64")])
 @on_each_quick
 def test_huge_utilities_give_finite_values_and_gradients(choice, on, dtype):
     """Utilities in [-1e4, 1e4], of 10**5 classes where all are there, far from what is kept."""

@@ -158,10 +158,8 @@ def point_fit(model, x, available, y, num_steps=200, guide=points):
     return result
 
 
-EXACT = pytest.param(True, marks=pytest.mark.slow, id="exact")
-
-
-@pytest.mark.parametrize("exact", [EXACT, pytest.param(False, id="subset")])
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "subset"])
 def test_a_fit_equals_that_without_the_classes_that_nobody_has(exact):
     """Here a subset holds all classes, so that both fits see the same, whatever is drawn."""
     others = None if exact else NUM_CATEGORIES - 1
@@ -202,6 +200,7 @@ def test_a_choice_that_is_not_available_stops_the_fit():
         point_fit(model, X, AVAILABLE, y, num_steps=5, guide=guide)
 
 
+@pytest.mark.slow
 def test_coefficients_that_all_classes_share_are_fitted_on_a_subset():
     """Features of the pair (observation, class), with a vector of slopes: (B, M, F) @ (F,)."""
     places = jnp.linspace(-1, 1, NUM_CATEGORIES)

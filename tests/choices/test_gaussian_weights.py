@@ -323,6 +323,7 @@ def test_a_fit_on_subsets_finds_the_optimum_of_all_data_and_classes():
         assert np.sqrt((gap**2).mean()) < 0.3
 
 
+@pytest.mark.slow
 def test_posterior_means_are_close_to_the_mode_of_the_exact_posterior():
     x, y = (np.asarray(part, float) for part in fit_data())
     y = y.astype(int)

@@ -23,6 +23,7 @@ from numpyro_largecat.double_sum.pair_steps import collect, inverse_touch_probab
 from numpyro_largecat.double_sum.rules import step_sizes
 from numpyro_largecat.ops.double_sum.fixed_batches import fixed_batches
 from tests.memory import temp_bytes
+from tests.slow_cases import slow_case
 
 N, K, D = 120, 6, 4
 fit_double_sum = partial(lc.fit_double_sum, progress_bar=False)
@@ -109,7 +110,7 @@ def test_biased_rules_stop_short_of_it(rule, num_passes):
 
 
 @pytest.mark.parametrize("num_passes", STUDIES)
-@pytest.mark.parametrize(("batch_size", "num_sampled"), [(1, 2), (3, 2)])
+@pytest.mark.parametrize(("batch_size", "num_sampled"), [slow_case(1, 2), (3, 2)])
 def test_minibatches_reach_the_optimum_too(batch_size, num_sampled, num_passes):
     """FALSE_ALARM = 1e-4, as above; batches of 3 leave no rest in 120, and have repeated labels."""
     options = {"batch_size": batch_size, "num_sampled": num_sampled}

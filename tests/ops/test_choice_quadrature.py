@@ -14,6 +14,7 @@ from numpyro_largecat.ops import choice_quadrature
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob
 from tests import reference
 from tests.memory import temp_bytes
+from tests.slow_cases import slow_case
 
 FALSE_ALARM = 1e-5  # how often a correct program fails the check of the importance sampler
 STANDARD_ERRORS = 5.5
@@ -38,7 +39,7 @@ def random_utilities(num_categories):
 
 
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("num_categories", [2, 5, 40])
+@pytest.mark.parametrize("num_categories", [5, slow_case(2), slow_case(40)])
 def test_equals_brute_force(x64, noise, num_categories):
     utilities = random_utilities(num_categories)
     exact = [reference.choice_log_prob(psi, 1, noise) for psi in utilities]

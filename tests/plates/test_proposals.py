@@ -448,6 +448,7 @@ def test_bounds_have_the_exact_ones_as_means(layout):
     assert_means(samples, np.array(expected))
 
 
+@pytest.mark.slow
 @two_layouts
 def test_steps_follow_the_full_gradient(layout):
     """The mean step of the engine is the gradient of the ELBO over all classes.

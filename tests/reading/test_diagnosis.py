@@ -42,6 +42,7 @@ def short(svi):
     )
 
 
+@pytest.mark.slow
 def test_a_short_fit_is_told_to_run_longer(short):
     _, found, printed = short
     assert found["R-hat of the ELBO"].value > 1.2

@@ -15,6 +15,7 @@ from numpyro.infer.svi import SVIRunResult
 
 import numpyro_largecat as lc
 from tests.models import class_points_of
+from tests.slow_cases import slow_case
 
 NUM_CATEGORIES = 5000
 
@@ -48,6 +49,7 @@ def convert(fitted, **kwargs):
     return new.to_arviz(**{"rng_key": jax.random.key(1), "num_draws": 2000} | kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_draws_of_the_named_rows_have_the_guides_moments(fitted):
     data = convert(
@@ -250,8 +252,8 @@ def test_classes_by_label_or_the_most_frequent(fitted):
     ("rows", "coords", "shown"),
     [
         (None, None, [0, 1, 2, 3, 4]),
-        (None, list("abcde"), list("abcde")),
-        (jnp.array([2, 0, 1, 1, 2]), None, [2, 0, 1, 1, 2]),
+        slow_case(None, list("abcde"), list("abcde")),
+        slow_case(jnp.array([2, 0, 1, 1, 2]), None, [2, 0, 1, 1, 2]),
         (jnp.array([2, 0, 1, 1, 2]), list("abc"), list("cabbc")),
     ],
 )

@@ -18,6 +18,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoNormal
 
 import numpyro_largecat as lc
 from tests.models import NUM_CATEGORIES, NUM_ROWS, hierarchical, make_data, point_guide
+from tests.slow_cases import slow_case
 
 
 def points(name, size, shape=()):
@@ -194,7 +195,7 @@ def test_a_neural_network_gives_the_utilities():
     assert result.losses[-50:].mean() < result.losses[:20].mean()
 
 
-@pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO])
+@pytest.mark.parametrize("loss", [Trace_ELBO, slow_case(TraceMeanField_ELBO)])
 def test_particles_share_their_rows_and_average(loss):
     """With a point guide all particles agree, so the loss equals that of one particle."""
     x, y = make_data()
@@ -307,6 +308,7 @@ def test_float64(x64):
     assert result.losses.dtype == np.float64 and np.isfinite(result.losses).all()
 
 
+@pytest.mark.slow
 def test_init_under_vmap_over_the_data():
     """With an automatic guide, whose search for start values then closes over traced data."""
     x, y = (array[:6] for array in make_data())

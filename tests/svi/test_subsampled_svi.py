@@ -17,6 +17,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 import numpyro_largecat as lc
 from numpyro_largecat.plates.uniform_classes import DrawnClasses
 from tests.models import NUM_CATEGORIES, explicit_u, hierarchical, make_data
+from tests.slow_cases import slow_case
 
 LOSSES = {"trace": Trace_ELBO(), "mean_field": TraceMeanField_ELBO()}
 
@@ -66,11 +67,11 @@ OPTIMISERS = {
 @pytest.mark.parametrize(
     ("guide", "optim"),
     [
-        ("normal", "sgd"),
         ("normal", "adam"),
         ("delta", "numpyro_adam"),
-        ("list", "clipped"),
-        ("hand", "adam"),
+        slow_case("normal", "sgd"),
+        slow_case("list", "clipped"),
+        slow_case("hand", "adam"),
     ],
 )
 def test_full_plates_give_the_steps_of_numpyro(guide, optim):
@@ -91,8 +92,8 @@ def test_full_plates_give_the_steps_of_numpyro(guide, optim):
 @pytest.mark.parametrize(
     ("labels", "loss", "optim"),
     [
-        ("equal", "trace", optax.sgd(1e-5)),
-        ("distinct", "mean_field", optax.adagrad(0.05)),
+        slow_case("equal", "trace", optax.sgd(1e-5)),
+        slow_case("distinct", "mean_field", optax.adagrad(0.05)),
         ("repeated", "trace", optax.adagrad(0.05)),
     ],
 )

@@ -23,6 +23,7 @@ import numpyro_largecat as lc
 from numpyro_largecat.top_l import active_values
 from tests import reference_top_l as reference
 from tests.memory import temp_bytes
+from tests.slow_cases import slow_case
 
 N, K, D = 14, 6, 2
 MARK = {"enumerate": "parallel"}
@@ -103,7 +104,7 @@ def first_step(svi_type, model, elbo, *args):
     return loss, jax.tree.map(jnp.subtract, svi.get_params(state), before)
 
 
-@pytest.mark.parametrize(("svi_type", "num_active"), [(SVI, K), (lc.SubsampledSVI, 2)])
+@pytest.mark.parametrize(("svi_type", "num_active"), [slow_case(SVI, K), (lc.SubsampledSVI, 2)])
 def test_steps_are_those_of_the_marginal_mixture(svi_type, num_active):
     """Under Trace_ELBO with the same keys; at L = K that is exact marginalisation."""
     rows = jnp.array([3, 9, 0]) if svi_type is lc.SubsampledSVI else None

@@ -28,6 +28,7 @@ from numpyro_largecat.topics.document_chunks import (
 )
 from numpyro_largecat.topics.start_counts import start_at_random, start_from_documents
 from tests import reference_topics as reference
+from tests.slow_cases import slow_case
 
 V, K = 60, 6
 WORDS = tuple(f"w{i}" for i in range(V))
@@ -114,7 +115,7 @@ def test_cold_starts_with_restarts_hardly_lower_the_bound(start) -> None:
     assert bounds[-1] > bounds[0]
 
 
-@pytest.mark.parametrize("concentration", [None, np.linspace(0.02, 0.1, 9)])
+@pytest.mark.parametrize("concentration", [None, slow_case(np.linspace(0.02, 0.1, 9))])
 @pytest.mark.parametrize("method", ["memoized", "stochastic"])
 def test_topics_are_found(method: str, concentration) -> None:
     """With a few topics to spare, each true topic's ten words lead one that was found."""
