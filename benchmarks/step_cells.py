@@ -12,7 +12,7 @@ NUM_ROWS = 20_000
 BATCH_SIZE = 500
 NUM_SAMPLED = 100
 LEARNING_RATE = 0.01
-# Float32 tables of size (K, D). Each parameter has two moments of Adam.
+# Tables of size (K, D). Each parameter has two moments of Adam.
 POSTERIOR_TABLES = 6  # location and scale
 POINT_TABLES = 3  # the weights alone
 
@@ -37,9 +37,10 @@ class Cell(NamedTuple):
 
     @property
     def table_mb(self) -> float:
-        """Memory that parameters and moments need in float32, in MB."""
+        """Memory that parameters and moments need, in MB."""
         num_tables = POINT_TABLES if self.method in ("delta", "torch") else POSTERIOR_TABLES
-        return 4e-6 * num_tables * self.num_categories * self.num_features
+        num_bytes = 2 if self.method == "bfloat16" else 4
+        return 1e-6 * num_bytes * num_tables * self.num_categories * self.num_features
 
 
 FULL_CELLS = (
@@ -47,6 +48,7 @@ FULL_CELLS = (
     Cell("subsampled", 10**4, 128, 100),
     Cell("subsampled", 10**5, 128, 100),
     Cell("subsampled", 10**6, 128, 100),
+    Cell("bfloat16", 10**6, 128, 100),
     Cell("probit", 10**3, 128, 100),
     Cell("probit", 10**6, 128, 100),
     Cell("logistic", 10**3, 128, 100),
@@ -62,6 +64,7 @@ FULL_CELLS = (
 QUICK_CELLS = (
     Cell("subsampled", 10**3, 8, 5),
     Cell("subsampled", 10**4, 8, 5),
+    Cell("bfloat16", 10**3, 8, 5),
     Cell("probit", 10**3, 8, 5),
     Cell("logistic", 10**3, 8, 5),
     Cell("delta", 10**3, 8, 5),

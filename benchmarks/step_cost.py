@@ -3,11 +3,12 @@
 
 A linear softmax model, with a posterior over all K D weights (AutoNormal), TraceMeanField_ELBO
 and Adam, is fitted to minibatches of B = 500 rows: by ``lc.SubsampledSVI`` with S = 100 sampled
-classes (``subsampled``; with other errors ``probit`` and ``logistic``), and by
-``numpyro.infer.SVI`` with the exact ``Categorical`` (``numpyro``). Two methods estimate a point:
-``delta``, by ``lc.SubsampledSVI`` with AutoDelta, and ``torch``, by PyTorch's sparse embeddings and
-SparseAdam with a softmax over each observation's class and S sampled ones. The methods of JAX run
-compiled loops of steps with donated state, all of them on minibatches of the same data.
+classes (``subsampled``; with other errors ``probit`` and ``logistic``; ``bfloat16`` with tables in
+16 bits), and by ``numpyro.infer.SVI`` with the exact ``Categorical`` (``numpyro``). Two methods
+estimate a point: ``delta``, by ``lc.SubsampledSVI`` with AutoDelta, and ``torch``, by PyTorch's
+sparse embeddings and SparseAdam with a softmax over each observation's class and S sampled ones.
+The methods of JAX run compiled loops of steps with donated state, all of them on minibatches of the
+same data.
 
 Each method and K has a process of its own, for its peak memory, and these processes take turns in
 running a chunk of steps, so that all of them meet the same load of the machine. The figures are the

@@ -25,7 +25,13 @@ from benchmarks.step_cells import (
     make_data,
 )
 
-NOISES = {"subsampled": "gumbel", "delta": "gumbel", "probit": "normal", "logistic": "logistic"}
+NOISES = {
+    "subsampled": "gumbel",
+    "bfloat16": "gumbel",
+    "delta": "gumbel",
+    "probit": "normal",
+    "logistic": "logistic",
+}
 METHODS = (*NOISES, "numpyro")
 
 
@@ -72,7 +78,9 @@ def make_svi(cell: Cell) -> SVI:
     model = subsampled_model(cell.num_categories, NOISES[cell.method])
     if cell.method == "delta":
         return lc.SubsampledSVI(model, AutoDelta(model), optimizer, Trace_ELBO())
-    return lc.SubsampledSVI(model, AutoNormal(model), optimizer, TraceMeanField_ELBO())
+    guide, loss = AutoNormal(model), TraceMeanField_ELBO()
+    table_dtype = jnp.bfloat16 if cell.method == "bfloat16" else None
+    return lc.SubsampledSVI(model, guide, optimizer, loss, table_dtype=table_dtype)
 
 
 def exact_model(num_categories: int) -> Callable[..., None]:

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_largecat.ops.hash_bits import hash_bits
+
 NUM_ROUNDS = 24  # with 16, the orders of six items are not equally likely to 4 %
 
 
@@ -43,8 +45,8 @@ def shuffled(rng_key: Array, places: Array, size: int) -> Array:
     def encipher(item: Array) -> Array:
         a, b = item // lower, item % lower
         for place in range(0, NUM_ROUNDS, 2):
-            a = (a + _hash(b ^ salts[place]) % upper) % upper
-            b = (b + _hash(a ^ salts[place + 1]) % lower) % lower
+            a = (a + hash_bits(b ^ salts[place]) % upper) % upper
+            b = (b + hash_bits(a ^ salts[place + 1]) % lower) % lower
         return a * lower + b
 
     def again(items: Array) -> Array:
@@ -53,10 +55,3 @@ def shuffled(rng_key: Array, places: Array, size: int) -> Array:
     items = encipher(jnp.asarray(places, jnp.uint32))
     items = lax.while_loop(lambda items: (items >= size).any(), again, items)
     return items.astype(jnp.int32)
-
-
-def _hash(x: Array) -> Array:
-    """Mix all bits of 32-bit integers, as the last steps of MurmurHash3 do."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)

@@ -42,8 +42,8 @@ def gradient_signals(
 
 def _squares(fit: BoundFit, plan: Plan, state: Any, keys: Array) -> dict[str, tuple[float, float]]:
     """Of each parameter the square of the sum of its gradients, and their mean square."""
-    tables = plan.optim.get_params(state.optim_state)
-    zeros = jax.tree.map(jnp.zeros_like, tables)
+    tables = plan.optim.get_params(plan.computed)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tables)
     kwargs = {n: value for n, value in fit.kwargs.items() if n not in plan.static_kwargs}
 
     def add(carry: Any, key: Array) -> tuple[Any, dict[str, Array]]:

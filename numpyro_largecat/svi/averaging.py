@@ -11,6 +11,7 @@ import optax
 from jax import Array
 
 from numpyro_largecat._checks import check_count
+from numpyro_largecat.svi.narrow_tables import widen
 from numpyro_largecat.svi.state import SubsampledSVIState
 from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
 
@@ -110,7 +111,8 @@ def averaged_params(svi: SubsampledSVI, state: SubsampledSVIState) -> dict[str, 
         >>> lc.averaged_params(svi, result.state)["a"].round(2).item()
         1.0
     """
-    found = optax.tree_utils.tree_get_all_with_path(state.optim_state, "average")
+    optim_state = widen(state.optim_state, svi.plan.computed)
+    found = optax.tree_utils.tree_get_all_with_path(optim_state, "average")
     averages = [value for path, value in found if isinstance(value, dict)]
     if len(averages) != 1:
         raise ValueError(

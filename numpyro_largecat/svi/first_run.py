@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -22,8 +23,10 @@ from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.iterates import choose_entries
 from numpyro_largecat.svi.joint_guides import refuse_joint_guides
 from numpyro_largecat.svi.labels import check_labels, labels_of
+from numpyro_largecat.svi.narrow_tables import narrow_tables, widen
 from numpyro_largecat.svi.plan import Plan
-from numpyro_largecat.svi.state import RuledParam, SubsampledSVIState
+from numpyro_largecat.svi.row_optimizer import Rows
+from numpyro_largecat.svi.state import RuledParam, SubsampledSVIState, shapes_of
 from numpyro_largecat.svi.stored_params import StoredParam, describe_param
 
 
@@ -43,14 +46,14 @@ def first_run(
     del of_model, of_guide  # tables are freed one by one
     _check_loss(plan.loss, sites)
     free_start_values(plan.guide, {name: _rows_of_parts(s, touched) for name, s in sites.items()})
-    optim_state, local_state = _start(plan.optim, sites, values)
+    optimised, local_state = _unconstrained_params(sites, values)
+    recorded = choose_entries(sites, optimised, touched)
+    plan = plan.learned(sites, jax.eval_shape(plan.optim.init, optimised), recorded)
+    optim_state = _start(plan, optimised, plan.rows(touched))
     state = SubsampledSVIState(
         optim_state, mutable or None, rng_key, local_state, jnp.zeros((), jnp.int32)
     )
-    recorded = choose_entries(sites, plan.optim.get_params(optim_state), touched)
-    plan = plan.learned(sites, state, recorded)
-    plan.row_owners(plan.rows(touched))  # refuses optimisers that mix rows
-    return plan, state
+    return replace(plan, shapes=shapes_of(state)), state
 
 
 class _Found(NamedTuple):
@@ -130,12 +133,12 @@ def _rows_of_parts(site: StoredParam, touched: TouchedRows) -> tuple[int, ...]:
     return tuple(a for a, name in site.plates.items() if not touched.plates[name].full)
 
 
-def _start(
-    optim: Any, sites: dict[str, StoredParam], values: dict[str, Any]
-) -> tuple[Any, dict[str, RuledParam]]:
-    """The optimiser's state, which holds its parameters, and those of update rules.
+def _unconstrained_params(
+    sites: dict[str, StoredParam], values: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, RuledParam]]:
+    """The parameters that the optimiser moves, and those of update rules.
 
-    All is in memory of its own. Each value leaves ``values`` as its copy is made.
+    All are in memory of their own. Each value leaves ``values`` as its copy is made.
     """
     optimised, local = {}, {}
     for name, site in sites.items():
@@ -144,7 +147,26 @@ def _start(
             optimised[name] = value
         else:
             local[name] = RuledParam(value, site.rule.init(value))
-    return _without_aliases(jax.jit(optim.init, donate_argnums=0)(optimised)), local
+    return optimised, local
+
+
+def _start(plan: Plan, params: dict[str, Any], rows: Rows) -> Any:
+    """The optimiser's state, which holds these parameters; they are gone then.
+
+    Raises:
+        ValueError: If the optimiser mixes rows.
+    """
+    owners = plan.row_owners(rows)
+    computed = shapes_of(params)
+    if plan.table_dtype is not None:
+        for name in rows.keys() & params.keys():  # one by one, so that few are wide at a time
+            params[name] = narrow_tables(params.pop(name), [name])
+
+    def start(params: dict[str, Any]) -> Any:  # no moment is ever made wide
+        state = plan.optim.init(widen(params, computed))
+        return state if plan.table_dtype is None else narrow_tables(state, owners)
+
+    return _without_aliases(jax.jit(start, donate_argnums=0)(params))
 
 
 def _unconstrained(site: StoredParam, value: Any) -> Any:

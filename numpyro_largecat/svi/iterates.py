@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
+from numpyro_largecat.svi.narrow_tables import widen
 from numpyro_largecat.svi.stored_params import StoredParam
 
 MOST_ROWS = 8  # of a plate
@@ -40,12 +41,13 @@ def choose_entries(sites: dict[str, StoredParam], params: Any, touched: TouchedR
     return found
 
 
-def recorded_values(recorded: Recorded, params: Any) -> dict[str, Array]:
-    """Values of the entries, by parameter: O(entries)."""
+def recorded_values(recorded: Recorded, params: Any, computed: Any) -> dict[str, Array]:
+    """Values of the entries, by parameter, in the types of ``computed``: O(entries)."""
     found = {}
     for name, indices in recorded.items():
-        leaves = zip(jax.tree.leaves(params[name]), indices, strict=True)
-        parts = [jnp.ravel(leaf[i]) for leaf, i in leaves if i is not None]
+        trees = jax.tree.leaves(params[name]), jax.tree.leaves(computed[name])
+        leaves = zip(*trees, indices, strict=True)
+        parts = [jnp.ravel(widen(x[i], like)) for x, like, i in leaves if i is not None]
         if parts:
             found[name] = jnp.concatenate(parts)
     return found

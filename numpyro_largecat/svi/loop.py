@@ -218,7 +218,8 @@ def _take_steps(
     """
 
     def entries(state: SubsampledSVIState) -> dict[str, Array]:
-        return recorded_values(recorded, plan.optim.get_params(state.optim_state))
+        params = (plan.optim.get_params(s) for s in (state.optim_state, plan.computed))
+        return recorded_values(recorded, *params)
 
     def go_on(carry: tuple[Array, Array, Any, Any]) -> Array:
         i, bad, _, _ = carry

@@ -12,6 +12,7 @@ from numpyro.infer.util import transform_fn
 
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.iterates import Recorded
+from numpyro_largecat.svi.narrow_tables import widen
 from numpyro_largecat.svi.row_optimizer import RowAxes, Rows, check_row_wise, find_owners
 from numpyro_largecat.svi.state import SubsampledSVIState, check_state, shapes_of
 from numpyro_largecat.svi.stored_params import StoredParam
@@ -29,10 +30,12 @@ class Plan:
     optim: Any  # a NumPyro optimiser
     loss: ELBO
     static_kwargs: Mapping[str, Any]  # passed to model and guide in each call
+    table_dtype: Any = None  # bfloat16, or None for that which tables are made in
 
     # Learned by `init`; empty before.
     stored: Mapping[str, StoredParam] = field(default_factory=dict)  # all parameters, by name
     shapes: SubsampledSVIState | None = None  # of the state: shapes and dtypes for arrays
+    computed: Any = None  # the same of the optimiser's state, in the dtypes that steps compute in
     recorded: Recorded = field(default_factory=dict)  # entries seen in each step
     owners: RowOwners | None = None  # whose rows the leaves of the optimiser's state hold
 
@@ -45,22 +48,31 @@ class Plan:
         return with_static(kwargs, self.static_kwargs)
 
     def learned(
-        self, stored: Mapping[str, StoredParam], state: SubsampledSVIState, recorded: Recorded
+        self, stored: Mapping[str, StoredParam], optim_state: Any, recorded: Recorded
     ) -> Plan:
-        """The plan after a first run that found these parameters and made this state."""
-        shapes, owners = shapes_of(state), self.owners
-        if owners is None or shapes != self.shapes:
-            owners = RowOwners(self.optim, shapes.optim_state)
-        return replace(self, stored=stored, shapes=shapes, recorded=recorded, owners=owners)
+        """The plan after a first run that found these parameters.
+
+        Args:
+            stored: All parameters, by name.
+            optim_state: Shapes of the optimiser's state, in the dtypes that steps compute in.
+            recorded: Entries that are seen in each step.
+        """
+        computed, owners = shapes_of(optim_state), self.owners
+        if owners is None or computed != self.computed:
+            owners = RowOwners(self.optim, computed)
+        return replace(self, stored=stored, computed=computed, recorded=recorded, owners=owners)
 
     def check(self, state: Any) -> None:
         """Refuse what is not the state of this model and optimiser."""
+        check_state(self._known_shapes(), state, self.optim)
+
+    def _known_shapes(self) -> SubsampledSVIState:
         if self.shapes is None:
             raise RuntimeError(
                 "SubsampledSVI learns the sites of model and guide in `init`: call it once before, "
                 "with arguments like these."
             )
-        check_state(self.shapes, state, self.optim)
+        return self.shapes
 
     def rows(self, touched: TouchedRows) -> Rows:
         """The rows that a step reads and writes of each parameter that it does not take whole."""
@@ -85,8 +97,9 @@ class Plan:
         return constrained
 
     def params(self, state: SubsampledSVIState) -> dict[str, Any]:
-        """Constrained values of all parameters, stored whole: O(table)."""
-        optimised = self.constrain(self.optim.get_params(state.optim_state))
+        """Constrained values of all parameters, whole and wide: O(table)."""
+        self._known_shapes()
+        optimised = self.constrain(self.optim.get_params(widen(state.optim_state, self.computed)))
         return optimised | {name: local.value for name, local in state.local_state.items()}
 
 

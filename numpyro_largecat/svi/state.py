@@ -85,7 +85,8 @@ def _check_leaves(what: str, wanted: Any, found: Any) -> None:
         if (want.shape, want.dtype) == (got.shape, got.dtype):
             continue
         name = f"'{path[0].key}'" if what == "param" else jax.tree_util.keystr(path)
-        own = "`jax_enable_x64`" if want.shape == got.shape else "sizes of the arguments"
+        types = "`jax_enable_x64` and `table_dtype`"
+        own = types if want.shape == got.shape else "sizes of the arguments"
         raise ValueError(
             f"{what} {name} of the state must have shape {want.shape} and dtype {want.dtype}; got "
             f"{got.shape} and {got.dtype}. Go on under the {own} of its `init`."

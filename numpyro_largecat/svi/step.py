@@ -15,6 +15,7 @@ from numpyro_largecat.handlers.run_model import sites_of
 from numpyro_largecat.handlers.shared_rows import share_rows
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.ops.table_rows import gather_rows, scatter_rows
+from numpyro_largecat.svi.narrow_tables import narrow, widen
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.row_loss import RowLoss
 from numpyro_largecat.svi.row_optimizer import Rows, gather_state, scatter_state
@@ -46,7 +47,7 @@ def gather_step(plan: Plan, state: SubsampledSVIState, args: Any, kwargs: Any) -
     touched = _find_rows(plan, state, step_key, args, kwargs)
     rows = plan.rows(touched)
     owners = plan.row_owners(rows)
-    optim_rows = gather_state(state.optim_state, owners, rows)
+    optim_rows = widen(gather_state(state.optim_state, owners, rows), plan.computed)
     params = plan.optim.get_params(optim_rows)
     local_rows = {
         name: jax.tree.map(lambda table, name=name: gather_rows(table, rows[name]), local)
@@ -86,7 +87,8 @@ def take_step(
         old = (step.optim_rows, state.mutable_state, step.loss.local_rows)
         new = jax.tree.map(partial(jnp.where, ok), new, old)
         loss = jnp.where(ok, loss, jnp.nan)
-    optim_state = scatter_state(state.optim_state, new[0], step.owners, step.rows)
+    stored_rows = narrow(new[0], state.optim_state, state.num_steps)
+    optim_state = scatter_state(state.optim_state, stored_rows, step.owners, step.rows)
     local_state = _scatter_local(state.local_state, new[2], step.rows)
     num_steps = state.num_steps + 1
     return SubsampledSVIState(optim_state, new[1], step.next_key, local_state, num_steps), loss
@@ -99,6 +101,7 @@ def _find_rows(
     touched = TouchedRows()
     local = {name: local.value for name, local in state.local_state.items()}
     tables = plan.optim.get_params(state.optim_state) | local
+    computed = plan.optim.get_params(plan.computed) | local
 
     def lookup(msg: dict[str, Any]) -> Any:
         name = msg["name"]
@@ -106,7 +109,8 @@ def _find_rows(
         if param is None:
             return None
         rows = param.rows(touched)
-        return param.value(gather_rows(tables[name], rows) if rows else tables[name], touched)
+        taken = jax.tree.map(lambda x: gather_rows(x, rows) if rows else x, tables[name])
+        return param.value(widen(taken, computed[name]), touched)
 
     def run(fn: Any, key: Array) -> None:
         fn = share_rows(fn, touched, gathered=plan.stored.__contains__, lookup=lookup)

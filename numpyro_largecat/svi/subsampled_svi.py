@@ -13,6 +13,7 @@ from numpyro.infer.elbo import ELBO
 from numpyro_largecat.handlers.internals import takes_gradient_steps
 from numpyro_largecat.svi.first_run import first_run
 from numpyro_largecat.svi.loop import CompiledSteps, RunOptions, run_loop
+from numpyro_largecat.svi.narrow_tables import check_table_dtype
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
 from numpyro_largecat.svi.state import SubsampledSVIState
@@ -42,6 +43,13 @@ class SubsampledSVI(SVI):
     ``sample_choice`` declares it, is moved by its rule before the gradient is taken, for the rows
     of the minibatch only.
 
+    **Tables in half the memory.** With ``table_dtype=jnp.bfloat16`` the tables of plates of which a
+    step holds some rows, parameters and optimiser's state alike, are stored as bits of bfloat16.
+    Steps compute in the type that they were made in, and round rows up or down at random as they
+    write them, so that steps too small for 8 bits of precision are not lost on average. The start
+    values are made in float32, and so are the copies that ``get_params`` and ``result.params`` are.
+    Parameters with an update rule, and those outside of such plates, are stored as they are.
+
     **Autoguides** belong to the SVI object. Each ``init`` sets them up anew, from its own key and
     arguments, and frees their start values of tables of which a step holds some rows, as
     large as the parameters, once the state holds them. For another inference make a new guide.
@@ -57,6 +65,8 @@ class SubsampledSVI(SVI):
         optim: Elementwise optimiser from optax or ``numpyro.optim``.
         loss: ELBO with one guide sample per particle, such as ``Trace_ELBO()`` or
             ``TraceMeanField_ELBO()``.
+        table_dtype: ``jnp.bfloat16`` to store tables in half the memory of float32. None stores
+            them in the type that they are made in.
         **static_kwargs: Passed to model and guide in each call.
 
     Attributes:
@@ -96,8 +106,11 @@ class SubsampledSVI(SVI):
         guide: Callable[..., Any],
         optim: Any,
         loss: ELBO,
+        *,
+        table_dtype: Any = None,
         **static_kwargs: Any,
     ) -> None:
+        check_table_dtype(table_dtype)
         if getattr(loss, "multi_sample_guide", False):
             raise NotImplementedError(
                 "SubsampledSVI needs a loss with one guide sample per particle; got "
@@ -109,7 +122,9 @@ class SubsampledSVI(SVI):
                 f"SubsampledSVI takes gradient steps; {type(self.optim).__name__} evaluates the "
                 "loss on its own. Use it with numpyro.infer.SVI."
             )
-        self.plan = Plan(self.model, self.guide, self.optim, self.loss, self.static_kwargs)
+        self.plan = Plan(
+            self.model, self.guide, self.optim, self.loss, self.static_kwargs, table_dtype
+        )
         self._steps = CompiledSteps()
 
     def init(

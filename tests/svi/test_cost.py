@@ -19,10 +19,11 @@ from tests.models import hierarchical
 BATCH, SAMPLED, FEATURES = 16, 8, 4
 
 
-def compiled_step(num_categories, num_rows):
+def compiled_step(num_categories, num_rows, table_dtype=None):
     """Compile one donated update on tables of this size."""
     model = hierarchical(SAMPLED, num_categories, num_rows)
-    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
+    guide, optimiser = AutoNormal(model), optax.adam(0.1)
+    svi = lc.SubsampledSVI(model, guide, optimiser, TraceMeanField_ELBO(), table_dtype=table_dtype)
     x = jnp.ones((BATCH, FEATURES))
     y, rows = jnp.arange(BATCH), jnp.arange(BATCH)
     state = jax.eval_shape(lambda key: svi.init(key, x, y, rows), jax.random.key(0))
@@ -47,6 +48,17 @@ def test_every_table_is_updated_in_place(steps):
     step, tables = steps[100_000]
     assert step.memory_analysis().alias_size_in_bytes >= tables
     assert not re.findall(r"copy\(f32\[100000", step.as_text())
+
+
+def test_tables_of_bfloat16_take_half_and_none_is_widened(steps):
+    """No table is copied or widened on the way: a type that is not stored would need one."""
+    step, tables = compiled_step(100_000, 1_000_000, jnp.bfloat16)
+    memory = step.memory_analysis()
+    of_classes = 100_000 * (FEATURES + 1) * 6  # numbers in tables of w and b
+    assert steps[100_000][1] - tables == 2 * of_classes
+    assert memory.alias_size_in_bytes >= tables
+    assert memory.temp_size_in_bytes < 1.1 * steps[100_000][0].memory_analysis().temp_size_in_bytes
+    assert not re.findall(r"copy\(u16\[100000|(bf16|f32)\[100000,4\]", step.as_text())
 
 
 def test_operations_do_not_grow_with_classes_or_rows(steps):

@@ -96,7 +96,7 @@ def test_a_state_of_64_bits_is_refused_without_them(of_six):
         wide = fitted()[1]
     svi, _, args, _ = of_six
     svi.init(jax.random.key(0), *args)
-    message = "param 'b' .*dtype float32.*float64.*Go on under the `jax_enable_x64`"
+    message = "param 'b' .*dtype float32.*float64.*Go on under the `jax_enable_x64` and "
     with pytest.raises(ValueError, match=message):
         svi.run(jax.random.key(0), 2, *args, init_state=wide, progress_bar=False)
 

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import TraceMeanField_ELBO
+
+import numpyro_largecat as lc
+from tests.models import class_points, hierarchical, make_data, point_guide
+
+KEY = jax.random.key(0)
+FALSE_ALARM = 1e-5  # how often correct random bits fail a comparison
+
+
+def make_svi(table_dtype, optim=None):
+    loss = TraceMeanField_ELBO()
+    optim = optax.adam(0.05) if optim is None else optim
+    return lc.SubsampledSVI(hierarchical(3), point_guide, optim, loss, table_dtype=table_dtype)
+
+
+X, Y = make_data()
+ARGS = X[:8], Y[:8], jnp.arange(8)
+
+
+def start():
+    """Start values that bfloat16 holds."""
+    svi = make_svi(jnp.bfloat16)
+    return svi.get_params(svi.init(KEY, *ARGS))
+
+
+def after_a_step(table_dtype, params, num_steps=0):
+    """Parameters after one step from these; the number of the step decides the rounding."""
+    svi = make_svi(table_dtype, optax.sgd(0.01))
+    state = svi.init(KEY, *ARGS, init_params=params)
+    step = jax.jit(lambda number: svi.update(state._replace(num_steps=number), *ARGS)[0])
+    return svi.get_params(step(num_steps))
+
+
+def test_tables_and_their_moments_are_stored_in_16_bits():
+    svi = make_svi(jnp.bfloat16)
+    state = svi.init(KEY, *ARGS)
+    state, _ = jax.jit(svi.update)(state, *ARGS)
+    wide = {leaf.shape for leaf in jax.tree.leaves(state.optim_state) if leaf.dtype == jnp.float32}
+    narrow = [leaf.shape for leaf in jax.tree.leaves(state.optim_state) if leaf.dtype == jnp.uint16]
+    assert wide == {()}  # of `scale`, which is in no plate
+    assert sorted(narrow) == 3 * [(12,)] + 3 * [(12, 3)]
+    assert {p.dtype for p in svi.get_params(state).values()} == {np.dtype(np.float32)}
+
+
+def test_a_step_is_that_of_float32_rounded_to_a_neighbour():
+    params = start()
+    exact, rounded = (after_a_step(dtype, params) for dtype in (None, jnp.bfloat16))
+    assert rounded["scale_auto_loc"] == exact["scale_auto_loc"]
+    table, found = (np.asarray(p["w_auto_loc"]) for p in (exact, rounded))
+    moved = table != np.asarray(params["w_auto_loc"])
+    assert moved.any()
+    assert not moved.all()
+    np.testing.assert_array_equal(found[~moved], table[~moved])
+    assert (np.abs(found - table) <= np.abs(table) * 2.0**-7).all()
+    np.testing.assert_array_equal(found.astype(jnp.bfloat16).astype(np.float32), found)
+
+
+def test_rounding_is_unbiased_over_steps():
+    """FALSE_ALARM of the farthest of 48 means."""
+    params = start()
+    exact = np.asarray(after_a_step(None, params)["w_auto_loc"])
+    svi = make_svi(jnp.bfloat16, optax.sgd(0.01))
+    state = svi.init(KEY, *ARGS, init_params=params)
+
+    def one(number):
+        return svi.get_params(svi.update(state._replace(num_steps=number), *ARGS)[0])["w_auto_loc"]
+
+    found = np.asarray(jax.jit(jax.vmap(one))(jnp.arange(2000)), np.float64)
+    error = found.mean(axis=0) - exact
+    standard_error = found.std(axis=0) / np.sqrt(len(found))
+    assert (np.abs(error) <= 5.5 * standard_error + 1e-7 * np.abs(exact)).all()
+
+
+def test_a_fit_ends_where_that_of_float32_does():
+    """Poisson rates of 30 groups by small steps, of which rounding to the nearest loses most."""
+    rng = np.random.default_rng(0)
+    groups = np.arange(3000) % 30
+    counts = rng.poisson(np.exp(rng.normal(2, 0.5, size=30)))[groups]
+
+    def model(groups, counts):
+        with lc.class_plate("groups", 31, groups, 1) as classes:
+            a = numpyro.sample("a", dist.Normal(0, 10))
+        with lc.data_plate("data", 3000, None):
+            rate = jnp.exp(a[classes.place(groups)])
+            numpyro.sample("y", dist.Poisson(rate), obs=counts)
+
+    def guide(groups, counts):
+        with lc.class_plate("groups", 31, groups, 1):
+            loc = numpyro.param("loc", jnp.ones(31), event_dim=0)
+            numpyro.sample("a", dist.Delta(loc))
+
+    def fit(table_dtype):
+        loss = TraceMeanField_ELBO()
+        svi = lc.SubsampledSVI(model, guide, optax.sgd(2e-5), loss, table_dtype=table_dtype)
+        args = jnp.asarray(groups), jnp.asarray(counts)
+        params = svi.run(KEY, 1500, *args, progress_bar=False).params
+        return np.asarray(params["loc"])[:30]
+
+    wide, narrow = fit(None), fit(jnp.bfloat16)
+    assert np.abs(wide - 1).min() > 0.05
+    np.testing.assert_allclose(narrow, wide, atol=0.1)
+
+
+def test_averages_and_recorded_entries_are_wide():
+    found = {}
+    for dtype in (None, jnp.bfloat16):
+        svi = make_svi(dtype, lc.average_iterates(optax.sgd(0.01)))
+        result = svi.run(KEY, 4, *ARGS, progress_bar=False)
+        found[dtype] = lc.averaged_params(svi, result.state)["w_auto_loc"]
+    assert found[jnp.bfloat16].dtype == jnp.float32
+    np.testing.assert_allclose(found[jnp.bfloat16], found[None], atol=0.03)
+    iterates = result.iterates["w_auto_loc"]
+    assert iterates.shape[0] == 4
+    assert np.isin(iterates[-1], np.asarray(result.params["w_auto_loc"])).all()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_its_state_alone():
+    svi, again = (make_svi(jnp.bfloat16) for _ in range(2))
+    whole = svi.run(KEY, 6, *ARGS, progress_bar=False)
+    half = again.run(KEY, 3, *ARGS, progress_bar=False)
+    both = again.run(KEY, 3, *ARGS, init_state=half.state, progress_bar=False)
+    for name, value in whole.params.items():
+        np.testing.assert_array_equal(value, both.params[name])
+
+
+def test_steps_compute_in_double_precision_where_tables_are_made_so(x64):
+    svi = make_svi(jnp.bfloat16)
+    args = X[:8].astype(float), *ARGS[1:]
+    state = svi.init(KEY, *args, init_params={"w_auto_loc": jnp.zeros((12, 3))})
+    state, loss = jax.jit(svi.update)(state, *args)
+    assert (loss.dtype, svi.get_params(state)["w_auto_loc"].dtype) == (jnp.float64, jnp.float64)
+
+
+def test_full_plates_are_stored_as_they_are():
+    def guide(*args):
+        class_points(*args)
+        scale = numpyro.param("scale_auto_loc", 1.0, constraint=dist.constraints.positive)
+        numpyro.sample("scale", dist.Delta(scale))
+
+    loss = TraceMeanField_ELBO()
+    svi = lc.SubsampledSVI(hierarchical(), guide, optax.adam(0.1), loss, table_dtype=jnp.bfloat16)
+    state = svi.init(KEY, X, Y)
+    assert not [leaf for leaf in jax.tree.leaves(state.optim_state) if leaf.dtype == jnp.uint16]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, "float32", "narrow", 16])
+def test_other_types_are_refused(dtype):
+    with pytest.raises(ValueError, match=r"`table_dtype` must be jnp\.bfloat16, or None"):
+        make_svi(dtype)
+
+
+def test_a_state_of_other_tables_is_refused():
+    state = make_svi(jnp.bfloat16).init(KEY, *ARGS)
+    svi = make_svi(None)
+    svi.init(KEY, *ARGS)
+    with pytest.raises(ValueError, match="Go on under the `jax_enable_x64` and `table_dtype`"):
+        svi.update(state, *ARGS)
