@@ -111,11 +111,16 @@ def averaged_params(svi: SubsampledSVI, state: SubsampledSVIState) -> dict[str, 
         >>> lc.averaged_params(svi, result.state)["a"].round(2).item()
         1.0
     """
-    optim_state = widen(state.optim_state, svi.plan.computed)
+    params = svi.get_params(state)
+    averages, computed = (_averages(s) for s in (state.optim_state, svi.plan.computed))
+    return params | svi.plan.constrain(widen(averages, computed))
+
+
+def _averages(optim_state: Any) -> dict[str, Any]:
     found = optax.tree_utils.tree_get_all_with_path(optim_state, "average")
     averages = [value for path, value in found if isinstance(value, dict)]
     if len(averages) != 1:
         raise ValueError(
             "the optimiser of this fit keeps no averages; use `lc.average_iterates(...)` for that."
         )
-    return svi.get_params(state) | svi.plan.constrain(averages[0])
+    return averages[0]

@@ -11,9 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array, lax, random
 
 from numpyro_largecat.ops.random_rounding import round_to_bfloat16
+
+ROUNDING_STREAM = 0x726F756E  # keeps the bits of rounding apart from keys that `split` makes
 
 
 def check_table_dtype(dtype: Any) -> None:
@@ -52,26 +54,35 @@ def widen(values: Any, computed: Any) -> Any:
     """
 
     def to_type_of(x: Any, like: Any) -> Any:
-        if x.dtype == like.dtype:
+        if not _is_narrow(x, like):
             return x
         return lax.bitcast_convert_type(x, jnp.bfloat16).astype(like.dtype)
 
     return jax.tree.map(to_type_of, values, computed)
 
 
-def narrow(values: Any, stored: Any, salt: Array) -> Any:
+def narrow(values: Any, stored: Any, rng_key: Array) -> Any:
     """Values of a state as they are stored, rounded at random; the inverse of ``widen``.
 
     Args:
         values: A state, or the rows of one, as computed.
         stored: A tree of the same structure with the types that are stored.
-        salt: An integer, another for each step.
+        rng_key: Key of the step.
     """
+    leaves, tree = jax.tree.flatten(values)
+    pairs = list(zip(leaves, jax.tree.leaves(stored), strict=True))
+    if not any(_is_narrow(like, x) for x, like in pairs):
+        return values
+    salts = random.bits(random.fold_in(rng_key, ROUNDING_STREAM), (len(pairs),), jnp.uint32)
+    for i, (x, like) in enumerate(pairs):
+        if _is_narrow(like, x):
+            leaves[i] = _bits(round_to_bfloat16(x, salts[i]))
+    return jax.tree.unflatten(tree, leaves)
 
-    def to_type_of(x: Array, like: Any) -> Array:
-        return x if x.dtype == like.dtype else _bits(round_to_bfloat16(x, salt))
 
-    return jax.tree.map(to_type_of, values, stored)
+def _is_narrow(stored: Any, computed: Any) -> bool:
+    """Whether an array is stored as bits of floating point numbers that are computed with."""
+    return bool(stored.dtype == jnp.uint16 and jnp.issubdtype(computed.dtype, jnp.floating))
 
 
 def _bits(x: Array) -> Array:

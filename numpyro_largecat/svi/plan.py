@@ -41,7 +41,11 @@ class Plan:
 
     def is_like(self, other: Plan) -> bool:
         """Whether the first runs of one SVI object have shown the same, so that steps are alike."""
-        return self.stored == other.stored and self.shapes == other.shapes
+        return (self.stored, self.shapes, self.computed) == (
+            other.stored,
+            other.shapes,
+            other.computed,
+        )
 
     def with_static(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """All keyword arguments of model and guide, see ``with_static``."""
@@ -99,7 +103,8 @@ class Plan:
     def params(self, state: SubsampledSVIState) -> dict[str, Any]:
         """Constrained values of all parameters, whole and wide: O(table)."""
         self._known_shapes()
-        optimised = self.constrain(self.optim.get_params(widen(state.optim_state, self.computed)))
+        stored, computed = (self.optim.get_params(s) for s in (state.optim_state, self.computed))
+        optimised = self.constrain(widen(stored, computed))
         return optimised | {name: local.value for name, local in state.local_state.items()}
 
 

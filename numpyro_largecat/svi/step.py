@@ -87,7 +87,7 @@ def take_step(
         old = (step.optim_rows, state.mutable_state, step.loss.local_rows)
         new = jax.tree.map(partial(jnp.where, ok), new, old)
         loss = jnp.where(ok, loss, jnp.nan)
-    stored_rows = narrow(new[0], state.optim_state, state.num_steps)
+    stored_rows = narrow(new[0], state.optim_state, state.rng_key)
     optim_state = scatter_state(state.optim_state, stored_rows, step.owners, step.rows)
     local_state = _scatter_local(state.local_state, new[2], step.rows)
     num_steps = state.num_steps + 1

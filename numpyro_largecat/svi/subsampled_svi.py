@@ -44,11 +44,12 @@ class SubsampledSVI(SVI):
     of the minibatch only.
 
     **Tables in half the memory.** With ``table_dtype=jnp.bfloat16`` the tables of plates of which a
-    step holds some rows, parameters and optimiser's state alike, are stored as bits of bfloat16.
-    Steps compute in the type that they were made in, and round rows up or down at random as they
-    write them, so that steps too small for 8 bits of precision are not lost on average. The start
-    values are made in float32, and so are the copies that ``get_params`` and ``result.params`` are.
-    Parameters with an update rule, and those outside of such plates, are stored as they are.
+    step holds some rows, parameters and optimiser's state alike, are stored in bfloat16, as 16-bit
+    integers. Steps compute in the type that they were made in, and round rows up or down at random
+    as they write them, so that steps too small for 8 bits of precision are not lost on average. The
+    start values are made in float32, and so are the copies that ``get_params`` and
+    ``result.params`` are. Parameters with an update rule, and those outside of such plates, are
+    stored as they are.
 
     **Autoguides** belong to the SVI object. Each ``init`` sets them up anew, from its own key and
     arguments, and frees their start values of tables of which a step holds some rows, as

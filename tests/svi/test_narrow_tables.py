@@ -33,12 +33,38 @@ def start():
     return svi.get_params(svi.init(KEY, *ARGS))
 
 
-def after_a_step(table_dtype, params, num_steps=0):
-    """Parameters after one step from these; the number of the step decides the rounding."""
+def after_a_step(table_dtype, params):
+    """Parameters after one step from these."""
     svi = make_svi(table_dtype, optax.sgd(0.01))
     state = svi.init(KEY, *ARGS, init_params=params)
-    step = jax.jit(lambda number: svi.update(state._replace(num_steps=number), *ARGS)[0])
-    return svi.get_params(step(num_steps))
+    return svi.get_params(jax.jit(svi.update)(state, *ARGS)[0])
+
+
+GROUPS = jnp.arange(3000) % 30
+RATES = np.exp(np.random.default_rng(0).normal(2, 0.5, size=30))
+COUNTS = jnp.asarray(np.random.default_rng(1).poisson(RATES)[GROUPS])
+
+
+def poisson_rates(groups, counts):
+    """Rates of groups, all of which are in each step: it draws nothing."""
+    with lc.class_plate("groups", 31, groups, 1) as classes:
+        a = numpyro.sample("a", dist.Normal(0, 10))
+    with lc.data_plate("data", len(counts), None):
+        numpyro.sample("y", dist.Poisson(jnp.exp(a[classes.place(groups)])), obs=counts)
+
+
+def rate_guide(groups, counts):
+    with lc.class_plate("groups", 31, groups, 1):
+        loc = numpyro.param("loc", jnp.ones(31, counts.dtype), event_dim=0)
+        numpyro.sample("a", dist.Delta(loc))
+
+
+def make_rates(table_dtype, optim):
+    loss = TraceMeanField_ELBO()
+    return lc.SubsampledSVI(poisson_rates, rate_guide, optim, loss, table_dtype=table_dtype)
+
+
+WIDE_COUNTS = COUNTS.astype(jnp.float32)
 
 
 def test_tables_and_their_moments_are_stored_in_16_bits():
@@ -65,50 +91,84 @@ def test_a_step_is_that_of_float32_rounded_to_a_neighbour():
     np.testing.assert_array_equal(found.astype(jnp.bfloat16).astype(np.float32), found)
 
 
-def test_rounding_is_unbiased_over_steps():
-    """FALSE_ALARM of the farthest of 48 means."""
-    params = start()
-    exact = np.asarray(after_a_step(None, params)["w_auto_loc"])
-    svi = make_svi(jnp.bfloat16, optax.sgd(0.01))
-    state = svi.init(KEY, *ARGS, init_params=params)
+def test_rounding_is_unbiased_over_keys_and_other_for_each_row():
+    """FALSE_ALARM of the farthest of 30 means, and of one count of rows that agree."""
+    exact, found = [], []
+    for dtype in (None, jnp.bfloat16):
+        svi = make_rates(dtype, optax.sgd(3e-5))
+        state = svi.init(KEY, GROUPS, WIDE_COUNTS)
 
-    def one(number):
-        return svi.get_params(svi.update(state._replace(num_steps=number), *ARGS)[0])["w_auto_loc"]
+        def one(key, svi=svi, state=state):
+            state = state._replace(rng_key=key)
+            return svi.get_params(svi.update(state, GROUPS, WIDE_COUNTS)[0])["loc"][:30]
 
-    found = np.asarray(jax.jit(jax.vmap(one))(jnp.arange(2000)), np.float64)
-    error = found.mean(axis=0) - exact
-    standard_error = found.std(axis=0) / np.sqrt(len(found))
-    assert (np.abs(error) <= 5.5 * standard_error + 1e-7 * np.abs(exact)).all()
+        (found if dtype else exact).append(jax.jit(jax.vmap(one))(jax.random.split(KEY, 2000)))
+    exact, found = (np.asarray(x[0], np.float64) for x in (exact, found))
+    standard_error = found.std(axis=0) / np.sqrt(2000)
+    assert standard_error.min() > 0
+    assert (np.abs(found.mean(axis=0) - exact[0]) <= 5 * standard_error).all()
+    is_up = found > exact[0]
+    correlation = np.corrcoef(is_up.T) - np.eye(30)
+    assert np.abs(correlation).max() < 5.5 / np.sqrt(2000)
 
 
 def test_a_fit_ends_where_that_of_float32_does():
-    """Poisson rates of 30 groups by small steps, of which rounding to the nearest loses most."""
-    rng = np.random.default_rng(0)
-    groups = np.arange(3000) % 30
-    counts = rng.poisson(np.exp(rng.normal(2, 0.5, size=30)))[groups]
-
-    def model(groups, counts):
-        with lc.class_plate("groups", 31, groups, 1) as classes:
-            a = numpyro.sample("a", dist.Normal(0, 10))
-        with lc.data_plate("data", 3000, None):
-            rate = jnp.exp(a[classes.place(groups)])
-            numpyro.sample("y", dist.Poisson(rate), obs=counts)
-
-    def guide(groups, counts):
-        with lc.class_plate("groups", 31, groups, 1):
-            loc = numpyro.param("loc", jnp.ones(31), event_dim=0)
-            numpyro.sample("a", dist.Delta(loc))
+    """By small steps, of which rounding to the nearest loses most."""
 
     def fit(table_dtype):
-        loss = TraceMeanField_ELBO()
-        svi = lc.SubsampledSVI(model, guide, optax.sgd(2e-5), loss, table_dtype=table_dtype)
-        args = jnp.asarray(groups), jnp.asarray(counts)
-        params = svi.run(KEY, 1500, *args, progress_bar=False).params
-        return np.asarray(params["loc"])[:30]
+        svi = make_rates(table_dtype, optax.sgd(2e-5))
+        result = svi.run(KEY, 1500, GROUPS, WIDE_COUNTS, progress_bar=False)
+        return np.asarray(result.params["loc"])[:30]
 
     wide, narrow = fit(None), fit(jnp.bfloat16)
     assert np.abs(wide - 1).min() > 0.05
     np.testing.assert_allclose(narrow, wide, atol=0.1)
+
+
+def test_second_moments_of_adam_go_on_growing():
+    """Nearest rounding stops them at about a third of their way; FALSE_ALARM of the mean.
+
+    After 1500 steps they are 0.78 of the squared gradient, with a deviation of some 3 % in each of
+    30 rows, for the steps of 1e-3 of it are rounded to 2**-8.
+    """
+
+    def moments(table_dtype):
+        svi = make_rates(table_dtype, optax.adam(1e-7))
+        result = svi.run(KEY, 1500, GROUPS, WIDE_COUNTS, progress_bar=False)
+        found = optax.tree_utils.tree_get(result.state.optim_state, "nu")["loc"][:30]
+        if table_dtype is not None:
+            found = jax.lax.bitcast_convert_type(found, jnp.bfloat16)
+        return np.asarray(found, np.float64)
+
+    ratio = moments(jnp.bfloat16) / moments(None)
+    assert abs(ratio.mean() - 1) < 0.04
+    assert ratio.std() < 0.15
+
+
+def test_steps_compute_in_the_type_of_their_own_run(x64):
+    """A fit in float64 after one in float32, whose tables are stored alike."""
+    svi = make_rates(jnp.bfloat16, optax.sgd(1e-5))
+    svi.run(KEY, 2, GROUPS, WIDE_COUNTS, progress_bar=False)
+    again = svi.run(KEY, 2, GROUPS, COUNTS.astype(float), progress_bar=False)
+    fresh = make_rates(jnp.bfloat16, optax.sgd(1e-5))
+    expected = fresh.run(KEY, 2, GROUPS, COUNTS.astype(float), progress_bar=False)
+    assert again.losses.dtype == jnp.float64
+    np.testing.assert_array_equal(again.losses, expected.losses)
+
+
+def test_a_state_of_another_type_is_read_as_it_is(x64):
+    svi = make_rates(None, optax.sgd(1e-5))
+    state = svi.init(KEY, GROUPS, WIDE_COUNTS)
+    svi.init(KEY, GROUPS, COUNTS.astype(float))
+    np.testing.assert_array_equal(svi.get_params(state)["loc"], np.ones(31, np.float32))
+
+
+def test_averages_need_an_init_as_parameters_do():
+    svi = make_rates(None, lc.average_iterates(optax.sgd(1e-5)))
+    state = svi.init(KEY, GROUPS, WIDE_COUNTS)
+    other = make_rates(None, lc.average_iterates(optax.sgd(1e-5)))
+    with pytest.raises(RuntimeError, match="learns the sites of model and guide in `init`"):
+        lc.averaged_params(other, state)
 
 
 def test_averages_and_recorded_entries_are_wide():
