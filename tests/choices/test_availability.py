@@ -18,6 +18,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 import numpyro_largecat as lc
 from numpyro_largecat.choices.error_families import FAMILIES
 from tests.reference import choice_log_prob, mean_over_subsets, softmax_bound
+from tests.slow_cases import slow_case
 
 NUM_ROWS, NUM_CATEGORIES, NUM_FEATURES = 30, 9, 2
 REMOVED = (2, 7)  # available to nobody
@@ -62,7 +63,7 @@ def exact_and_gradient(utilities, y, noise="gumbel"):
     return jax.vmap(jax.value_and_grad(log_prob))(utilities, y)
 
 
-@NOISES
+@pytest.mark.parametrize("noise", ["gumbel", slow_case("logistic"), slow_case("normal")])
 def test_log_prob_is_that_of_the_available_classes_alone(noise):
     found, gradient = exact_and_gradient(UTILITIES, Y, noise)
     for n in range(5):

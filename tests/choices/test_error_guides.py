@@ -21,6 +21,7 @@ from numpyro_largecat.choices.error_guides import without_errors
 from numpyro_largecat.choices.error_posteriors import POSTERIORS
 from tests import reference
 from tests.models import NUM_CATEGORIES, NUM_FEATURES, NUM_ROWS, make_data
+from tests.slow_cases import slow_case
 
 FALSE_ALARM = 1e-5  # how often a correct program fails the one comparison of a mean
 STANDARD_ERRORS = 4.5
@@ -313,7 +314,7 @@ def test_a_part_for_numpyros_list():
     assert set(guide.median(params)) == {"slope", "y_error"}
 
 
-@pytest.mark.parametrize("family", sorted(POSTERIORS))
+@pytest.mark.parametrize("family", ["gumbel", slow_case("logistic"), slow_case("normal")])
 def test_draws_medians_and_quantiles_are_those_of_the_parameters(family, x64):
     model = given_utilities("normal")
     guide = lc.ErrorGuideList(model, None, errors={"y_error": lc.LocalErrors(family)})

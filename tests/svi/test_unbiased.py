@@ -18,6 +18,7 @@ from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_largecat as lc
 from tests.models import NUM_CATEGORIES, NUM_ROWS, class_points, explicit_u, make_data
+from tests.slow_cases import slow_case
 
 # A correct program fails one of a test's comparisons, about 100 means each compared at 5.5
 # standard errors, with probability below this.
@@ -65,7 +66,7 @@ def values_and_gradients(y, num_sampled):
 
 
 @pytest.mark.parametrize("labels", LABELS)
-@pytest.mark.parametrize("num_sampled", [1, 4, "others"])
+@pytest.mark.parametrize("num_sampled", [slow_case(1), 4, "others"])
 def test_elbo_and_gradients_over_class_draws(labels, num_sampled):
     """A point-mass guide leaves the draw of classes as the only randomness."""
     y = LABELS[labels]

@@ -17,6 +17,7 @@ from numpyro.infer.util import log_density
 import numpyro_largecat as lc
 from tests import reference_topics as reference
 from tests.memory import temp_bytes
+from tests.slow_cases import slow_case
 
 rng = np.random.default_rng(0)
 K, V, U = 5, 12, 7
@@ -372,7 +373,7 @@ def test_memory_of_a_gradient_follows_the_topics_table() -> None:
     assert extra < 0.2 * 448 * 40 * 60 * 4
 
 
-@pytest.mark.parametrize("num_active", [2, K])
+@pytest.mark.parametrize("num_active", [2, slow_case(K)])
 def test_guide_of_frequencies_and_assignments_has_the_bound(num_active: int) -> None:
     """A model with the sites pi and z and this guide: the ELBO is ``log_prob``, by enough draws.
 

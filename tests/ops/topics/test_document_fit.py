@@ -15,6 +15,7 @@ from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.document_fit import fit_documents
 from tests import reference_topics as reference
 from tests.memory import temp_bytes
+from tests.slow_cases import slow_case
 
 EXACT = Effort(num_sweeps=400, tolerance=1e-9, num_restarts=0)
 solve = fit_documents
@@ -56,7 +57,7 @@ def test_digamma() -> None:
     np.testing.assert_allclose(found, reference.digamma(x), rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("total", [0.5, 3.0, 35.0])
+@pytest.mark.parametrize("total", [slow_case(0.5), 3.0, slow_case(35.0)])
 @pytest.mark.usefixtures("x64")
 def test_with_all_topics_it_is_the_dense_algorithm(total: float) -> None:
     """Bounds and counts are equal, for few and for all topics active in a document."""
