@@ -100,6 +100,7 @@ def test_step_cost(tmp_path: Path) -> None:
         (method, num_categories, metric)
         for method, sizes in {
             "subsampled": (10**3, 10**4),
+            "bfloat16": (10**3,),
             "probit": (10**3,),
             "logistic": (10**3,),
             "delta": (10**3,),
