@@ -8,6 +8,6 @@ from typing import Any
 import pytest
 
 
-def slow_case(*values: Any, id: str | None = None) -> Any:
+def slow_case(*values: Any) -> Any:
     """A case that ``make test`` leaves to ``make test-slow``."""
-    return pytest.param(*values, marks=pytest.mark.slow, id=id)
+    return pytest.param(*values, marks=pytest.mark.slow)

@@ -14,7 +14,7 @@ import numpyro_largecat as lc
 from tests.models import class_points, hierarchical, make_data, point_guide
 
 KEY = jax.random.key(0)
-FALSE_ALARM = 1e-5  # how often correct random bits fail a comparison
+FALSE_ALARM = 5e-5  # how often correct random bits fail a comparison
 
 
 def make_svi(table_dtype, optim=None):
@@ -91,8 +91,8 @@ def test_a_step_is_that_of_float32_rounded_to_a_neighbour():
     np.testing.assert_array_equal(found.astype(jnp.bfloat16).astype(np.float32), found)
 
 
-def test_rounding_is_unbiased_over_keys_and_other_for_each_row():
-    """FALSE_ALARM of the farthest of 30 means, and of one count of rows that agree."""
+def test_rounding_is_unbiased_over_keys_and_independent_between_rows():
+    """FALSE_ALARM of the farthest of 30 means and of 435 correlations."""
     exact, found = [], []
     for dtype in (None, jnp.bfloat16):
         svi = make_rates(dtype, optax.sgd(3e-5))
