@@ -49,8 +49,10 @@ from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.document_fit import (
     DocumentFit,
     Topics,
+    least_size,
     prepare_topics,
     solve_documents,
+    start_documents,
 )
 from numpyro_largecat.topics.document_chunks import CHUNK, Chunk, Shapes, chunks_of, on_all_cores
 from numpyro_largecat.topics.topic_fit import completion_score
@@ -126,8 +128,10 @@ def measure_speed(size: Size) -> list[Record]:
             ) -> DocumentFit:
                 words, counts = jnp.asarray(chunk.words), jnp.asarray(chunk.counts)
                 effort = Effort(100, 0.0, restarts)
+                start = start_documents(topics, words, counts)
+                shared, size = (topics, words, counts, start), least_size(start)
                 return jax.block_until_ready(
-                    solve_documents(topics, words, counts, num_active, effort)
+                    solve_documents(*shared, num_active, effort, size=size)
                 )
 
             solve(prepare_topics(log_probs, concentration), num_active, chunks[0]())  # compiles

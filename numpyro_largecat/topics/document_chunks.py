@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.topics.active_search import Effort
-from numpyro_largecat.ops.topics.document_fit import DocumentFit, prepare_topics, solve_documents
+from numpyro_largecat.ops.topics.document_fit import (
+    DocumentFit,
+    least_size,
+    prepare_topics,
+    solve_documents,
+    start_documents,
+)
 
 CHUNK = 128  # documents of one compiled call at most
 FEWEST = 16  # and at least, what is solved together on a CPU
@@ -59,6 +65,16 @@ class Chunk(NamedTuple):
     documents: NDArray[np.intp]  # (n,), where they are in the corpus
     words: NDArray[np.int32]  # (documents of the width, width)
     counts: NDArray[np.int32]  # of the same shape
+
+
+class Solved(NamedTuple):
+    """A chunk and what was found for it."""
+
+    chunk: Chunk
+    words: Array  # as places in the rows of the batch
+    counts: Array
+    fit: DocumentFit
+    size: int  # number of topics that code was compiled for, which holds those of each document
 
 
 def shapes_of(corpus: Corpus, batch_size: int, num_rows: int, num_passes: int) -> Shapes:
@@ -172,13 +188,12 @@ def solve_batch(
     log_probs: Array,
     concentration: Array,
     solver: Solver,
-    then: Callable[[Chunk, Array, Array, DocumentFit], T],
+    then: Callable[[Solved], T],
     initial: Callable[[Chunk], Array] | None = None,
 ) -> list[T]:
     """Solve for the documents of a batch, given its rows of the topics, (R, K).
 
-    ``then`` gets each chunk with its words, as places in the rows, its counts and its fit.
-    ``initial`` gives the topic counts to start from.
+    ``then`` gets each chunk and its fit. ``initial`` gives the topic counts to start from.
     """
     topics = prepare_topics(log_probs, concentration, for_most=initial is None)
 
@@ -186,9 +201,10 @@ def solve_batch(
         places = np.searchsorted(batch.rows, chunk.words).clip(0, len(batch.rows) - 1)
         words = jnp.asarray(np.where(chunk.counts > 0, places, 0).astype(np.int32))
         counts = jnp.asarray(chunk.counts)
-        start = None if initial is None else initial(chunk)
-        fit = solve_documents(topics, words, counts, solver.num_active, solver.effort, start)
-        return then(chunk, words, counts, fit)
+        start = start_documents(topics, words, counts) if initial is None else initial(chunk)
+        shared, size = (topics, words, counts, start), least_size(start)
+        fit = solve_documents(*shared, solver.num_active, solver.effort, size=size)
+        return then(Solved(chunk, words, counts, fit, size))
 
     return on_all_cores(solve, chunks_of(corpus, batch.documents, solver.shapes))
 
@@ -211,11 +227,10 @@ def solve_corpus(
     bounds = np.zeros(corpus.num_documents)
     counts = np.zeros((corpus.num_documents, log_probs.shape[1]), log_probs.dtype)
 
-    def keep(chunk: Chunk, words: Array, word_counts: Array, fit: DocumentFit) -> None:
-        del words, word_counts
-        size = len(chunk.documents)
-        bounds[chunk.documents] = fit.bound[:size]
-        counts[chunk.documents] = fit.counts[:size]
+    def keep(solved: Solved) -> None:
+        documents, fit = solved.chunk.documents, solved.fit
+        bounds[documents] = fit.bound[: len(documents)]
+        counts[documents] = fit.counts[: len(documents)]
 
     for batch in batches_within(corpus, shapes.num_rows):
         is_whole = len(batch.rows) == corpus.num_words

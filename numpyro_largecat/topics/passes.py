@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial, reduce
 from typing import NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -21,6 +23,7 @@ from numpyro_largecat.ops.topics.word_topic_counts import word_topic_counts
 from numpyro_largecat.topics.document_chunks import (
     Batch,
     Chunk,
+    Solved,
     Solver,
     distinct_words,
     padded_rows,
@@ -81,21 +84,21 @@ def visit_batch(
     """
     concentration, solver = problem.concentration, problem.solver
     if is_first:
-        concentration = jnp.full_like(concentration, concentration.mean())
+        all_alike = np.asarray(concentration)
+        concentration = jnp.asarray(np.full_like(all_alike, all_alike.mean()))
     log_probs = table.log_probs(batch.rows, problem.word_concentration)
     stored = None if visited is None else {tuple(ids[:1]): rows for ids, rows in visited}
 
-    def keep(
-        chunk: Chunk, words: Array, counts: Array, fit: DocumentFit
-    ) -> tuple[Array, float, tuple[NDArray[np.intp], csr_array]]:
-        shared = log_probs, concentration, words, counts
-        found = word_topic_counts(*shared, fit.basis, num_active=solver.num_active)
+    def keep(solved: Solved) -> tuple[Array, float, tuple[NDArray[np.intp], csr_array]]:
+        fit = solved.fit
+        shared = log_probs, concentration, solved.words, solved.counts, fit
+        found, bound, term = _sums_of(*shared, num_active=solver.num_active, size=solved.size)
+        rest = float(bound) - float(term)
         own = csr_array(np.asarray(fit.counts))
-        rest = float(fit.bound.sum()) - float(jnp.vdot(found, log_probs))
         if is_first:
             rest += _rise(own, np.asarray(problem.concentration)[own.indices])
             rest -= _rise(own, np.asarray(concentration)[own.indices])
-        return found, rest, (chunk.documents, own)
+        return found, rest, (solved.chunk.documents, own)
 
     def initial(chunk: Chunk) -> Array:
         assert stored is not None
@@ -103,8 +106,25 @@ def visit_batch(
 
     start = None if stored is None else initial
     parts = solve_batch(problem.corpus, batch, log_probs, concentration, solver, keep, start)
-    found = sum((part[0] for part in parts), jnp.zeros_like(log_probs))
+    found = reduce(jnp.add, (part[0] for part in parts))
     return Visit(found, sum(part[1] for part in parts), [part[2] for part in parts])
+
+
+@partial(jax.jit, static_argnames=("num_active", "size"))
+def _sums_of(
+    log_probs: Array,
+    concentration: Array,
+    words: Array,
+    counts: Array,
+    fit: DocumentFit,
+    *,
+    num_active: int,
+    size: int,
+) -> tuple[Array, Array, Array]:
+    """Counts of words in topics, the bound of all documents, and the part of it in log_probs."""
+    shared = log_probs, concentration, words, counts, fit.basis
+    found = word_topic_counts(*shared, num_active=num_active, size=size)
+    return found, fit.bound.sum(), jnp.vdot(found, log_probs)
 
 
 def _rise(counts: csr_array, concentration: NDArray[np.floating]) -> float:
@@ -134,9 +154,7 @@ def memoized_steps(
             batch = batches[b]
             is_first = i == 0 and not problem.goes_on
             found = visit_batch(problem, batch, table, visited[b], is_first=is_first)
-            old = memory[b]
-            before = jnp.zeros(()) if old is None else jnp.asarray(old.toarray())
-            table.add(batch.rows, found.counts - before)
+            table.add(batch.rows, found.counts, less=memory[b])
             memory[b] = csr_array(np.asarray(found.counts))
             rest[b] = found.rest
             if options.warm_start:
@@ -176,5 +194,5 @@ def stochastic_steps(
             found = visit_batch(problem, batch, table, is_first=is_first)
             rho = step_size(next(steps), delay, options.forgetting)
             share = problem.corpus.num_documents / len(batch.documents)
-            table.add(batch.rows, rho * share * found.counts, keep=1 - rho)
+            table.add(batch.rows, found.counts, times=rho * share, keep=1 - rho)
             yield np.nan

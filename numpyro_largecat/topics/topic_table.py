@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from scipy.special import gammaln
 
 from numpyro_largecat._result_so_far import held_signals
@@ -48,15 +49,27 @@ class Table:
         counts, totals, scale = self.state
         return _expected_log(counts, totals, jnp.asarray(rows), word_concentration, scale)
 
-    def add(self, rows: NDArray[np.intp], change: Array, *, keep: float = 1.0) -> None:
-        """Keep a share of all counts, and add to some rows; O(R K), but for once in a while."""
+    def add(
+        self,
+        rows: NDArray[np.intp],
+        change: Array,
+        *,
+        times: float = 1.0,
+        less: csr_array | None = None,
+        keep: float = 1.0,
+    ) -> None:
+        """Keep a share of all counts, and add ``times * change - less`` to some rows.
+
+        Cost: O(R K), but for once in a while.
+        """
         counts, totals, scale = self.state
         scale *= keep
         if scale < LEAST_SCALE:
             counts, totals, scale = counts * scale, totals * scale, 1.0
-        places, scaled = jnp.asarray(rows), change / scale
+        before = np.zeros(change.shape, self.dtype) if less is None else less.toarray()
+        arguments = jnp.asarray(rows), change, jnp.asarray(before), times, scale
         with held_signals():  # the old counts are gone before the new ones are there
-            counts, totals = _add(counts, totals, places, scaled)
+            counts, totals = _add(counts, totals, *arguments)
             self.state = Counts(counts, totals, scale)
             self.changes += 1
 
@@ -75,7 +88,16 @@ def _expected_log(
 
 
 @partial(jax.jit, donate_argnums=(0, 1))
-def _add(counts: Array, totals: Array, rows: Array, change: Array) -> tuple[Array, Array]:
+def _add(
+    counts: Array,
+    totals: Array,
+    rows: Array,
+    change: Array,
+    less: Array,
+    times: float,
+    scale: float,
+) -> tuple[Array, Array]:
+    change = (times * change - less) / scale
     return counts.at[rows].add(change), totals + change.sum(axis=0)
 
 

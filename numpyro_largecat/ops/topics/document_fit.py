@@ -25,7 +25,7 @@ from numpyro_largecat.ops.topics.sweeps import (
 
 SIZES = (32, 128)  # numbers of active topics that code is compiled for, and K
 LOOSE = 128  # sweeps are over all topics until no more than this are active
-FIRST_SWEEPS = 20  # at most before words have but L topics, half of them over more than LOOSE
+FIRST_SWEEPS = 60  # at most before words have but L topics, half of them over more than LOOSE
 USUAL = Effort()
 T = TypeVar("T")
 
@@ -82,8 +82,8 @@ def fit_documents(
               + E_q[\log p(z \mid \pi) + \log p(\pi) - \log q(\pi)], \qquad
               \lvert \{k : r_{uk} > 0\} \rvert \le L
 
-    Cost per document of U words: O(U K) for each of the first sweeps, ten at most, until at most
-    128 topics are active (twenty, until 32 are, if there are no more than 128), and O(U A) for each
+    Cost per document of U words: O(U K) for each of the first sweeps, thirty at most, until at most
+    128 topics are active (sixty, until 32 are, if there are no more than 128), and O(U A) for each
     further one on its active topics. A is one of a few sizes that code is compiled for, the least
     that holds the active topics of all documents of a block; so no document loses one. Code is
     compiled once for all L and efforts.
@@ -98,24 +98,43 @@ def fit_documents(
         initial: Topic counts to start from, (N, K); None starts from the prior mean.
     """
     words, log_probs = jnp.asarray(words), jnp.asarray(log_probs)
+    word_counts = jnp.asarray(word_counts)
     for_most = initial is None and words.size >= log_probs.shape[0]
     topics = prepare_topics(log_probs, concentration, for_most=for_most)
-    return solve_documents(topics, words, jnp.asarray(word_counts), num_active, effort, initial)
+    counts = start_documents(topics, words, word_counts) if initial is None else initial
+    return solve_documents(topics, words, word_counts, counts, num_active, effort)
 
 
 @jax.jit
+def start_documents(topics: Topics, words: Array, word_counts: Array) -> Array:
+    """Counts of documents after some sweeps from the prior mean, (N, K)."""
+    word_counts = word_counts.astype(topics.table.dtype)
+
+    def one(document: tuple[Array, Array]) -> Array:
+        return _start_document(topics, *document)
+
+    # On a CPU one by one, since the rows of a document fill a cache.
+    batch_size = None if jax.default_backend() == "cpu" else 64
+    return lax.map(one, (words, word_counts), batch_size=batch_size)
+
+
+@partial(jax.jit, static_argnames="size")
 def solve_documents(
     topics: Topics,
     words: Array,
     word_counts: Array,
+    initial: Array,
     num_active: int | Array,
     effort: Effort = USUAL,
-    initial: Array | None = None,
+    *,
+    size: int | None = None,
 ) -> DocumentFit:
-    """What ``fit_documents`` gives, for many calls with the same topics."""
+    """What ``fit_documents`` gives, for many calls with the same topics.
+
+    With ``size``, which ``least_size`` gives, no code is compiled for other numbers of topics.
+    """
     num_docs, word_counts = len(words), word_counts.astype(topics.table.dtype)
-    counts = _start(topics, words, word_counts) if initial is None else initial
-    order = num_active_topics(counts).argsort()  # so that few blocks need a large size
+    order = num_active_topics(initial).argsort()  # so that few blocks need a large size
 
     def solve(block: tuple[Array, Array, Array]) -> DocumentFit:
         words, word_counts, counts = block
@@ -131,9 +150,9 @@ def solve_documents(
 
             return DocumentFit(found.bound, all_topics(found.counts), all_topics(found.basis))
 
-        return at_least_size(at, counts)
+        return at_least_size(at, counts, size)
 
-    inputs = words[order], word_counts[order], counts[order]
+    inputs = words[order], word_counts[order], initial[order]
     fits = lax.map(solve, in_blocks(inputs, block_size_for(num_docs)))
     place = order.argsort()
     found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[place], fits)
@@ -174,11 +193,28 @@ def in_blocks(arrays: tuple[Array, ...], size: int) -> tuple[Array, ...]:
     return tuple(jnp.pad(x, padding).reshape(num_blocks, size, x.shape[1]) for x in arrays)
 
 
-def at_least_size(solve: Callable[[int], T], counts: Array) -> T:
-    """Solve at the least number of topics that holds all of a block of documents, (B, K)."""
-    num_topics = counts.shape[1]
+def sizes_for(num_topics: int) -> list[int]:
+    """Numbers of active topics that code is compiled for, ascending; the last is K."""
     small, middle = SIZES
-    sizes = [small] * (small < num_topics) + [middle] * (2 * middle <= num_topics) + [num_topics]
+    return [small] * (small < num_topics) + [middle] * (2 * middle <= num_topics) + [num_topics]
+
+
+def least_size(counts: Array) -> int:
+    """The least of these that holds the active topics of each document, (N, K)."""
+    most = int(_most_active(counts))
+    return next(size for size in sizes_for(counts.shape[1]) if size >= most)
+
+
+@jax.jit
+def _most_active(counts: Array) -> Array:
+    return num_active_topics(counts).max()
+
+
+def at_least_size(solve: Callable[[int], T], counts: Array, size: int | None = None) -> T:
+    """Solve at ``size``, or at the least number of topics that holds all of a block, (B, K)."""
+    if size is not None:
+        return solve(size)
+    sizes = sizes_for(counts.shape[1])
     is_enough = num_active_topics(counts).max() <= jnp.array(sizes)
     return lax.switch(is_enough.argmax(), [partial(solve, size) for size in sizes])
 
@@ -208,17 +244,6 @@ def take_active(
 def _relative_probs(log_probs: Array) -> Array:
     """Probabilities of each word over the largest of it."""
     return jnp.exp(log_probs - finite_max(log_probs, axis=-1))
-
-
-def _start(topics: Topics, words: Array, word_counts: Array) -> Array:
-    """Counts of documents after some sweeps from the prior mean, (N, K)."""
-
-    def one(document: tuple[Array, Array]) -> Array:
-        return _start_document(topics, *document)
-
-    # On a CPU one by one, since the rows of a document fill a cache.
-    batch_size = None if jax.default_backend() == "cpu" else 64
-    return lax.map(one, (words, word_counts), batch_size=batch_size)
 
 
 def _start_document(topics: Topics, words: Array, word_counts: Array) -> Array:

@@ -43,7 +43,7 @@ class _Block(NamedTuple):
         return take_active(topics, self.words, self.word_counts, self.basis, size)
 
 
-@partial(jax.jit, static_argnames="num_active")
+@partial(jax.jit, static_argnames=("num_active", "size"))
 def word_topic_counts(
     log_probs: Array,
     concentration: Array,
@@ -53,6 +53,7 @@ def word_topic_counts(
     *,
     num_active: int,
     scale: Array | None = None,
+    size: int | None = None,
 ) -> Array:
     r"""Sum the expected tokens of each word in each topic over documents, (V, K).
 
@@ -73,6 +74,8 @@ def word_topic_counts(
         basis: Counts that the responsibilities are computed from, (N, K).
         num_active: L.
         scale: Weight of each document, (N,); None for 1.
+        size: Number of topics that holds the active ones of each document, as ``least_size`` gives
+            it; None to find it for each block.
     """
     topics = Topics(log_probs, concentration, jnp.zeros_like(concentration), None)
     scale = jnp.ones(words.shape[0], log_probs.dtype) if scale is None else scale
@@ -82,9 +85,9 @@ def word_topic_counts(
         documents = _Block(*arrays)
         tokens = (scale * documents.word_counts)[:, None]
         if num_active <= FEW:
-            shares, ids = _largest_shares(topics, num_active, documents)
+            shares, ids = _largest_shares(topics, num_active, documents, size)
             return table.at[documents.words[:, None], ids].add(shares * tokens), None
-        shares = _all_shares(topics, num_active, documents) * tokens
+        shares = _all_shares(topics, num_active, documents, size) * tokens
         return table.at[documents.words].add(shares.swapaxes(1, 2)), None
 
     word_counts = word_counts.astype(log_probs.dtype)
@@ -110,14 +113,16 @@ def word_topics(
     topics = Topics(log_probs, concentration, jnp.zeros_like(concentration), None)
 
     def solve(block: tuple[Array, ...]) -> tuple[Array, Array]:
-        return _largest_shares(topics, num_active, _Block(*block))
+        return _largest_shares(topics, num_active, _Block(*block), None)
 
     inputs = words, word_counts.astype(log_probs.dtype), basis
     shares, ids = lax.map(solve, in_blocks(inputs, block_size_for(len(words))))
     return tuple(x.reshape(-1, *x.shape[2:])[: len(words)].swapaxes(1, 2) for x in (shares, ids))
 
 
-def _largest_shares(topics: Topics, num_active: int, block: _Block) -> tuple[Array, Array]:
+def _largest_shares(
+    topics: Topics, num_active: int, block: _Block, size: int | None
+) -> tuple[Array, Array]:
     """Responsibilities of each word's L topics, largest first, and which these are, (B, L, U)."""
 
     def at(size: int) -> tuple[Array, Array]:
@@ -139,10 +144,10 @@ def _largest_shares(topics: Topics, num_active: int, block: _Block) -> tuple[Arr
         missing = (0, 0), (0, num_active - places.shape[1]), (0, 0)
         return jnp.pad(values, missing), jnp.pad(ids, missing)
 
-    return at_least_size(at, block.basis)
+    return at_least_size(at, block.basis, size)
 
 
-def _all_shares(topics: Topics, num_active: int, block: _Block) -> Array:
+def _all_shares(topics: Topics, num_active: int, block: _Block, size: int | None) -> Array:
     """Responsibilities of all topics, (B, K, U)."""
 
     def at(size: int) -> Array:
@@ -152,4 +157,4 @@ def _all_shares(topics: Topics, num_active: int, block: _Block) -> Array:
         rows = jnp.zeros((num_docs, topics.num_topics, num_words), shares.dtype)
         return rows.at[jnp.arange(num_docs)[:, None], document.topics].set(shares)
 
-    return at_least_size(at, block.basis)
+    return at_least_size(at, block.basis, size)

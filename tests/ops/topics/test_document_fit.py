@@ -158,6 +158,30 @@ def test_a_restart_is_what_the_reference_proposes() -> None:
         np.testing.assert_allclose(fits[1].bound[d], value, atol=1e-6)
 
 
+def test_least_size_holds_the_topics_of_each_document() -> None:
+    """32 for few, 128 where it is at most half of K, else K."""
+    counts = jnp.zeros((3, 300)).at[0, :32].set(1.0)
+    assert document_fit.least_size(counts) == 32
+    assert document_fit.least_size(counts.at[1, 7:40].set(1e-5)) == 128
+    assert document_fit.least_size(counts.at[2, :129].set(1.0)) == 300
+    assert document_fit.least_size(jnp.ones((2, 33))) == 33
+    assert document_fit.least_size(jnp.ones((2, 5))) == 5
+
+
+def test_code_for_one_size_solves_as_code_for_several() -> None:
+    """And has no branch for other sizes, which would take as long to compile."""
+    topics = document_fit.prepare_topics(jnp.asarray(LOG_PROBS), jnp.full(70, 0.05))
+    documents = topics, jnp.asarray(WORDS), jnp.asarray(COUNTS)
+    start = document_fit.start_documents(*documents)
+    assert document_fit.least_size(start) == 32
+    solve = document_fit.solve_documents
+    found, wanted = (solve(*documents, start, 8, size=size) for size in (32, None))
+    for value, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-5)
+    own, shared = (solve.lower(*documents, start, 8, size=size).as_text() for size in (32, None))
+    assert "stablehlo.case" in shared and "stablehlo.case" not in own
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_a_document_gets_as_many_topics_as_it_uses(monkeypatch) -> None:
@@ -168,8 +192,10 @@ def test_a_document_gets_as_many_topics_as_it_uses(monkeypatch) -> None:
     @jax.jit
     def solve_in_small(concentration):
         topics = document_fit.prepare_topics(LOG_PROBS, concentration)
-        solve = document_fit.solve_documents.__wrapped__  # its code for other sizes may be kept
-        return solve(topics, jnp.asarray(WORDS), jnp.asarray(COUNTS), 70, EXACT)
+        documents = topics, jnp.asarray(WORDS), jnp.asarray(COUNTS)
+        start = document_fit.start_documents.__wrapped__  # its code for other sizes may be kept
+        solve = document_fit.solve_documents.__wrapped__
+        return solve(*documents, start(*documents), 70, EXACT)
 
     sizes = []
     for total in (0.01, 5.0, 35.0):
