@@ -27,6 +27,8 @@ from numpyro_largecat.mixtures.fit_mixture import fit_mixture
 from numpyro_largecat.mixtures.mixture_fit import MixtureFit
 from numpyro_largecat.plates.class_plate import class_plate
 from numpyro_largecat.plates.data_plate import data_plate
+from numpyro_largecat.plates.entity_counts import EntityCounts
+from numpyro_largecat.plates.entity_plate import entity_plate
 from numpyro_largecat.plates.frequency_proposal import FrequencyProposal
 from numpyro_largecat.plates.head_proposal import HeadProposal
 from numpyro_largecat.reading import plots
@@ -52,6 +54,8 @@ __all__ = [  # noqa: RUF022  grouped by idea
     # 1. which rows exist this step
     "class_plate",
     "data_plate",
+    "entity_plate",
+    "EntityCounts",
     "FrequencyProposal",
     "HeadProposal",
     "plates",

@@ -24,16 +24,19 @@ class PlateFacts:
     """What a plate says of the M rows that it holds.
 
     Attributes:
-        kind: "classes" for a class plate, "data" for a data plate, "plain" for NumPyro's own.
+        kind: "classes" for a class plate, "entities" for an entity plate, "data" for a data plate,
+            "plain" for NumPyro's own.
         is_full: Whether they are all rows of the plate in order.
         is_distinct: Whether they are known to be rows of the plate, none of them twice.
-        row_weights: Scale of each row, shape (M,), if the rows have one each. Only of class plates.
+        row_weights: Scale of each row, shape (M,), if the rows have one each: of class plates and
+            entity plates.
         repeats: Whether a row may be there twice, as where each observation has its own classes.
-        labels: The classes that a class plate was asked for, as one axis; None if none were.
+        labels: The classes, or entities, that a plate was asked for, as one axis; None if none
+            were.
         row_ids: The ids that a data plate was given, shape (M,); None if it was given none.
     """
 
-    kind: Literal["classes", "data", "plain"] = "plain"
+    kind: Literal["classes", "entities", "data", "plain"] = "plain"
     is_full: bool = False
     is_distinct: bool = False
     row_weights: Array | None = None
@@ -60,6 +63,12 @@ def class_plates(sites: dict[str, Message]) -> dict[str, PlateFacts]:
     """The facts of the class plates of a trace, by name."""
     found = {name: plate_facts(site) for name, site in sites.items()}
     return {name: facts for name, facts in found.items() if facts.kind == "classes"}
+
+
+def row_plates(sites: dict[str, Message]) -> dict[str, PlateFacts]:
+    """The facts of the plates whose rows may have weights of their own, of classes or entities."""
+    found = {name: plate_facts(site) for name, site in sites.items()}
+    return {name: facts for name, facts in found.items() if facts.kind in ("classes", "entities")}
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,9 @@ class class_plate(indexed_plate):
     time: index tables by ``indices``, and let utilities depend on their own class's rows and on
     sites outside.
 
-    **Read by id.** A plate of users or items, other than that of the choice, is read as
-    ``v[users.place(ids)]`` with ``labels=ids``, in training and in prediction. Its rows may repeat
-    in ``ids``. In predictions it holds its labels alone, or without labels all classes, so there a
+    **Read by id.** Users, or the items of a history, belong in an ``entity_plate``. Of a class
+    plate other than that of the choice, ``v[plate.place(ids)]`` with ``labels=ids`` reads the rows
+    of its labels. In predictions it holds these alone, or without labels all classes, so there a
     weighted sum over it is NaN with labels and exact without.
 
     **Other draws.** A ``proposal`` replaces the uniform draw: ``FrequencyProposal`` draws by
@@ -151,16 +151,6 @@ class class_plate(indexed_plate):
         """Open the plate and return its ``ClassSubset``."""
         super().__enter__()
         return self.classes
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        """Scale each row by its own weight, where NumPyro's plate scales all rows alike."""
-        scale = msg.get("scale")
-        super().process_message(msg)
-        if msg["type"] not in ("param", "sample") or self._is_full:
-            return
-        if any(frame.name == self.name for frame in msg["cond_indep_stack"]):
-            weights = self.classes.row_weights.reshape((-1,) + (1,) * (-1 - self.dim))
-            msg["scale"] = weights if scale is None else scale * weights
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Also refuse values of sites that are those of other rows."""

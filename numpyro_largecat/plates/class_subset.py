@@ -98,8 +98,8 @@ class ClassSubset:
         if self.labels is None:
             raise ValueError(
                 "`classes.place` has no answer while the plate holds consecutive classes, as that "
-                "of a choice does in predictions. Read rows by id from a class plate of their own, "
-                f'`lc.class_plate("read", {self.num_categories}, labels=ids, num_sampled=1)`; or '
+                "of a choice does in predictions. Read rows by id from an entity plate, "
+                f'`lc.entity_plate("read", {self.num_categories}, ids, counts)`; or '
                 f"fit with a full plate, and predict with chunk_size={self.num_categories}."
             )
         if self.per_observation:

@@ -30,8 +30,7 @@ class data_plate(indexed_plate):
     Around a latent site, such as a value of each user read by the users of the minibatch, its prior
     and KL terms would count once for each time that its id occurs: ``SubsampledSVI`` refuses that,
     and elsewhere the log density is NaN. (So draw minibatches of rows with latent values without
-    replacement.) Draw a site that is read by id in ``class_plate("users", N, labels=ids,
-    num_sampled=1)`` and read it by ``place(ids)``.
+    replacement.) A site that is read by ids which repeat belongs in an ``entity_plate``.
 
     Cost: O(B).
 

@@ -43,6 +43,17 @@ class indexed_plate(numpyro.plate):
         self._indices = indices
         self.subsample_size = indices.shape[0]
         self._is_full = facts.is_full
+        self._row_weights = facts.row_weights
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Scale each row by its own weight, if it has one, where NumPyro's plate scales alike."""
+        scale = msg.get("scale")
+        super().process_message(msg)
+        if msg["type"] not in ("param", "sample") or self._row_weights is None:
+            return
+        if any(frame.name == self.name for frame in msg["cond_indep_stack"]):
+            weights = self._row_weights.reshape((-1,) + (1,) * (-1 - self.dim))
+            msg["scale"] = weights if scale is None else scale * weights
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Slice a parameter that is stored whole, also where the rows are a permutation."""

@@ -75,8 +75,9 @@ def refuse_repeated_rows(name: str, site: str, rows: ArrayLike) -> None:
         raise ValueError(
             f"site '{site}' has a value for each row of plate '{name}', but row {ids[first]} is "
             f"there {counts[first]} times, and its prior would count as often. To read a value by "
-            "ids that repeat, draw it in a class plate and use `value[read.place(rows)]`: "
-            f'`with lc.class_plate("{name}", N, labels=rows, num_sampled=1) as read:`.'
+            "ids that repeat, draw it in an entity plate, which counts each prior once: "
+            f'`with lc.entity_plate("{name}", size, ids, counts) as read:` and '
+            "`read.rows_of(value, ids)`."
         )
 
 

@@ -52,8 +52,8 @@ def rows_are_alone(
             "which classes are evaluated with it. It may depend on its own row and on what is "
             "outside of the plate, not on the place of a row, sums over rows, or rows read by id. "
             "Write a reference class as `jnp.where(classes.indices == 0, 0.0, b)`; in place of "
-            "centred weights give the prior a scale; read rows by id from a class plate of their "
-            "own; or, after a fit with a full plate, set `chunk_size` to the number of classes."
+            "centred weights give the prior a scale; read rows by id from an `lc.entity_plate`; "
+            "or, after a fit with a full plate, set `chunk_size` to the number of classes."
         )
     return ~differ.any()
 

@@ -19,7 +19,7 @@ from numpyro_largecat.choices.error_families import ErrorFamily
 from numpyro_largecat.choices.error_guides import without_errors
 from numpyro_largecat.handlers.chosen_rows import only_read, without_training_rows
 from numpyro_largecat.handlers.chunk_noise import InnerNoise, noise_of_chunk
-from numpyro_largecat.handlers.plate_facts import class_plates, plate_facts
+from numpyro_largecat.handlers.plate_facts import plate_facts, row_plates
 from numpyro_largecat.handlers.run_model import (
     as_drawn,
     at_centre,
@@ -231,7 +231,7 @@ class ChunkedUtilities:
         # The model tells the plain plates of the guide, which follow its own, their rows.
         sites = run(self._model, at_feasible_values)
         drawn = run(self._guide, at_centre if key is None else as_drawn)
-        in_model = class_plates(sites)
+        in_model = row_plates(sites)
         for name in drawn.keys() & sites.keys():
             drawn[name] = _on_rows(drawn[name], sites[name], in_model, touched)
         return drawn, partial(run, self._model)

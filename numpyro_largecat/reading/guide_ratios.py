@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from numpyro_largecat.handlers.chunk_noise import InnerNoise
 from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.handlers.plate_facts import class_plates
+from numpyro_largecat.handlers.plate_facts import row_plates
 from numpyro_largecat.handlers.sites import (
     base_distribution,
     is_latent,
@@ -269,7 +269,7 @@ def _sum_outside(sites: Any, plate: str, inner: frozenset[str], weights: Array) 
 
     Of other class plates the rows that are read are there, not a weighted subset: left out.
     """
-    facts = class_plates(sites[1])
+    facts = row_plates(sites[1])
     read = {name for name, known in facts.items() if known.row_weights is not None}
     total = jnp.zeros(())
     for sign, part in ((-1, sites[0]), (1, sites[1])):

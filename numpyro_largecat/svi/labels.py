@@ -62,7 +62,11 @@ def labels_of(sites: Sites) -> GivenLabels:
     for name, site in sites.items():
         facts = plate_facts(site)
         if facts.labels is not None:
-            found.labels[f"`labels` of plate '{name}'"] = Labels(facts.labels, site["args"][0])
+            of_entities = facts.kind == "entities"
+            argument, meaning = ("ids", "entities") if of_entities else ("labels", "classes")
+            found.labels[f"`{argument}` of plate '{name}'"] = Labels(
+                facts.labels, site["args"][0], meaning
+            )
         elif facts.row_ids is not None:
             inside = (str(n) for n, other in sites.items() if _is_latent_inside(other, name))
             found.labels[f"`rows` of plate '{name}'"] = Labels(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 
-from numpyro_largecat.handlers.plate_facts import class_plates, plate_facts
+from numpyro_largecat.handlers.plate_facts import plate_facts, row_plates
 from numpyro_largecat.handlers.sites import Site, Sites, of_type, param_options, plates_of, scale_of
 
 
@@ -23,7 +23,7 @@ def unscaled_sites(sites: Sites, batch_size: int) -> dict[str, Array]:
         For each such site whether it is wrong: it is not if it is scaled by hand and keeps nothing.
     """
     plates, sampled = of_type("plate", sites), of_type("sample", sites)
-    classes = set(class_plates(sites))
+    classes = set(row_plates(sites))
     params = of_type("param", sites).values()
     kept = [plates_of(site) for site in params if param_options(site).update_rule is not None]
     shared = [site for site in sampled.values() if _is_shared(site, classes, batch_size)]

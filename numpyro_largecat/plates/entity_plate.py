@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plate over entities, such as users or groups, that observations read by id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from numpyro_largecat._checks import as_ids, check_count, check_integers, check_kind
+from numpyro_largecat.handlers.plate_facts import PlateFacts, RowsReply, ask_for_rows
+from numpyro_largecat.plates.entity_counts import NO_ENTITY, EntityCounts, check_entities
+from numpyro_largecat.plates.entity_subset import (
+    EntitySubset,
+    all_entities,
+    chosen_entities,
+    entities_of_ids,
+)
+from numpyro_largecat.plates.indexed_plate import indexed_plate
+
+
+class entity_plate(indexed_plate):
+    r"""Plate over U entities (users, customers, groups, input words) that are read by id.
+
+    A step holds the distinct entities that its minibatch reads, however often. The prior and KL
+    terms of entity e have the weight
+
+    .. math:: \mathrm{weight}_e = \frac{N}{B} \, \frac{c_e}{n_e},
+
+    where B of the N observations are in the minibatch, which read e c_e times, and all observations
+    read it n_e times. Of rows drawn uniformly, as ``SubsampledSVI.run`` and ``data_plate`` have
+    them, c_e is B n_e / N on average, so each entity counts once, in value and gradient. (A data
+    plate over such ids would weigh an entity by how often it occurs.)
+
+    **Reading.** ``users.rows_of(v, ids)`` gives each observation the rows of its entities, in
+    training as in prediction. A model may read by several arrays of any shapes, such as the user
+    and the last 20 items of each observation, if ``ids`` and ``counts`` have them all; -1 stands
+    for none. It composes with class plates: a two-sided model scores ``users.rows_of(v, u) @ w.T``.
+
+    **Entities without observations** are never touched: their guide stays as it was initialised,
+    not at the prior. Predict for them from the prior, or after a fit on their first rows.
+
+    Without ``ids`` the plate is full: all entities in order, weight 1.
+
+    Shapes: the plate has M = min(number of ids, U) rows, of which repeated ids leave some padded,
+    with weight 0.
+
+    Cost: O(M log M) time and O(M) memory, whatever U; O(U) once, for ``counts``.
+
+    Args:
+        name: Name of the plate.
+        size: Number of entities U, a Python int in [1, 2**31).
+        ids: Entities that the minibatch reads, integers in [0, U), or -1 for none: an array with a
+            row for each observation, or a tuple of such arrays. None for all entities.
+        counts: ``lc.EntityCounts.of(size, *all_ids)``, with as many arrays of the same shapes but
+            for the number of observations. Needed with ``ids``.
+        dim: Batch dimension of the plate, negative; the rightmost free one by default.
+
+    Raises:
+        TypeError: If ``ids`` are not integers, or ``counts`` are no ``EntityCounts``.
+        ValueError: If an id is out of range, if ``counts`` are of another number of entities, or if
+            the guide opened a plate of the same name that holds other rows. (Under ``jit``, where
+            ids are not known, the log density is NaN. It is NaN for an entity that has no count
+            too, as one of held-out rows may have none.)
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_largecat as lc
+        >>> counts = lc.EntityCounts.of(1000, jnp.array([7, 3, 7, 5, 7, 3]))  # 6 observations
+        >>> with lc.entity_plate("users", 1000, jnp.array([7, 3, 7]), counts) as users:
+        ...     print(users.indices[:2], users.weights)
+        [3 7] [1.        1.3333334 0.       ]
+    """
+
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        ids: ArrayLike | Sequence[ArrayLike] | None = None,
+        counts: EntityCounts | None = None,
+        *,
+        dim: int | None = None,
+    ) -> None:
+        size = check_count("size", size, 1)
+        given = None if ids is None else _checked(name, size, ids, counts)
+        self.entities, reply = _choose_entities(name, size, given, counts)
+        is_chosen = reply.request.is_chosen
+        facts = PlateFacts(
+            "entities",
+            is_full=given is None and not is_chosen,
+            is_distinct=is_chosen,
+            row_weights=None if given is None or is_chosen else self.entities.weights,
+            labels=None if given is None else _as_labels(given),
+        )
+        rows = self.entities.indices
+        super().__init__(name, size, rows, dim, is_shared=reply.is_shared, facts=facts)
+
+    def __enter__(self) -> EntitySubset:
+        """Open the plate and return its ``EntitySubset``."""
+        super().__enter__()
+        return self.entities
+
+
+def _choose_entities(
+    name: str, size: int, ids: list[Array] | None, counts: EntityCounts | None
+) -> tuple[EntitySubset, RowsReply]:
+    """Make the subset, or take the rows that a handler has."""
+    if ids is None or counts is None:
+        entities = all_entities(name, size)
+        reply = ask_for_rows(name, size, entities.indices, source="all classes")
+    else:
+        entities = entities_of_ids(name, size, ids, counts, None)
+        reply = ask_for_rows(name, size, entities.indices, source="given rows")
+        if reply.request.also is not None:
+            entities = entities_of_ids(name, size, ids, counts, reply.request.also)
+    if reply.request.is_chosen:
+        return chosen_entities(reply.plate, size, reply.value), reply
+    return entities, reply
+
+
+def _checked(
+    name: str, size: int, ids: ArrayLike | Sequence[ArrayLike], counts: EntityCounts | None
+) -> list[Array]:
+    """The arrays of ids; those that int32 cannot hold become ids out of range."""
+    own: list[Any] = list(ids) if isinstance(ids, (tuple, list)) else [ids]
+    for given in own:
+        check_integers("ids", given)
+        check_entities(f"`ids` of plate '{name}'", given, size)
+    check_kind("counts", counts, EntityCounts, "lc.EntityCounts.of(size, *all_ids)")
+    assert counts is not None
+    if counts.counts.shape != (size,):
+        raise ValueError(
+            f"`counts` of plate '{name}' must have one entry for each of {size} entities; got "
+            f"{counts.counts.shape[0]}. Make them by `lc.EntityCounts.of({size}, *all_ids)`."
+        )
+    if sum(np.size(given) for given in own) == 0:
+        raise ValueError(f"`ids` of plate '{name}' must not be empty.")
+    return [
+        jnp.where(jnp.asarray(given) == NO_ENTITY, NO_ENTITY, _as_known(given)) for given in own
+    ]
+
+
+def _as_known(ids: ArrayLike) -> Array:
+    """Ids as int32, of which those that are no entities are not -1."""
+    own = as_ids(ids)
+    return jnp.where(own == NO_ENTITY, NO_ENTITY - 1, own)
+
+
+def _as_labels(ids: list[Array]) -> Array:
+    """All ids as one axis, with entity 0 in the place of none."""
+    flat = jnp.concatenate([given.ravel() for given in ids])
+    return jnp.where(flat == NO_ENTITY, 0, flat)

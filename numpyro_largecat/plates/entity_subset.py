@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entities that exist this step, and how often the observations read each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from numpyro_largecat._checks import as_ids, check_integers, check_shape
+from numpyro_largecat.ops.subsampling import place_among, sorted_distinct
+from numpyro_largecat.plates.entity_counts import NO_ENTITY, EntityCounts, check_entities
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("indices", "weights", "known"),
+    meta_fields=("name", "size"),
+)
+@dataclass(frozen=True)
+class EntitySubset:
+    """The entities that exist this step, as ``with lc.entity_plate(...) as users`` gives them.
+
+    Attributes:
+        indices: Entity of each row of the plate, shape (M,), integers in [0, U). Use it to gather
+            features of the entities.
+        weights: Weight of each row in prior and KL terms, shape (M,). A padded row has weight 0.
+        known: The distinct ids, sorted, then padding equal to U, shape (M,). None for all entities,
+            and for rows that a handler chose.
+        name: Name of the plate.
+        size: Number of entities U.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_largecat as lc
+        >>> lc.entity_plate("users", 3).entities.indices.tolist()
+        [0, 1, 2]
+    """
+
+    indices: Array
+    weights: Array
+    known: Array | None
+    name: str
+    size: int
+
+    def rows_of(self, values: Array, ids: ArrayLike, axis: int = 0) -> Array:
+        """The rows of ``values`` that belong to ``ids``, in training as in prediction.
+
+        Shapes: (M, ...) and ids of any shape (...,) to (..., ...). Where an id is -1 the row is 0.
+
+        Cost: O(size of the result), and O(sqrt(M)) for each id.
+
+        Args:
+            values: Values with the rows of the plate on ``axis``, as a site inside it has them.
+            ids: Entities, which must be among those that the plate was given.
+            axis: Axis of ``values`` that has the rows of the plate, 0 or above.
+
+        Raises:
+            ValueError: If ``values`` has not M rows on ``axis``, if an id is out of range, or if
+                the plate was not given it. (Under ``jit``, where ids are not known, the row of such
+                an id is NaN.)
+            TypeError: If ``ids`` are not integers.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import numpyro_largecat as lc
+            >>> users = lc.entity_plate("users", 3).entities
+            >>> users.rows_of(jnp.array([0.5, 1.5, 2.5]), jnp.array([[2, -1], [0, 2]])).tolist()
+            [[2.5, 0.0], [0.5, 2.5]]
+        """
+        shape, need = np.shape(values), f"the rows of plate '{self.name}' on axis {axis}"
+        num_rows = self.indices.shape[0]
+        wanted = (*shape[:axis], num_rows, *shape[axis + 1 :])
+        check_shape("`values`", values, wanted, need)
+        check_integers("ids", ids)
+        check_entities("`ids`", ids, self.size)
+        is_none = jnp.asarray(ids) == NO_ENTITY
+        rows = jnp.take(values, self._place(as_ids(ids)), axis=axis, mode="fill")
+        is_none = is_none.reshape(is_none.shape + (1,) * (len(shape) - axis - 1))
+        return jnp.where(is_none, jnp.zeros((), rows.dtype), rows)
+
+    def _place(self, ids: Array) -> Array:
+        """Place of each id among the rows of the plate, M where it is not there."""
+        num_rows = self.indices.shape[0]
+        if self.known is None:
+            if num_rows != self.size:
+                raise NotImplementedError(
+                    f"plate '{self.name}' holds rows that a handler chose, not those of `ids`."
+                )
+            return jnp.where((ids >= 0) & (ids < num_rows), ids, num_rows)
+        place = place_among(ids, self.known)
+        found = self.known[jnp.minimum(place, num_rows - 1)] == ids
+        return jnp.where(found & (ids < self.size), place, num_rows)
+
+
+def entities_of_ids(
+    name: str, size: int, ids: list[Array], counts: EntityCounts, also: Array | None
+) -> EntitySubset:
+    """The distinct entities of arrays of ids, and those of ``also``, which are only read.
+
+    Their weights are (N / B) c / n, see ``entity_plate``; NaN for one that is in no count.
+    """
+    flat = jnp.concatenate([given.ravel() for given in ids])
+    asked = flat if also is None else jnp.concatenate([flat, also])
+    known = sorted_distinct(asked, size)[:size]
+    indices = jnp.minimum(known, size - 1)
+    ordered = jnp.sort(flat)
+    in_batch = place_among(known + 1, ordered) - place_among(known, ordered)
+    in_all = counts.counts[indices].astype(jnp.result_type(float))
+    share = jnp.where(in_all > 0, in_batch / jnp.maximum(in_all, 1), jnp.nan)
+    share = jnp.where((known < size) & (in_batch > 0), share, 0.0)
+    return EntitySubset(indices, share * (counts.num_ids / flat.shape[0]), known, name, size)
+
+
+def all_entities(name: str, size: int) -> EntitySubset:
+    """All entities in order."""
+    indices = jnp.arange(size, dtype=jnp.int32)
+    return EntitySubset(indices, jnp.ones(size), None, name, size)
+
+
+def chosen_entities(name: str, size: int, rows: Array) -> EntitySubset:
+    """The entities that a handler chose, which stand for no others."""
+    return EntitySubset(rows, jnp.ones(rows.shape), None, name, size)
