@@ -26,6 +26,7 @@ from numpyro_largecat.reading import diagnosis, predictions
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.diagnosis import Training
+from numpyro_largecat.reading.eligible_classes import eligible_classes
 from numpyro_largecat.reading.findings import Diagnosis
 from numpyro_largecat.reading.predictions import TopClasses
 from numpyro_largecat.reading.to_arviz import to_arviz
@@ -211,7 +212,13 @@ class Reading:
         self._fit, self._training = fit, training
 
     def top_classes(
-        self, num_top: int = 10, *, rng_key: Array | None = None, num_draws: int | None = None
+        self,
+        num_top: int = 10,
+        *,
+        exclude: ArrayLike | None = None,
+        among: ArrayLike | None = None,
+        rng_key: Array | None = None,
+        num_draws: int | None = None,
     ) -> TopClasses:
         r"""Find the most probable classes of each observation, exactly, over all K.
 
@@ -227,16 +234,23 @@ class Reading:
         Shapes: (..., num_top), where ``...`` is the shape of the choice.
 
         Cost: one pass over the classes, 2 T with draws; for other errors 4 ``num_top`` integrals
-        for each observation and draw.
+        for each observation and draw. Lists of R classes cost O(R) for each observation and chunk.
 
         Args:
             num_top: Number of most probable classes, in [1, K].
+            exclude: Classes that are not named for an observation, such as the items that a user
+                has: integers in [0, K), shape (..., R), where shorter lists are padded with -1.
+            among: Classes of which alone those of an observation are named, shape (..., C), padded
+                likewise. Probabilities stay those among all K classes, and where fewer than
+                ``num_top`` classes may be named the others are -1, of log probability -inf.
             rng_key: A JAX random key, for draws.
             num_draws: Number of draws T from the guide. None for its centre.
 
         Raises:
             ValueError: If ``num_top`` is out of range, only one of ``rng_key`` and ``num_draws``
-                is given, or as ``Fitted``.
+                is given, a list has another shape or holds what is no class (under ``jit``, where
+                values are not known, no class is then named), or as ``Fitted``.
+            TypeError: If lists are not integers.
 
         Example:
             See ``lc.Fitted``. Over draws:
@@ -245,7 +259,8 @@ class Reading:
         utilities = ChunkedUtilities(self._fit)
         classes = utilities.num_categories
         num_top = check_count("num_top", num_top, 1, classes, "number of classes")
-        return predictions.top_classes(utilities, num_top, _draw_keys(rng_key, num_draws))
+        eligible = eligible_classes(exclude, among, utilities.batch_shape, classes)
+        return predictions.top_classes(utilities, num_top, _draw_keys(rng_key, num_draws), eligible)
 
     def log_likelihood(
         self, obs: ArrayLike, *, rng_key: Array | None = None, num_draws: int | None = None

@@ -26,16 +26,20 @@ def score_predictions(
     - ``accuracy``: how often the most probable class is observed.
     - ``precision at n``: the share of the n most probable classes that are observed, on average.
       With one label for each observation it is at most 1 / n.
+    - ``recall at n``: the share of an observation's labels that are among its n most probable
+      classes, on average.
     - ``nDCG at n``: discounted gain of the n most probable, relative to the best order,
       :math:`\sum_{r \le n} \mathrm{hit}_r / \log_2(r + 1)` over
       :math:`\sum_{r \le \min(n, \text{labels})} 1 / \log_2(r + 1)`.
+    - ``reciprocal rank``: the mean of 1 / rank of the most probable class that is observed, 0 where
+      none of ``top`` is.
     - ``calibration error``: the distance between the probability of the most probable class and how
       often it is observed, in bins of equal count by that probability, averaged over
       observations. A calibrated model of finite data does not reach 0.
     - ``log likelihood``: the mean of ``log_likelihood`` in nats; over draws, of the log of the mean
       probability.
 
-    Cost: O(N num_top) for each of ``at``.
+    Cost: O(N num_top) for each of ``at``, and a sort of all labels.
 
     Args:
         top: What ``top_classes`` returns for N observations.
@@ -58,8 +62,8 @@ def score_predictions(
         >>> import numpyro_largecat as lc
         >>> top = lc.TopClasses(jnp.array([[4, 2], [7, 1]]), jnp.log(jnp.array([[0.5, 0.4]] * 2)))
         >>> scores = lc.score_predictions(top, jnp.array([4, 1]), at=[2])
-        >>> {name: round(score, 3) for name, score in scores.items()}
-        {'accuracy': 0.5, 'precision at 2': 0.5, 'nDCG at 2': 0.815, 'calibration error': 0.5}
+        >>> scores["accuracy"], scores["recall at 2"], scores["reciprocal rank"]
+        (0.5, 1.0, 0.75)
     """
     check_integers("obs", obs)
     classes, labels = np.asarray(top.classes), np.asarray(obs)
@@ -77,14 +81,17 @@ def score_predictions(
         raise ValueError(f"observation {np.argmin(num_labels)} of `obs` has no label.")
     if max(at, default=0) > num_top or min(at, default=1) < 1:
         raise ValueError(f"`at` must be ranks in [1, {num_top}], the classes in `top`; got {at}.")
-    hits = (classes[..., None] == labels[..., None, :]).any(axis=-1)
+    hits = _are_labels(classes, labels)
     discounts = 1 / np.log2(np.arange(num_top) + 2)
     best = np.cumsum(np.append(0, discounts))
     scores = {"accuracy": float(hits[..., 0].mean())}
     for n in at:
         gain = (hits[..., :n] * discounts[:n]).sum(axis=-1)
         scores[f"precision at {n}"] = float(hits[..., :n].mean())
+        scores[f"recall at {n}"] = float((hits[..., :n].sum(axis=-1) / num_labels).mean())
         scores[f"nDCG at {n}"] = float((gain / best[np.minimum(n, num_labels)]).mean())
+    first = np.where(hits.any(axis=-1), hits.argmax(axis=-1) + 1, np.inf)
+    scores["reciprocal rank"] = float((1 / first).mean())
     probabilities = np.exp(np.asarray(top.log_probs)[..., 0])
     scores["calibration error"] = _calibration_error(probabilities, hits[..., 0], num_bins)
     if log_likelihood is not None:
@@ -95,6 +102,16 @@ def score_predictions(
         check_shape("`log_likelihood`", log_probs, classes.shape[:-1], need)
         scores["log likelihood"] = float(log_probs.mean())
     return scores
+
+
+def _are_labels(classes: NDArray[np.integer], labels: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Whether each class (..., n) is a label (..., R) of its observation; -1 is none."""
+    shape, num_top = classes.shape, classes.shape[-1]
+    size = max(int(classes.max(initial=0)), int(labels.max(initial=0))) + 1
+    rows = size * np.arange(classes.size // num_top, dtype=np.int64)[:, None]
+    own = (rows + labels.reshape(len(rows), -1))[labels.reshape(len(rows), -1) >= 0]
+    hits = np.isin(rows + classes.reshape(len(rows), num_top), own)
+    return hits.reshape(shape) & (classes >= 0)
 
 
 def calibration_bins(

@@ -18,6 +18,7 @@ from numpyro_largecat.ops.noisy_max import draw_gumbel
 from numpyro_largecat.ops.running_top import RunningTop
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
+from numpyro_largecat.reading.eligible_classes import NO_CLASS, EligibleClasses
 
 
 class TopClasses(NamedTuple):
@@ -33,16 +34,23 @@ class TopClasses(NamedTuple):
     log_probs: Array  # (..., num_top), in nats, normalised over all K classes
 
 
-def top_classes(utilities: ChunkedUtilities, num_top: int, keys: Array | None) -> TopClasses:
+def top_classes(
+    utilities: ChunkedUtilities, num_top: int, keys: Array | None, eligible: EligibleClasses
+) -> TopClasses:
     """The most probable classes over draws with these keys, or at the centre of the guide."""
     if keys is not None:
-        return _top_over_draws(utilities, num_top, keys)
-    utilities = utilities.with_progress(1)
-    if utilities.family is GUMBEL:
-        return _top_of_softmax(utilities, num_top)
-    psi = utilities.of_all_classes(None)
-    _, classes = lax.top_k(psi, num_top)
-    return _known_classes(classes.astype(jnp.int32), _log_probs(utilities, psi, classes))
+        top = _top_over_draws(utilities, num_top, keys, eligible)
+    elif utilities.family is GUMBEL:
+        top = _top_of_softmax(utilities.with_progress(1), num_top, eligible)
+    else:
+        psi = utilities.with_progress(1).of_all_classes(None)
+        own = eligible.only(psi, jnp.array(0), utilities.num_categories)
+        best, classes = lax.top_k(own, num_top)
+        log_probs = jnp.where(best == -jnp.inf, best, _log_probs(utilities, psi, classes))
+        top = _known_classes(classes.astype(jnp.int32), jnp.where(jnp.isnan(best), best, log_probs))
+    if eligible.are_all:
+        return top
+    return top._replace(classes=jnp.where(top.log_probs == -jnp.inf, NO_CLASS, top.classes))
 
 
 def log_likelihood(utilities: ChunkedUtilities, labels: Array, keys: Array | None) -> Array:
@@ -95,14 +103,17 @@ def labels_of_rows(obs: ArrayLike, utilities: ChunkedUtilities) -> Array:
     return as_ids(obs)
 
 
-def _top_of_softmax(utilities: ChunkedUtilities, num_top: int) -> TopClasses:
+def _top_of_softmax(
+    utilities: ChunkedUtilities, num_top: int, eligible: EligibleClasses
+) -> TopClasses:
     """Find the normaliser and the highest utilities in one pass."""
 
     def add(found: tuple[Array, RunningTop], chunk: Array) -> tuple[Array, RunningTop]:
         log_sum, best = found
         psi, classes = utilities.of_chunk(chunk, None)
         log_sum = jnp.logaddexp(log_sum, jax.nn.logsumexp(psi, axis=-1))
-        return log_sum, best.include(psi, classes[0])
+        own = eligible.only(psi, classes[0], utilities.num_categories)
+        return log_sum, best.include(own, classes[0])
 
     nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)
     log_sum, top = utilities.visit(add, (nothing, _no_classes(utilities, num_top)))
@@ -110,24 +121,29 @@ def _top_of_softmax(utilities: ChunkedUtilities, num_top: int) -> TopClasses:
     return _known_classes(classes, values - log_sum[..., None])
 
 
-def _top_over_draws(utilities: ChunkedUtilities, num_top: int, keys: Array) -> TopClasses:
+def _top_over_draws(
+    utilities: ChunkedUtilities, num_top: int, keys: Array, eligible: EligibleClasses
+) -> TopClasses:
     """The highest mean softmax; of other errors the best of four times as many by it."""
     is_softmax = utilities.family is GUMBEL
     utilities = utilities.with_progress((2 if is_softmax else 3) * len(keys))
     if is_softmax:
-        return _top_of_mean_softmax(utilities, num_top, keys)
+        return _top_of_mean_softmax(utilities, num_top, keys, eligible)
     num_tried = min(4 * num_top, utilities.num_categories)
-    tried = _top_of_mean_softmax(utilities, num_tried, keys).classes
+    tried, mean_softmax = _top_of_mean_softmax(utilities, num_tried, keys, eligible)
 
     def of_draw(key: Array) -> Array:
         return _log_probs(utilities, utilities.of_all_classes(key), tried)
 
     log_probs = jax.nn.logsumexp(lax.map(of_draw, keys), axis=0) - jnp.log(len(keys))
+    log_probs = jnp.where(mean_softmax == -jnp.inf, mean_softmax, log_probs)
     best, place = lax.top_k(log_probs, num_top)
     return _known_classes(jnp.take_along_axis(tried, place, axis=-1), best)
 
 
-def _top_of_mean_softmax(utilities: ChunkedUtilities, num_top: int, keys: Array) -> TopClasses:
+def _top_of_mean_softmax(
+    utilities: ChunkedUtilities, num_top: int, keys: Array, eligible: EligibleClasses
+) -> TopClasses:
     """Find the normalisers of all draws first, and then the mean probabilities of each chunk."""
     log_sums = lax.map(lambda key: _normaliser(utilities, key, None)[0], keys)
 
@@ -140,7 +156,8 @@ def _top_of_mean_softmax(utilities: ChunkedUtilities, num_top: int, keys: Array)
         shape = (*utilities.batch_shape, utilities.chunk_size)
         nothing = jnp.full(shape, -jnp.inf, utilities.dtype)
         total, _ = lax.scan(add_draw, nothing, (keys, log_sums))
-        return best.include(total, utilities.classes_of(chunk)[0])
+        first = utilities.classes_of(chunk)[0]
+        return best.include(eligible.only(total, first, utilities.num_categories), first)
 
     values, classes = utilities.visit(add, _no_classes(utilities, num_top)).finish()
     return _known_classes(classes, values - jnp.log(len(keys)))

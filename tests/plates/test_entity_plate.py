@@ -182,7 +182,7 @@ def test_what_counts_refuse() -> None:
         lc.EntityCounts.of(5)
     with pytest.raises(TypeError, match="`ids` must be known outside of `jit`"):
         jax.jit(lambda ids: lc.EntityCounts.of(5, ids).counts)(jnp.array([1]))
-    with pytest.raises(TypeError, match="`ids`.*integers"):
+    with pytest.raises(TypeError, match=r"`ids`.*integers"):
         lc.EntityCounts.of(5, np.array([1.0]))
 
 

@@ -46,6 +46,18 @@ def test_scores_of_several_labels_are_those_of_scikit_learn():
     in_order = np.take_along_axis(relevant, np.asarray(top.classes), 1)
     assert scores["precision at 4"] == pytest.approx(in_order[:, :4].mean())
     assert scores["nDCG at 4"] == pytest.approx(ndcg_score(relevant, probabilities, k=4))
+    recall = in_order[:, :4].sum(1) / relevant.sum(1)
+    assert scores["recall at 4"] == pytest.approx(recall.mean())
+    ranks = in_order.argmax(1) + 1
+    assert scores["reciprocal rank"] == pytest.approx((1 / ranks).mean())
+
+
+def test_classes_that_are_none_are_no_hits():
+    """Where a list of candidates was short; nor is a label of the observation before."""
+    top = lc.TopClasses(jnp.array([[2, -1], [-1, -1]]), jnp.array([[-0.1, -jnp.inf]] * 2))
+    scores = lc.score_predictions(top, np.array([[2, 3], [0, 3]]), at=[1, 2])
+    assert scores["accuracy"] == scores["recall at 1"] * 2 == scores["reciprocal rank"] == 0.5
+    assert scores["recall at 2"] == 0.25
 
 
 def test_the_log_likelihood_over_draws_is_that_of_the_mean_probability():

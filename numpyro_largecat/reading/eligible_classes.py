@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which classes may be named for each observation, such as those that a user does not have yet."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from numpyro_largecat._checks import (
+    BadDataError,
+    as_ids,
+    check_integers,
+    check_shape,
+    is_concrete,
+    refuse_entries,
+)
+
+NO_CLASS = -1  # in lists of classes, where an observation has less than others
+
+
+class EligibleClasses(NamedTuple):
+    """Lists of classes for each observation, padded with -1; None for no such limit."""
+
+    exclude: Array | None  # (..., R), never named
+    among: Array | None  # (..., C), alone named
+
+    @property
+    def are_all(self) -> bool:
+        """Whether every class may be named."""
+        return self.exclude is None and self.among is None
+
+    def only(self, values: Array, first: Array, num_categories: int) -> Array:
+        """Values (..., M) of the classes from ``first`` on, -inf for those that may not be named.
+
+        NaN for an observation one of whose lists holds what is no class, which tracers may.
+
+        Cost: O(R + C) for each observation, and a copy of the values.
+        """
+        if self.among is not None:
+            place = _places(self.among, first, values.shape[-1])
+            own = jnp.take_along_axis(values, jnp.minimum(place, values.shape[-1] - 1), axis=-1)
+            values = _put(jnp.full_like(values, -jnp.inf), place, own)
+            values = jnp.where(_are_classes(self.among, num_categories), values, jnp.nan)
+        if self.exclude is not None:
+            place = _places(self.exclude, first, values.shape[-1])
+            values = _put(values, place, jnp.full(place.shape, -jnp.inf, values.dtype))
+            values = jnp.where(_are_classes(self.exclude, num_categories), values, jnp.nan)
+        return values
+
+
+def eligible_classes(
+    exclude: ArrayLike | None,
+    among: ArrayLike | None,
+    batch_shape: tuple[int, ...],
+    num_categories: int,
+) -> EligibleClasses:
+    """Check lists of classes, see ``Fitted.on(...).top_classes``."""
+
+    def checked(name: str, lists: ArrayLike | None) -> Array | None:
+        if lists is None:
+            return None
+        check_integers(name, lists)
+        shape, need = np.shape(lists), "a list of classes for each observation, padded with -1"
+        check_shape(f"`{name}`", lists, (*batch_shape, shape[-1] if shape else 0), need)
+        if is_concrete(lists):
+            own = np.asarray(lists)
+            bad = (own < NO_CLASS) | (own >= num_categories)
+            wanted = f"classes, integers in [0, {num_categories}), or -1 for none"
+            refuse_entries(f"`{name}`", own, bad, wanted, error=BadDataError)
+        return as_ids(lists)
+
+    return EligibleClasses(checked("exclude", exclude), checked("among", among))
+
+
+def _are_classes(lists: Array, num_categories: int) -> Array:
+    """Whether each list holds classes, and -1, alone, (..., 1)."""
+    return ((lists >= NO_CLASS) & (lists < num_categories)).all(axis=-1, keepdims=True)
+
+
+def _places(lists: Array, first: Array, size: int) -> Array:
+    """Place of each class of a list among ``size`` classes from ``first`` on; else ``size``."""
+    place = lists - first
+    return jnp.where((lists >= 0) & (place >= 0) & (place < size), place, size)
+
+
+def _put(values: Array, place: Array, own: Array) -> Array:
+    """Put ``own`` (..., R) into values (..., M) where ``place`` is below M."""
+    flat = values.reshape(-1, values.shape[-1])
+    lists = (flat.shape[0], place.shape[-1])
+    rows = jnp.arange(lists[0])[:, None]
+    return (
+        flat.at[rows, place.reshape(lists)]
+        .set(own.reshape(lists), mode="drop")
+        .reshape(values.shape)
+    )

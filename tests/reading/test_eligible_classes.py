@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The most probable classes without those that a user has, or among some candidates."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_largecat as lc
+
+K, N, D = 23, 6, 3
+RNG = np.random.default_rng(0)
+X, W = RNG.normal(size=(N, D)), RNG.normal(size=(K, D))
+HAS = np.full((N, 5), -1)  # ragged
+for n, number in enumerate([0, 1, 5, 3, 4, 5]):
+    HAS[n, :number] = RNG.permutation(K)[:number]
+CANDIDATES = np.array([RNG.permutation(K)[:4] for _ in range(N)])
+CANDIDATES[2, 1:] = -1
+
+
+def linear(x, y=None, *, noise="gumbel"):
+    with lc.class_plate("classes", K, y, num_sampled=4) as classes:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+    with lc.data_plate("data", N) as rows:
+        lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, noise=noise, obs=y)
+
+
+def fitted(noise="gumbel", chunk_size=5):
+    model = partial(linear, noise=noise)
+    guide = AutoNormal(model)
+    numpyro.handlers.seed(guide, 0)(X, np.zeros(N, int))
+    params = {"w_auto_loc": jnp.asarray(W), "w_auto_scale": jnp.full(W.shape, 0.1)}
+    return lc.Fitted(model, guide, params, chunk_size=chunk_size)
+
+
+def expected(order, allowed, num_top):
+    """The first classes of each order that are allowed, padded with -1."""
+    rows = [
+        [k for k in row if is_allowed[k]] for row, is_allowed in zip(order, allowed, strict=True)
+    ]
+    return np.array([(row + [-1] * num_top)[:num_top] for row in rows])
+
+
+def allowed_by(exclude=None, among=None):
+    allowed = np.ones((N, K), bool)
+    for n in range(N):
+        if among is not None:
+            allowed[n] = np.isin(np.arange(K), among[n])
+        if exclude is not None:
+            allowed[n, exclude[n][exclude[n] >= 0]] = False
+    return allowed
+
+
+LISTS = {
+    "exclude": {"exclude": HAS},
+    "among": {"among": CANDIDATES},
+    "both": {"exclude": CANDIDATES[:, :2], "among": CANDIDATES},
+}
+
+
+@pytest.mark.parametrize("chunk_size", [5, 8192])
+@pytest.mark.parametrize("lists", LISTS.values(), ids=LISTS)
+def test_top_classes_are_the_first_that_may_be_named(lists, chunk_size) -> None:
+    """Their probabilities are among all classes, and -inf where there are no more."""
+    top = fitted(chunk_size=chunk_size).on(X).top_classes(6, **lists)
+    log_probs = np.array(jax.nn.log_softmax(X @ W.T))
+    wanted = expected(np.argsort(-log_probs, axis=1), allowed_by(**lists), 6)
+    np.testing.assert_array_equal(top.classes, wanted)
+    values = np.where(wanted < 0, -np.inf, np.take_along_axis(log_probs, wanted.clip(0), 1))
+    np.testing.assert_allclose(top.log_probs, values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"rng_key": jax.random.key(1), "num_draws": 3}])
+@pytest.mark.parametrize("noise", ["gumbel", "logistic"])
+def test_lists_only_leave_classes_out(noise: str, options) -> None:
+    """The others keep their order and probabilities, at the centre and over draws."""
+    new = fitted(noise).on(X)
+    every = new.top_classes(K, **options)
+    top = new.top_classes(6, exclude=HAS, **options)
+    wanted = expected(np.asarray(every.classes), allowed_by(HAS), 6)
+    np.testing.assert_array_equal(top.classes, wanted)
+    found = [row[classes] for row, classes in zip(_by_class(every), wanted, strict=True)]
+    np.testing.assert_allclose(top.log_probs, found, rtol=1e-4)
+
+
+def _by_class(top):
+    by_class = np.empty((N, K))
+    np.put_along_axis(by_class, np.asarray(top.classes), np.asarray(top.log_probs), 1)
+    return by_class
+
+
+def test_lists_are_taken_under_jit_and_in_a_loop_over_users() -> None:
+    """Where what is no class leaves its observation without a name."""
+    fit = fitted()
+    wanted = fit.on(X).top_classes(3, exclude=HAS).classes
+
+    @jax.jit
+    def in_batches(x, has):
+        def of_batch(batch):
+            return fit.on(batch[0]).top_classes(3, exclude=batch[1]).classes
+
+        return jax.lax.map(of_batch, (x.reshape(3, 2, D), has.reshape(3, 2, 5))).reshape(N, 3)
+
+    np.testing.assert_array_equal(in_batches(X, HAS), wanted)
+    bad = HAS.copy()
+    bad[3, 4] = K
+    found = in_batches(X, bad)
+    np.testing.assert_array_equal(found[3], -1)
+    np.testing.assert_array_equal(np.delete(found, 3, 0), np.delete(wanted, 3, 0))
+
+
+@pytest.mark.parametrize(
+    "lists, error, message",
+    [
+        ({"exclude": HAS[:2]}, ValueError, r"`exclude` must.*\(2, 5\)"),
+        ({"among": HAS[0]}, ValueError, r"`among` must.*a list of classes for each observation"),
+        ({"among": HAS + 0.5}, TypeError, "`among`.*integers"),
+        ({"exclude": HAS + K}, ValueError, r"`exclude` must be classes.*in \[0, 23\), or -1"),
+    ],
+)
+def test_bad_lists_are_refused(lists, error, message) -> None:
+    with pytest.raises(error, match=message):
+        fitted().on(X).top_classes(2, **lists)
