@@ -20,15 +20,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
 
 from benchmarks.records import (
     Record,
@@ -40,6 +34,7 @@ from benchmarks.records import (
     write_json,
 )
 from benchmarks.step_cells import FULL_CELLS, QUICK_CELLS, Cell, make_data
+from benchmarks.turns import Measured, choose_threads, measure, serve_cell
 
 NAME = "step_cost"
 WANTED = {
@@ -53,16 +48,6 @@ WANTED = {
 }
 
 
-class Measured(NamedTuple):
-    """What was measured in one cell."""
-
-    ms_per_step: list[float]  # one entry per chunk
-    peak_mb: float  # greatest resident memory of the process
-
-
-# What runs in the process of a cell. It imports JAX; the process that compares cells need not.
-
-
 def make_chunk(cell: Cell) -> tuple[Callable[[], None], str]:
     """Make what runs a chunk of the cell's steps; also return the kind of device it runs on."""
     if cell.method == "torch":
@@ -74,108 +59,6 @@ def make_chunk(cell: Cell) -> tuple[Callable[[], None], str]:
     from benchmarks.step_loops import StepLoop
 
     return StepLoop(cell), jax.devices()[0].device_kind
-
-
-def choose_threads(cell: Cell, chunk: Callable[[], None]) -> None:
-    """Let PyTorch use as many threads as suit it; XLA's are one for each core."""
-    if cell.method == "torch":
-        from benchmarks.torch_peers import best_number_of_threads
-
-        best_number_of_threads(chunk)
-
-
-def serve_cell(cell: Cell) -> None:
-    """Say that the cell is ready, run a chunk for each line of input, and say what it took."""
-    chunk, device = make_chunk(cell)
-    chunk()  # the first one warms up
-    print(json.dumps({"device": device}), flush=True)
-    for turn, _ in enumerate(sys.stdin):
-        if turn == 0:  # the other processes, which began together, are silent from now on
-            choose_threads(cell, chunk)
-        start = time.perf_counter()
-        chunk()
-        ms_per_step = 1000 * (time.perf_counter() - start) / cell.steps_per_chunk
-        print(json.dumps({"ms_per_step": ms_per_step}), flush=True)
-    print(json.dumps({"peak_mb": peak_memory() / 1e6}), flush=True)
-
-
-def peak_memory() -> float:
-    """Greatest resident memory of this process so far, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():  # the figure below can be the parent's, if that is greater
-        for line in status.read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * float(line.split()[1])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
-
-
-# What compares cells.
-
-
-class CellProcess:
-    """A process that runs chunks of one cell when it is told to."""
-
-    def __init__(self, cell: Cell) -> None:
-        self.cell = cell
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", f"benchmarks.{NAME}", "--cell", json.dumps(cell)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def wait_until_ready(self) -> str:
-        """Wait until the first chunk can run, and return the kind of device it runs on."""
-        return str(self._answer()["device"])
-
-    def run_chunk(self) -> float:
-        """Run one chunk and return its milliseconds per step."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return float(self._answer()["ms_per_step"])
-
-    def finish(self) -> float:
-        """Return the peak memory in MB, and end the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        peak_mb = float(self._answer()["peak_mb"])
-        self._process.wait()
-        return peak_mb
-
-    def stop(self) -> None:
-        """End the process if it still runs."""
-        self._process.kill()
-        self._process.wait()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            code = self._process.wait()
-            raise RuntimeError(
-                f"The process of {self.cell} ended with exit code {code}. "
-                "With code -9 it probably ran out of memory."
-            )
-        return json.loads(line)
-
-
-def measure(cells: Sequence[Cell], num_rounds: int) -> tuple[dict[Cell, Measured], str]:
-    """Measure the cells in turns; also return the kind of device they ran on."""
-    processes: list[CellProcess] = []
-    try:
-        for cell in cells:  # one by one, so that `processes` holds those to stop if one fails
-            processes.append(CellProcess(cell))
-        devices = [process.wait_until_ready() for process in processes]
-        rounds = [[process.run_chunk() for process in processes] for _ in range(num_rounds)]
-        times = [list(column) for column in zip(*rounds, strict=True)]
-        peaks = [process.finish() for process in processes]
-    finally:
-        for process in processes:
-            process.stop()
-    measured = map(Measured, times, peaks)
-    return dict(zip(cells, measured, strict=True)), devices[0]
 
 
 def wanted_figures(records: Sequence[Record]) -> list[Record]:
@@ -212,7 +95,7 @@ def wanted_figures(records: Sequence[Record]) -> list[Record]:
 def cell_records(cell: Cell, measured: Measured) -> list[Record]:
     """The records of one cell."""
     make = partial(Record, benchmark=NAME, setting=cell.setting, method=cell.method, better="lower")
-    times, peak = measured
+    times, peak, _ = measured
     return [
         make(metric="ms_per_step", value=statistics.median(times), unit="ms"),
         make(metric="ms_per_step_min", value=min(times), unit="ms"),
@@ -225,7 +108,7 @@ def cell_records(cell: Cell, measured: Measured) -> list[Record]:
 def report(measured: dict[Cell, Measured], figures: Sequence[Record]) -> None:
     """Print the table, then the wanted figures."""
     rows = []
-    for cell, (times, peak) in measured.items():
+    for cell, (times, peak, _) in measured.items():
         milliseconds = (f"{ms:.2f}" for ms in (statistics.median(times), min(times), max(times)))
         memory = (f"{mb:.0f}" for mb in (peak, peak - cell.table_mb))
         rows.append([cell.method, f"{cell.num_categories}", *milliseconds, *memory])
@@ -247,13 +130,13 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     if arguments.cell is not None:
-        serve_cell(Cell(*json.loads(arguments.cell)))
+        serve_cell(Cell(*json.loads(arguments.cell)), make_chunk, choose_threads)
         return
     cells = QUICK_CELLS if arguments.quick else FULL_CELLS
     if torch_is_missing():
         cells = tuple(cell for cell in cells if cell.method != "torch")
         say_that_torch_is_missing(["torch"])
-    measured, device = measure(cells, arguments.rounds or (2 if arguments.quick else 9))
+    measured, device = measure(NAME, cells, arguments.rounds or (2 if arguments.quick else 9))
     records = [record for cell, m in measured.items() for record in cell_records(cell, m)]
     figures = wanted_figures(records)
     report(measured, figures)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import as_ids, check_count, check_integers, check_kind
+from numpyro_largecat._checks import check_count, check_integers, check_kind
 from numpyro_largecat.handlers.plate_facts import PlateFacts, RowsReply, ask_for_rows
 from numpyro_largecat.plates.entity_counts import NO_ENTITY, EntityCounts, check_entities
 from numpyro_largecat.plates.entity_subset import (
@@ -19,6 +19,7 @@ from numpyro_largecat.plates.entity_subset import (
     all_entities,
     chosen_entities,
     entities_of_ids,
+    known_ids,
 )
 from numpyro_largecat.plates.indexed_plate import indexed_plate
 
@@ -139,15 +140,7 @@ def _checked(
         )
     if sum(np.size(given) for given in own) == 0:
         raise ValueError(f"`ids` of plate '{name}' must not be empty.")
-    return [
-        jnp.where(jnp.asarray(given) == NO_ENTITY, NO_ENTITY, _as_known(given)) for given in own
-    ]
-
-
-def _as_known(ids: ArrayLike) -> Array:
-    """Ids as int32, of which those that are no entities are not -1."""
-    own = as_ids(ids)
-    return jnp.where(own == NO_ENTITY, NO_ENTITY - 1, own)
+    return [known_ids(given) for given in own]
 
 
 def _as_labels(ids: list[Array]) -> Array:

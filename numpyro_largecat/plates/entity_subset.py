@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -79,32 +80,49 @@ class EntitySubset:
         check_shape("`values`", values, wanted, need)
         check_integers("ids", ids)
         check_entities("`ids`", ids, self.size)
-        is_none = jnp.asarray(ids) == NO_ENTITY
-        rows = jnp.take(values, self._place(as_ids(ids)), axis=axis, mode="fill")
-        is_none = is_none.reshape(is_none.shape + (1,) * (len(shape) - axis - 1))
-        return jnp.where(is_none, jnp.zeros((), rows.dtype), rows)
+        if self.known is None and num_rows != self.size:
+            raise NotImplementedError(
+                f"plate '{self.name}' holds rows that a handler chose, not those of `ids`."
+            )
+        return _take_rows(values, self.known, known_ids(ids), self.size, axis)
 
-    def _place(self, ids: Array) -> Array:
-        """Place of each id among the rows of the plate, M where it is not there."""
-        num_rows = self.indices.shape[0]
-        if self.known is None:
-            if num_rows != self.size:
-                raise NotImplementedError(
-                    f"plate '{self.name}' holds rows that a handler chose, not those of `ids`."
-                )
-            return jnp.where((ids >= 0) & (ids < num_rows), ids, num_rows)
-        place = place_among(ids, self.known)
-        found = self.known[jnp.minimum(place, num_rows - 1)] == ids
-        return jnp.where(found & (ids < self.size), place, num_rows)
+
+def known_ids(ids: ArrayLike) -> Array:
+    """Ids as int32; what is neither an entity nor -1 is out of range."""
+    own = as_ids(ids)  # which makes -1 of what int32 cannot hold
+    return jnp.where((own == NO_ENTITY) & (jnp.asarray(ids) != NO_ENTITY), NO_ENTITY - 1, own)
+
+
+@partial(jax.jit, static_argnames=("size", "axis"))
+def _take_rows(values: Array, known: Array | None, ids: Array, size: int, axis: int) -> Array:
+    num_rows = values.shape[axis]
+    if known is None:
+        place = jnp.where((ids >= 0) & (ids < num_rows), ids, num_rows)
+    else:
+        place = place_among(ids, known)
+        found = known[jnp.minimum(place, num_rows - 1)] == ids
+        place = jnp.where(found & (ids < size), place, num_rows)
+    rows = jnp.take(values, place, axis=axis, mode="fill")
+    is_none = (ids == NO_ENTITY).reshape(ids.shape + (1,) * (values.ndim - axis - 1))
+    return jnp.where(is_none, jnp.zeros((), rows.dtype), rows)
 
 
 def entities_of_ids(
-    name: str, size: int, ids: list[Array], counts: EntityCounts, also: Array | None
+    name: str, size: int, ids: Sequence[Array], counts: EntityCounts, also: Array | None
 ) -> EntitySubset:
     """The distinct entities of arrays of ids, and those of ``also``, which are only read.
 
     Their weights are (N / B) c / n, see ``entity_plate``; NaN for one that is in no count.
     """
+    indices, weights, known = _entities(size, ids, counts, also)
+    return EntitySubset(indices, weights, known, name, size)
+
+
+@partial(jax.jit, static_argnames="size")
+def _entities(
+    size: int, ids: Sequence[Array], counts: EntityCounts, also: Array | None
+) -> tuple[Array, Array, Array]:
+    """Rows, weights and distinct ids."""
     flat = jnp.concatenate([given.ravel() for given in ids])
     asked = flat if also is None else jnp.concatenate([flat, also])
     known = sorted_distinct(asked, size)[:size]
@@ -114,7 +132,7 @@ def entities_of_ids(
     in_all = counts.counts[indices].astype(jnp.result_type(float))
     share = jnp.where(in_all > 0, in_batch / jnp.maximum(in_all, 1), jnp.nan)
     share = jnp.where((known < size) & (in_batch > 0), share, 0.0)
-    return EntitySubset(indices, share * (counts.num_ids / flat.shape[0]), known, name, size)
+    return indices, share * (counts.num_ids / flat.shape[0]), known
 
 
 def all_entities(name: str, size: int) -> EntitySubset:

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two huge tables: time of a step as users and items grow, and what is recommended.
+
+Cost: utilities ``v[user] @ w.T`` with a posterior over both tables (AutoNormal, TraceMeanField_ELBO
+and Adam), D = 32, minibatches of B = 500 rows, S = 100 sampled items, beside PyTorch's two sparse
+embeddings with SparseAdam and a sampled softmax, which estimates a point. Each cell has a process
+of its own, and these take turns. ``setup_seconds`` is processor time from the start of the process
+until the first chunk of steps has run, imports and compilation and all.
+
+Without PyTorch (the extra ``benchmarks``) its cells are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from benchmarks.records import (
+    Record,
+    argument_parser,
+    machine_record,
+    print_table,
+    say_that_torch_is_missing,
+    torch_is_missing,
+    write_json,
+)
+from benchmarks.turns import Measured, choose_threads, measure, serve_cell
+from benchmarks.two_sided_cells import FULL_CELLS, QUICK_CELLS, Cell, make_data
+
+NAME = "two_sided"
+WANTED = {
+    "flat_ratio": "at most 1.1",
+    "ratio_to_torch": "at most 1.2",
+    "setup_seconds": "at most 12",
+}
+
+
+def make_chunk(cell: Cell) -> tuple[Callable[[], None], str]:
+    """Make what runs a chunk of the cell's steps; also return the kind of device it runs on."""
+    if cell.method == "torch":
+        from benchmarks.two_sided_torch import make_step_loop
+
+        return make_step_loop(cell, *make_data(cell)), "cpu"
+    import jax
+
+    from benchmarks.two_sided_steps import StepLoop
+
+    return StepLoop(cell), jax.devices()[0].device_kind
+
+
+def cell_records(cell: Cell, measured: Measured) -> list[Record]:
+    """The records of one cell."""
+    make = partial(Record, benchmark=NAME, setting=cell.setting, method=cell.method, better="lower")
+    times = measured.ms_per_step
+    return [
+        make(metric="ms_per_step", value=statistics.median(times), unit="ms"),
+        make(metric="ms_per_step_min", value=min(times), unit="ms"),
+        make(metric="ms_per_step_max", value=max(times), unit="ms"),
+        make(metric="peak_mb", value=measured.peak_mb, unit="MB"),
+        make(metric="setup_seconds", value=measured.setup_seconds, unit="processor seconds"),
+    ]
+
+
+def ratios(measured: dict[Cell, Measured]) -> list[Record]:
+    """Each of our cells beside PyTorch's of its size, and the largest beside the smallest."""
+    times = {(c.method, c.size): statistics.median(m.ms_per_step) for c, m in measured.items()}
+    cells = {(cell.method, cell.size): cell for cell in measured}
+    ours = sorted(size for method, size in times if method == "subsampled")
+    make = partial(Record, benchmark=NAME, method="subsampled", unit="ratio", better="lower")
+    found = []
+    for size in ours:
+        if ("torch", size) in times:
+            value = times["subsampled", size] / times["torch", size]
+            setting = cells["subsampled", size].setting
+            found.append(make(setting=setting, metric="ratio_to_torch", value=value))
+    if len(ours) > 1:
+        value = times["subsampled", ours[-1]] / times["subsampled", ours[0]]
+        setting = cells["subsampled", ours[-1]].setting
+        found.append(make(setting=setting, metric="flat_ratio", value=value))
+    return found
+
+
+def report(measured: dict[Cell, Measured], figures: Sequence[Record]) -> None:
+    """Print the table, then the ratios."""
+    rows = []
+    for cell, found in measured.items():
+        times = found.ms_per_step
+        milliseconds = (f"{ms:.2f}" for ms in (statistics.median(times), min(times), max(times)))
+        rest = f"{found.peak_mb:.0f}", f"{found.setup_seconds:.1f}"
+        rows.append([cell.method, f"{cell.size}", *milliseconds, *rest])
+    header = ["method", "U and K", "ms per step", "least", "greatest", "peak MB", "set-up s"]
+    print_table(header, rows)
+    for figure in figures:
+        where = f"at {figure['setting']['K']}"
+        wanted = WANTED[figure["metric"]]
+        print(f"{figure['metric']} {where}: {figure['value']:.3g} (wanted: {wanted})")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--rounds", type=int, help="chunks of each cell (default 15; quick 2)")
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.cell is not None:
+        serve_cell(Cell(*json.loads(arguments.cell)), make_chunk, choose_threads)
+        return
+    cells = QUICK_CELLS if arguments.quick else FULL_CELLS
+    if torch_is_missing():
+        cells = tuple(cell for cell in cells if cell.method != "torch")
+        say_that_torch_is_missing(["torch"])
+    rounds = arguments.rounds or (2 if arguments.quick else 15)
+    measured, device = measure(NAME, cells, rounds, one_by_one=True)
+    figures = ratios(measured)
+    report(measured, figures)
+    records = [record for cell, m in measured.items() for record in cell_records(cell, m)]
+    write_json(arguments.json, [machine_record(NAME, device), *records, *figures])
+
+
+if __name__ == "__main__":
+    main()
