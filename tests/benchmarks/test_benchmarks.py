@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks import two_sided, two_sided_cells
 from benchmarks.records import torch_is_missing
 from benchmarks.step_cells import Cell
-from benchmarks.step_cost import Measured, cell_records, wanted_figures
+from benchmarks.step_cost import cell_records, wanted_figures
+from benchmarks.turns import Measured
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {"benchmark", "setting", "method", "metric", "value", "unit", "better"}
@@ -123,7 +125,7 @@ def test_step_cost_compares_with_torch_where_it_was_measured() -> None:
     """The posterior takes 4 ms, our point estimate 1 ms and PyTorch's 2 ms."""
     times = {"subsampled": 4.0, "delta": 1.0, "torch": 2.0}
     measured = {
-        Cell(method, 10**5, 128, 100): Measured([ms, ms, ms], 1000.0)
+        Cell(method, 10**5, 128, 100): Measured([ms, ms, ms], 1000.0, 9.0)
         for method, ms in times.items()
     }
     records = [record for cell, m in measured.items() for record in cell_records(cell, m)]
@@ -131,6 +133,44 @@ def test_step_cost_compares_with_torch_where_it_was_measured() -> None:
     assert figures == {("ratio_to_torch", 10**5): 2.0, ("delta_ratio_to_torch", 10**5): 0.5}
     without = [record for record in records if record["method"] != "torch"]
     assert wanted_figures(without) == []
+
+
+@pytest.mark.slow
+def test_two_sided(tmp_path: Path) -> None:
+    """Each method and size has times, a peak memory and a set-up, and ours are compared."""
+    printed, records = run_quick("two_sided", tmp_path / "out.json")
+    found = {(r["method"], r["setting"]["K"], r["metric"]): r["value"] for r in records}
+    sizes = {("subsampled", 10**3), ("subsampled", 10**4)}
+    if not torch_is_missing():
+        sizes.add(("torch", 10**3))
+    for method, size in sizes:
+        middle, least, greatest, peak, setup = (
+            found[method, size, metric]
+            for metric in (
+                "ms_per_step",
+                "ms_per_step_min",
+                "ms_per_step_max",
+                "peak_mb",
+                "setup_seconds",
+            )
+        )
+        assert 0 < least <= middle <= greatest
+        assert peak > 100 and setup > 0.5
+    ratios = {key[1:] for key in found if key[2] in ("flat_ratio", "ratio_to_torch")}
+    with_torch = set() if torch_is_missing() else {(10**3, "ratio_to_torch")}
+    assert ratios == {(10**4, "flat_ratio")} | with_torch
+    assert len(found) == len(records) == 5 * len(sizes) + len(ratios)
+    assert ("PyTorch is not installed" in printed) == torch_is_missing()
+
+
+def test_two_sided_compares_sizes_and_peers() -> None:
+    times = {("subsampled", 100): 2.0, ("subsampled", 1000): 3.0, ("torch", 1000): 1.5}
+    measured = {
+        two_sided_cells.Cell(*cell, 5): Measured([0.0, ms, 9.0], 1.0, 1.0)
+        for cell, ms in times.items()
+    }
+    found = {(r["metric"], r["setting"]["K"]): r["value"] for r in two_sided.ratios(measured)}
+    assert found == {("flat_ratio", 1000): 1.5, ("ratio_to_torch", 1000): 2.0}
 
 
 @pytest.mark.slow
