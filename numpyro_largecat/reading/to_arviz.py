@@ -69,9 +69,10 @@ def to_arviz(
 
     drawn = jax.eval_shape(draw, keys[0])
     if not drawn:
+        large = max(sizes, key=lambda name: sizes[name], default="classes")
         raise ValueError(
             f"the guide has no latent site to show: those in plates of over {SMALL_PLATE} rows are "
-            f"left out, unless `rows` names some, `rows={{'classes': [0, 1]}}`; they have {sizes}."
+            f"left out, unless `rows` names some, `rows={{'{large}': [0, 1]}}`; they have {sizes}."
         )
     shapes = {name: value.shape for name, value in {**drawn, **constants}.items()}
     site_dims |= constant_dims

@@ -168,8 +168,10 @@ def _refuse_accumulation(optim: Any, state: Any) -> None:
 
 
 def _not_row_wise(optim: Any, reason: str) -> ValueError:
+    kind = type(optim).__name__
+    of_what = "made from one of optax" if kind == "_NumPyroOptim" else kind
     return ValueError(
-        f"SubsampledSVI cannot run this optimiser ({type(optim).__name__}) on the touched rows of "
+        f"SubsampledSVI cannot run this optimiser ({of_what}) on the touched rows of "
         f"a plate: {reason}. Use an elementwise one, such as optax.adam or adagrad, also after "
         "optax.clip_by_global_norm; or numpyro.infer.SVI, which updates all rows."
     )
