@@ -43,7 +43,7 @@ class entity_plate(indexed_plate):
     for none. It composes with class plates: a two-sided model scores ``users.rows_of(v, u) @ w.T``.
 
     **Entities without observations** are never touched: their guide stays as it was initialised,
-    not at the prior. Predict for them from the prior, or after a fit on their first rows.
+    not at the prior. Fold them in by their first rows, see the page on entities.
 
     Without ``ids`` the plate is full: all entities in order, weight 1.
 
