@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,3 +58,48 @@ def make_step_loop(
             raise RuntimeError(f"{cell} gave a loss that is not finite.")
 
     return chunk
+
+
+class Factorisation:
+    """PyTorch's point estimate of both tables, by draws as frequent as in the training data."""
+
+    def __init__(self, problem: Any, setting: Any, num_features: int, start: float) -> None:
+        torch.manual_seed(0)
+        self._users, self._items = (torch.from_numpy(x).long() for x in problem.train)
+        sizes = problem.num_users, problem.num_items, num_features
+        self._model = TwoSided(*sizes, bias=True, start=start)
+        log_frequencies = torch.from_numpy(problem.log_frequencies())
+        self._bias().weight.data[:, 0] = log_frequencies
+        counts = torch.bincount(self._items, minlength=problem.num_items)
+        self._shift = -torch.log(setting.num_sampled * counts / len(self._items))
+        self._rows = ShuffledRows(len(self._items), setting.batch_size)
+        self._optimizer = torch.optim.SparseAdam(
+            list(self._model.parameters()), setting.learning_rate
+        )
+        self._setting = setting
+
+    def _bias(self) -> nn.Embedding:
+        assert self._model.softmax.b is not None
+        return self._model.softmax.b
+
+    def run(self, num_steps: int) -> None:
+        """Take some steps."""
+        for _ in range(num_steps):
+            batch = self._rows.draw()
+            users, items = self._users[batch], self._items[batch]
+            drawn = self._items[torch.randint(len(self._items), (self._setting.num_sampled,))]
+            loss = self._model(users, items, drawn, self._shift)
+            if self._setting.shrinkage:
+                v, w = self._model.v(users), self._model.softmax.w(torch.cat([items, drawn]))
+                squares = (v**2).sum() + (w**2).sum()
+                loss = loss + self._setting.shrinkage * squares / len(items)
+            self._optimizer.zero_grad()
+            loss.backward()
+            self._optimizer.step()
+
+    def tables(self) -> Any:
+        """Tables v, w and b as they are now."""
+        from benchmarks.two_sided_quality import Tables
+
+        v, w, b = self._model.v, self._model.softmax.w, self._bias()
+        return Tables(*(x.weight.detach().numpy() for x in (v, w)), b.weight.detach().numpy()[:, 0])

@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions.distribution import MaskedDistribution
 from numpyro.distributions.transforms import Transform
-from numpyro.handlers import infer_config
+from numpyro.handlers import infer_config, substitute
 from numpyro.infer import util as infer_util
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.util import helpful_support_errors
@@ -55,6 +55,23 @@ def open_handlers() -> list[Messenger]:
 def open_plates() -> list[numpyro.plate]:
     """The plates that are open, the outermost first; ``scope`` does not rename them."""
     return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
+
+
+def is_substituted(name: str) -> bool:
+    """Whether a handler ``substitute`` that is open, or ``Predictive``, has a value for a site.
+
+    ``Predictive`` hands its samples over by a function of its own, which has a name alone to be
+    told by; functions of others, such as those that find start values, are none of these.
+    """
+    for handler in open_handlers():
+        if not isinstance(handler, substitute):
+            continue
+        of_predictive = (
+            getattr(handler.substitute_fn, "__name__", "") == "_samples_wo_deterministic"
+        )
+        if name in (handler.data or {}) or of_predictive:
+            return True
+    return False
 
 
 def is_scan_open() -> bool:

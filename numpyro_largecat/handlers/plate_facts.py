@@ -12,7 +12,7 @@ from jax import Array
 from numpyro_largecat.handlers.internals import apply_stack
 
 # Where the rows of a plate come from.
-Source = Literal["all classes", "all rows", "given rows", "drawn classes"]
+Source = Literal["all classes", "all rows", "given rows", "read rows", "drawn classes"]
 Message = dict[str, Any]  # NumPyro's message of one statement, or a site of a trace
 
 _KEY = "numpyro_largecat"  # of what we put into the "kwargs" of a message
@@ -34,6 +34,7 @@ class PlateFacts:
         labels: The classes, or entities, that a plate was asked for, as one axis; None if none
             were.
         row_ids: The ids that a data plate was given, shape (M,); None if it was given none.
+        stands_for: Of an entity plate, the ids of the whole data for each id of the minibatch.
     """
 
     kind: Literal["classes", "entities", "data", "plain"] = "plain"
@@ -43,6 +44,7 @@ class PlateFacts:
     repeats: bool = False
     labels: Array | None = None
     row_ids: Array | None = None
+    stands_for: float | None = None
 
 
 _PLAIN = PlateFacts()

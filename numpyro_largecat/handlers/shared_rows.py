@@ -118,9 +118,9 @@ class share_rows(Messenger):
         name, (size, subsample_size) = msg["name"], msg["args"]
         request = rows_request(msg)
         if request is not None:
-            is_given = request.source == "given rows"
+            is_given = request.source in ("given rows", "read rows")
             if name in self.touched.helpers and (is_given or msg["value"] is None):
-                if is_given:  # by the user, as a new array in each run
+                if request.source == "given rows":  # by the user, as a new array in each run
                     self._compare(plate_of(msg), msg["value"])
                 msg["value"] = self.touched.helpers[name]
         elif plate_facts(msg).kind != "plain":  # it follows its helper site

@@ -11,8 +11,16 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, check_integers, check_kind
+from numpyro_largecat._checks import (
+    BadDataError,
+    check_count,
+    check_integers,
+    check_kind,
+    is_concrete,
+)
+from numpyro_largecat.handlers.internals import is_substituted
 from numpyro_largecat.handlers.plate_facts import PlateFacts, RowsReply, ask_for_rows
+from numpyro_largecat.handlers.sites import is_latent
 from numpyro_largecat.plates.entity_counts import NO_ENTITY, EntityCounts, check_entities
 from numpyro_largecat.plates.entity_subset import (
     EntitySubset,
@@ -96,7 +104,9 @@ class entity_plate(indexed_plate):
             is_distinct=is_chosen,
             row_weights=None if given is None or is_chosen else self.entities.weights,
             labels=None if given is None else _as_labels(given),
+            stands_for=None if given is None else _ratio(given, counts),
         )
+        self._is_own = not (facts.is_full or is_chosen or reply.is_shared)
         rows = self.entities.indices
         super().__init__(name, size, rows, dim, is_shared=reply.is_shared, facts=facts)
 
@@ -104,6 +114,18 @@ class entity_plate(indexed_plate):
         """Open the plate and return its ``EntitySubset``."""
         super().__enter__()
         return self.entities
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        """Also refuse values from elsewhere, whose rows are those of no known entities."""
+        super().postprocess_message(msg)
+        if self._is_own and is_latent(msg) and is_substituted(msg["name"]):
+            raise ValueError(
+                f"site '{msg['name']}' inside plate '{self.name}' gets its value from a handler, "
+                "such as `Predictive`, that does not know which entities the plate holds. Predict "
+                "by `lc.Fitted`; or run guide and model with a full plate, "
+                f"`lc.entity_plate('{self.name}', {self.size})`, which `rows_of` reads by the same "
+                "ids."
+            )
 
 
 def _choose_entities(
@@ -115,7 +137,9 @@ def _choose_entities(
         reply = ask_for_rows(name, size, entities.indices, source="all classes")
     else:
         entities = entities_of_ids(name, size, ids, counts, None)
-        reply = ask_for_rows(name, size, entities.indices, source="given rows")
+        reply = ask_for_rows(name, size, entities.indices, source="read rows")
+        if not reply.request.is_read:
+            _check_counted(name, entities)
         if reply.request.also is not None:
             entities = entities_of_ids(name, size, ids, counts, reply.request.also)
     if reply.request.is_chosen:
@@ -141,6 +165,24 @@ def _checked(
     if sum(np.size(given) for given in own) == 0:
         raise ValueError(f"`ids` of plate '{name}' must not be empty.")
     return [known_ids(given) for given in own]
+
+
+def _check_counted(name: str, entities: EntitySubset) -> None:
+    """Refuse entities that no observation was counted for; tracers pass."""
+    if is_concrete(entities.weights):
+        weights = np.asarray(entities.weights)
+        if np.isnan(weights).any():
+            unknown = np.asarray(entities.indices)[np.isnan(weights)]
+            raise BadDataError(
+                f"`counts` of plate '{name}' must count the ids of all observations, those of "
+                f"each minibatch too; {len(unknown)} entities have no count, {unknown[0]} for one."
+            )
+
+
+def _ratio(ids: list[Array], counts: EntityCounts | None) -> float:
+    """Ids of the whole data for each id of the minibatch, N / B."""
+    assert counts is not None
+    return counts.num_ids / sum(given.size for given in ids)
 
 
 def _as_labels(ids: list[Array]) -> Array:

@@ -21,7 +21,7 @@ from numpyro_largecat.plates.entity_counts import NO_ENTITY, EntityCounts, check
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("indices", "weights", "known"),
-    meta_fields=("name", "size"),
+    meta_fields=("name", "size", "is_chosen"),
 )
 @dataclass(frozen=True)
 class EntitySubset:
@@ -35,6 +35,7 @@ class EntitySubset:
             and for rows that a handler chose.
         name: Name of the plate.
         size: Number of entities U.
+        is_chosen: Whether a handler chose the rows, which stand for no others.
 
     Example:
         >>> import jax.numpy as jnp
@@ -48,6 +49,7 @@ class EntitySubset:
     known: Array | None
     name: str
     size: int
+    is_chosen: bool = False
 
     def rows_of(self, values: Array, ids: ArrayLike, axis: int = 0) -> Array:
         """The rows of ``values`` that belong to ``ids``, in training as in prediction.
@@ -80,7 +82,7 @@ class EntitySubset:
         check_shape("`values`", values, wanted, need)
         check_integers("ids", ids)
         check_entities("`ids`", ids, self.size)
-        if self.known is None and num_rows != self.size:
+        if self.is_chosen:
             raise NotImplementedError(
                 f"plate '{self.name}' holds rows that a handler chose, not those of `ids`."
             )
@@ -90,7 +92,10 @@ class EntitySubset:
 def known_ids(ids: ArrayLike) -> Array:
     """Ids as int32; what is neither an entity nor -1 is out of range."""
     own = as_ids(ids)  # which makes -1 of what int32 cannot hold
-    return jnp.where((own == NO_ENTITY) & (jnp.asarray(ids) != NO_ENTITY), NO_ENTITY - 1, own)
+    given = jnp.asarray(ids)
+    may_be_none = not jnp.issubdtype(given.dtype, jnp.unsignedinteger)
+    is_none = (given == NO_ENTITY) if may_be_none else jnp.zeros(given.shape, bool)
+    return jnp.where((own == NO_ENTITY) & ~is_none, NO_ENTITY - 1, own)
 
 
 @partial(jax.jit, static_argnames=("size", "axis"))
@@ -143,4 +148,4 @@ def all_entities(name: str, size: int) -> EntitySubset:
 
 def chosen_entities(name: str, size: int, rows: Array) -> EntitySubset:
     """The entities that a handler chose, which stand for no others."""
-    return EntitySubset(rows, jnp.ones(rows.shape), None, name, size)
+    return EntitySubset(rows, jnp.ones(rows.shape), None, name, size, is_chosen=True)

@@ -12,12 +12,12 @@ from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import (
     BadDataError,
-    as_ids,
     check_integers,
     check_shape,
     is_concrete,
     refuse_entries,
 )
+from numpyro_largecat.plates.entity_subset import known_ids
 
 NO_CLASS = -1  # in lists of classes, where an observation has less than others
 
@@ -71,7 +71,7 @@ def eligible_classes(
             bad = (own < NO_CLASS) | (own >= num_categories)
             wanted = f"classes, integers in [0, {num_categories}), or -1 for none"
             refuse_entries(f"`{name}`", own, bad, wanted, error=BadDataError)
-        return as_ids(lists)
+        return known_ids(lists)
 
     return EligibleClasses(checked("exclude", exclude), checked("among", among))
 

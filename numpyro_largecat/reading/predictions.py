@@ -136,7 +136,7 @@ def _top_over_draws(
         return _log_probs(utilities, utilities.of_all_classes(key), tried)
 
     log_probs = jax.nn.logsumexp(lax.map(of_draw, keys), axis=0) - jnp.log(len(keys))
-    log_probs = jnp.where(mean_softmax == -jnp.inf, mean_softmax, log_probs)
+    log_probs = jnp.where(jnp.isfinite(mean_softmax), log_probs, mean_softmax)
     best, place = lax.top_k(log_probs, num_top)
     return _known_classes(jnp.take_along_axis(tried, place, axis=-1), best)
 

@@ -23,6 +23,7 @@ from numpyro_largecat.handlers.sites import (
     is_continuous_latent,
     is_latent,
     is_observed,
+    of_type,
     plates_of,
 )
 from numpyro_largecat.plates.row_subset import refuse_repeated_rows
@@ -56,9 +57,11 @@ def labels_of(sites: Sites) -> GivenLabels:
     """Find the labels in a trace of a model.
 
     Raises:
-        ValueError: If a site has utilities of a subset of the classes, and no ``classes``.
+        ValueError: If a site has utilities of a subset of the classes, and no ``classes``, or an
+            entity plate has counts of other data than the data plate's.
     """
     found = GivenLabels({}, {})
+    _check_counts(sites)
     for name, site in sites.items():
         facts = plate_facts(site)
         if facts.labels is not None:
@@ -75,6 +78,34 @@ def labels_of(sites: Sites) -> GivenLabels:
         elif is_observed(site):
             _look_at_observed(name, site, sites, found)
     return found
+
+
+def _check_counts(sites: Sites) -> None:
+    """Refuse counts of entities that are not those of as many observations as the data has."""
+    plates = of_type("plate", sites)
+    ratios = {
+        name: site["args"][0] / site["value"].shape[0]
+        for name, site in plates.items()
+        if plate_facts(site).kind == "data" or _is_plain_part(site)
+    }
+    for name, site in plates.items():
+        known = plate_facts(site).stands_for
+        if known is None or not ratios:
+            continue
+        if not any(abs(known - ratio) <= 1e-6 * ratio for ratio in ratios.values()):
+            data, ratio = next(iter(ratios.items()))
+            raise ValueError(
+                f"`counts` of plate '{name}' must be of all observations: they have {known:.6g} "
+                f"ids for each of the minibatch, and plate '{data}' has {ratio:.6g} rows for each. "
+                "Count the same arrays that the model reads, those of the training data alone, "
+                "`lc.EntityCounts.of(size, *all_ids)`."
+            )
+
+
+def _is_plain_part(site: Site) -> bool:
+    """Whether this is NumPyro's own plate with some of its rows."""
+    size, subsample_size = site["args"]
+    return plate_facts(site).kind == "plain" and subsample_size not in (None, size)
 
 
 def _is_latent_inside(site: Site, plate: str) -> bool:

@@ -24,6 +24,7 @@ def unscaled_sites(sites: Sites, batch_size: int) -> dict[str, Array]:
     """
     plates, sampled = of_type("plate", sites), of_type("sample", sites)
     classes = set(row_plates(sites))
+    entities = {name for name in classes if plate_facts(plates[name]).kind == "entities"}
     params = of_type("param", sites).values()
     kept = [plates_of(site) for site in params if param_options(site).update_rule is not None]
     shared = [site for site in sampled.values() if _is_shared(site, classes, batch_size)]
@@ -32,7 +33,7 @@ def unscaled_sites(sites: Sites, batch_size: int) -> dict[str, Array]:
     for name, site in sampled.items():
         around = [f for f in site["cond_indep_stack"] if f.name in plates.keys() - classes]
         subsampled = any(plates[frame.name]["args"][0] != frame.size for frame in around)
-        if not site["is_observed"] or subsampled:
+        if not site["is_observed"] or subsampled or plates_of(site) & entities:
             continue
         if plates_of(site) in kept:
             found[name] = jnp.array(True)

@@ -139,6 +139,8 @@ def test_step_cost_compares_with_torch_where_it_was_measured() -> None:
 def test_two_sided(tmp_path: Path) -> None:
     """Each method and size has times, a peak memory and a set-up, and ours are compared."""
     printed, records = run_quick("two_sided", tmp_path / "out.json")
+    quality = [record for record in records if "seconds" in record["setting"]]
+    records = [record for record in records if record not in quality]
     found = {(r["method"], r["setting"]["K"], r["metric"]): r["value"] for r in records}
     sizes = {("subsampled", 10**3), ("subsampled", 10**4)}
     if not torch_is_missing():
@@ -160,6 +162,9 @@ def test_two_sided(tmp_path: Path) -> None:
     with_torch = set() if torch_is_missing() else {(10**3, "ratio_to_torch")}
     assert ratios == {(10**4, "flat_ratio")} | with_torch
     assert len(found) == len(records) == 5 * len(sizes) + len(ratios)
+    learners = {"subsampled", "popularity"} | (set() if torch_is_missing() else {"torch"})
+    scores = Counter((record["method"], record["metric"]) for record in quality)
+    assert scores == Counter((n, m) for n in learners for m in two_sided.QUALITY_METRICS)
     assert ("PyTorch is not installed" in printed) == torch_is_missing()
 
 

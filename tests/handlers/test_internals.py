@@ -20,7 +20,7 @@ from jax import lax
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions import transforms
 from numpyro.handlers import block, seed, substitute, trace
-from numpyro.infer import init_to_uniform
+from numpyro.infer import Predictive, init_to_uniform
 from numpyro.infer import util as infer_util
 from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 from numpyro.optim import Adam, Minimize, optax_to_numpyro
@@ -272,3 +272,19 @@ def _is_private(name):
 
 def _is_self(node):
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+@pytest.mark.parametrize("give", [Predictive, lambda fn, data: seed(substitute(fn, data=data), 0)])
+def test_samples_of_predictive_are_told_from_start_values(give) -> None:
+    """By the name of the function that hands them over, or by the data of a handler."""
+    found = []
+
+    def looks():
+        found.append(internals.is_substituted("w"))
+        numpyro.sample("w", dist.Normal(0, 1))
+
+    seed(AutoNormal(looks), 0)()
+    assert found and not any(found)
+    run = give(looks, {"w": jnp.zeros(2)})
+    run(jax.random.key(0)) if give is Predictive else run()
+    assert found[-1]

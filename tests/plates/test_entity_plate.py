@@ -128,6 +128,8 @@ def test_rows_that_are_not_there_are_nan() -> None:
     values = jnp.array([1.0, 2.0])
     found = jax.jit(users.rows_of)(values, jnp.array([20, 30, 70, 99, -2]))
     np.testing.assert_array_equal(found, [1, np.nan, 2, np.nan, np.nan])
+    unsigned = jax.jit(users.rows_of)(values, jnp.array([70, 2**32 - 1], jnp.uint32))
+    np.testing.assert_array_equal(unsigned, [2, np.nan])  # whose bits are those of -1
     assert np.isnan(users.rows_of(values, jnp.array([30])))
 
 
@@ -155,11 +157,13 @@ def test_ids_out_of_range_make_the_density_nan_under_jit() -> None:
         assert np.isnan(jax.jit(density)(jnp.array([3, bad])))
 
 
-def test_an_entity_without_a_count_makes_the_density_nan() -> None:
+def test_an_entity_without_a_count_is_refused_and_nan_under_jit() -> None:
     """It is in no observation that was counted, so nothing says how much it weighs."""
     counts = lc.EntityCounts.of(U, np.array([1, 2]))
-    users = lc.entity_plate("users", U, np.array([1, 5]), counts).entities
-    np.testing.assert_array_equal(users.weights, [1, np.nan])
+    with pytest.raises(ValueError, match=r"plate 'users' must count.*1 entities have no count, 5"):
+        lc.entity_plate("users", U, np.array([1, 5]), counts)
+    found = jax.jit(lambda ids: lc.entity_plate("users", U, ids, counts).entities.weights)
+    np.testing.assert_array_equal(found(np.array([1, 5])), [1, np.nan])
 
 
 @pytest.mark.parametrize(
@@ -190,6 +194,13 @@ def test_values_of_other_rows_are_refused() -> None:
     users = lc.entity_plate("users", 99, np.array([70, 20]), COUNTS).entities
     with pytest.raises(ValueError, match=r"`values` must.*plate 'users' on axis 0.*\(99, 2\)"):
         users.rows_of(jnp.zeros((99, 2)), np.array([70]))
+
+
+def test_rows_that_a_handler_chose_are_not_read_by_id() -> None:
+    with lc.plates.class_chunk(name="users", start=3, size=U):
+        users = lc.entity_plate("users", U, USERS[:3], lc.EntityCounts.of(U, USERS)).entities
+    with pytest.raises(NotImplementedError, match="plate 'users' holds rows that a handler chose"):
+        users.rows_of(jnp.zeros(U), USERS[:3])
 
 
 def test_weights_are_on_the_dimension_of_the_plate() -> None:

@@ -116,6 +116,17 @@ def test_lists_are_taken_under_jit_and_in_a_loop_over_users() -> None:
     np.testing.assert_array_equal(np.delete(found, 3, 0), np.delete(wanted, 3, 0))
 
 
+@pytest.mark.parametrize("options", [{}, {"rng_key": jax.random.key(1), "num_draws": 2}])
+def test_an_integral_does_not_hide_a_bad_list(options) -> None:
+    """Of errors whose probabilities are integrals: NaN too, and of no class."""
+    bad = HAS.copy()
+    bad[3, 4] = K
+    fit = fitted("logistic")
+    top = jax.jit(lambda has: fit.on(X).top_classes(2, exclude=has, **options))(bad)
+    assert (top.classes[3] == -1).all() and np.isnan(top.log_probs[3]).all()
+    assert (np.delete(top.classes, 3, 0) >= 0).all()
+
+
 @pytest.mark.parametrize(
     "lists, error, message",
     [

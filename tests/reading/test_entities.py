@@ -75,6 +75,19 @@ def test_likelihood_over_draws_is_that_of_numpy_at_the_same_draws() -> None:
     np.testing.assert_allclose(shown["log_likelihood"]["y"][0], expected, atol=1e-5)
 
 
+def test_arviz_shows_users_by_name_beside_those_of_the_observations() -> None:
+    """Their draws are those that the likelihood is of."""
+    fit, shown = fitted(AutoNormal, chunk_size=5), [3, U - 1]
+    arguments = {"obs": OBS[:6], "num_draws": 2, "rows": {"users": shown}}
+    data = fit.on(USERS[:6], HISTORY[:6]).to_arviz(rng_key=jax.random.key(0), **arguments)
+    every = fit.on(USERS, HISTORY).to_arviz(rng_key=jax.random.key(0), obs=OBS, num_draws=2)
+    v = data["posterior"]["v"]
+    assert v.shape == (1, 2, 2, D) and v["users"].values.tolist() == shown
+    found, wanted = (fit_of["log_likelihood"]["y"].values for fit_of in (data, every))
+    assert found.shape == (1, 2, 6) and np.isfinite(found).all()
+    assert wanted.shape == (1, 2, N)
+
+
 def test_a_user_without_observations_is_read_too() -> None:
     """What its guide holds is up to how that was initialised."""
     users, history = np.array([U - 1]), np.full((1, 4), -1)

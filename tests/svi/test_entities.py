@@ -12,8 +12,8 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from numpyro.infer import TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
 
@@ -51,6 +51,69 @@ def test_random_effects_have_the_posterior_in_closed_form() -> None:
     np.testing.assert_allclose(scale[:7], precision**-0.5, rtol=0.08)
     assert (np.abs(loc[:7] - mean) < 0.1 * precision**-0.5).all()
     assert scale[7] == before["v_auto_scale"][7]
+
+
+def observed_groups(groups, counts, x=None, rows=None, features=None):
+    """Groups of which a feature is observed too."""
+    with lc.entity_plate("groups", 8, groups, counts) as read:
+        v = numpyro.sample("v", dist.Normal(0, 1))
+        if features is not None:
+            numpyro.sample("f", dist.Normal(v, 1), obs=jnp.asarray(features)[read.indices])
+    with lc.data_plate("data", 40, rows):
+        numpyro.sample("x", dist.Normal(read.rows_of(v, groups), 0.5), obs=x)
+
+
+GROUPS = np.resize(np.arange(8), 40)
+
+
+@pytest.mark.parametrize(
+    "counted",
+    [np.tile(GROUPS, 3), np.append(GROUPS, GROUPS[:7]), np.stack([GROUPS, GROUPS], 1)],
+    ids=["three times", "held out too", "two arrays"],
+)
+def test_counts_of_other_data_are_refused(counted) -> None:
+    """Or of more arrays than the model reads: priors would have other weights."""
+    counts = lc.EntityCounts.of(8, counted)
+    guide = AutoNormal(observed_groups)
+    svi = lc.SubsampledSVI(observed_groups, guide, optax.adam(0.1), TraceMeanField_ELBO())
+    rows = np.arange(10)
+    with pytest.raises(ValueError, match=r"`counts` of plate 'groups' must be of all observations"):
+        svi.init(jax.random.key(0), GROUPS[:10], counts, np.zeros(10), rows)
+
+
+def test_what_is_observed_of_entities_weighs_as_their_prior() -> None:
+    """In no data plate, and over a pass as much as the whole."""
+    counts = lc.EntityCounts.of(8, GROUPS)
+    x, features = np.linspace(-1, 1, 40), np.linspace(0, 2, 8)
+    model = lambda groups, x, rows: observed_groups(groups, counts, x, rows, features)  # noqa: E731
+    svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
+    batches = lc.ArrayBatches(GROUPS, x, batch_size=10)
+    svi.run(jax.random.key(0), 2, batches=batches, progress_bar=False)
+    order = np.random.default_rng(0).permutation(40).reshape(4, 10)
+    state = svi.init(jax.random.key(0), GROUPS[:10], x[:10], np.arange(10))
+    evaluate = jax.jit(svi.evaluate)
+    losses = [evaluate(state, GROUPS[rows], x[rows], rows) for rows in order]
+    v = np.asarray(svi.get_params(state)["v_auto_loc"])
+    whole = dist.Normal(0, 1).log_prob(v).sum() + dist.Normal(v, 1).log_prob(features).sum()
+    whole += dist.Normal(v[GROUPS], 0.5).log_prob(x).sum()
+    np.testing.assert_allclose(np.mean(losses), -whole, rtol=1e-5)
+
+
+def test_predictive_needs_a_full_plate() -> None:
+    """It gives a model values without the rows that they are of."""
+    counts = lc.EntityCounts.of(8, GROUPS)
+    table = jnp.arange(8.0)
+    with_ids = Predictive(observed_groups, {"v": table[None, :3]}, batch_ndims=1)
+    with pytest.raises(ValueError, match=r"site 'v'.*gets its value from a handler.*full plate"):
+        with_ids(jax.random.key(0), GROUPS[:3], counts, rows=np.arange(3))
+
+    def with_all(groups):
+        with lc.entity_plate("groups", 8) as read:
+            v = numpyro.sample("v", dist.Normal(0, 1))
+        numpyro.deterministic("mean", read.rows_of(v, groups))
+
+    found = Predictive(with_all, {"v": table[None]}, batch_ndims=1)(jax.random.key(0), GROUPS[3:9])
+    np.testing.assert_array_equal(found["mean"][0], GROUPS[3:9])
 
 
 def two_sided(users, counts, y, rows, num_categories):
