@@ -51,7 +51,7 @@ class Setting(NamedTuple):
 
 SETTINGS = {
     "subsampled": Setting(0.01, 500, 100, 1.0),
-    "torch": Setting(0.003, 1000, 200, 0.01),
+    "torch": Setting(0.003, 1000, 200, 0.03),
 }
 TRIED = {
     "subsampled": [
@@ -61,7 +61,7 @@ TRIED = {
     "torch": [
         Setting(rate, 1000, 200, l2)
         for rate in (0.001, 0.003, 0.01)
-        for l2 in (0.0, 0.003, 0.01, 0.03)
+        for l2 in (0.0, 0.01, 0.03, 0.1)
     ],
 }
 
