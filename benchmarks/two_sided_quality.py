@@ -28,7 +28,8 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
 from benchmarks.readers import find_file
-from benchmarks.readers.interactions import Interactions, lists_of_users, read_interactions
+from benchmarks.readers.interactions import Interactions, read_interactions
+from numpyro_largecat.data import padded_lists
 
 NUM_FEATURES = 32
 START = 0.1  # standard deviation of the embeddings where they start
@@ -216,9 +217,9 @@ def make_method(name: str, problem: Problem, setting: Setting) -> Method:
 def score_tables(tables: Tables, problem: Problem) -> Scores:
     """Scores by matrix products in NumPy, the same for every method."""
     has, wanted = (
-        lists_of_users(pairs, problem.num_users) for pairs in (problem.train, problem.scored)
+        padded_lists(*pairs, problem.num_users) for pairs in (problem.train, problem.scored)
     )
-    users = np.flatnonzero(wanted[:, 0] >= 0)
+    users = np.flatnonzero((wanted >= 0).any(axis=1))
     users = np.random.default_rng(1).permutation(users)[:SCORED_USERS]
     found = [
         _score_users(tables, users[i : i + USERS_TOGETHER], has, wanted)

@@ -161,7 +161,13 @@ def as_positive(
 
 def check_integers(name: str, values: Any) -> None:
     """Raise TypeError unless ``values`` has an integer dtype."""
-    dtype = values.dtype if isinstance(values, jax.Array) else np.asarray(values).dtype
+    try:
+        dtype = values.dtype if isinstance(values, jax.Array) else np.asarray(values).dtype
+    except ValueError as error:  # from NumPy, of lists of different lengths
+        raise ValueError(
+            f"`{name}` must be an array, of rows of one length; got {describe(values)}. Pad "
+            "shorter rows where -1 stands for none, see `lc.data.padded_lists`."
+        ) from error
     if not jnp.issubdtype(dtype, jnp.integer):
         raise TypeError(
             f"`{name}` must be integers; got dtype {dtype}. "

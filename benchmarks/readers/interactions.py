@@ -38,13 +38,3 @@ def read_interactions(path: str | PathLike[str]) -> Interactions:
                 items.append(own[1:])
     none = np.zeros(0, np.int32)
     return Interactions(np.concatenate([none, *users]), np.concatenate([none, *items]))
-
-
-def lists_of_users(pairs: Interactions, num_users: int) -> NDArray[np.int32]:
-    """The items of each user, (U, R), padded with -1."""
-    order = np.argsort(pairs.users, kind="stable")
-    users, items = pairs.users[order], pairs.items[order]
-    counts = np.bincount(users, minlength=num_users)
-    lists = np.full((num_users, counts.max(initial=0)), -1, np.int32)
-    lists[users, np.arange(len(users)) - (np.cumsum(counts) - counts)[users]] = items
-    return lists

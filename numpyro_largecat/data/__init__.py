@@ -8,9 +8,11 @@ from numpyro_largecat.data.corpus_files import (
     read_vocabulary,
 )
 from numpyro_largecat.data.extreme_classification import read_xml_classification
+from numpyro_largecat.data.padded_lists import padded_lists
 
 __all__ = [
     "Corpus",
+    "padded_lists",
     "read_lda_c",
     "read_uci_bag_of_words",
     "read_vocabulary",

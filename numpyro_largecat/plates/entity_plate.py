@@ -53,7 +53,7 @@ class entity_plate(indexed_plate):
     **Entities without observations** are never touched: their guide stays as it was initialised,
     not at the prior. Fold them in by their first rows, see the page on entities.
 
-    Without ``ids`` the plate is full: all entities in order, weight 1.
+    Without ``ids`` the plate is full: all entities in order, weight 1, as MCMC needs them.
 
     Shapes: the plate has M = min(number of ids, U) rows, of which repeated ids leave some padded,
     with weight 0.

@@ -64,8 +64,8 @@ def eligible_classes(
         if lists is None:
             return None
         check_integers(name, lists)
-        shape, need = np.shape(lists), "a list of classes for each observation, padded with -1"
-        check_shape(f"`{name}`", lists, (*batch_shape, shape[-1] if shape else 0), need)
+        need = "a list of classes for each observation, padded with -1"
+        check_shape(f"`{name}`", lists, (*batch_shape, "R"), need)
         if is_concrete(lists):
             own = np.asarray(lists)
             bad = (own < NO_CLASS) | (own >= num_categories)

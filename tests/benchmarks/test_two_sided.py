@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import two_sided_quality as quality
-from benchmarks.readers.interactions import Interactions, lists_of_users, read_interactions
+from benchmarks.readers.interactions import Interactions, read_interactions
 
 
 def test_interactions_are_read_as_pairs(tmp_path: Path) -> None:
@@ -22,7 +22,6 @@ def test_interactions_are_read_as_pairs(tmp_path: Path) -> None:
     for path in (plain, packed):
         pairs = read_interactions(path)
         assert pairs.users.tolist() == [0, 0, 1] and pairs.items.tolist() == [5, 7, 5]
-    assert lists_of_users(pairs, 3).tolist() == [[5, 7], [5, -1], [-1, -1]]
 
 
 @pytest.mark.parametrize("bad", [b"0 -1", b"0 1.5", b"a 1", b"0 99999999999"])
