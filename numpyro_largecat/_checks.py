@@ -15,6 +15,7 @@ import numpy as np
 CHECKED_AT_ONCE = 2**20  # entries of an array
 DEFAULT_ACTIVE = 8  # topics or components: next to dense for most data
 MOST = 2**31 - 1  # largest int32: ids, and so the sizes of plates, are of this type
+NO_ID = -1  # in arrays of ids, where a row has fewer than others
 
 
 class BadDataError(ValueError):
@@ -212,6 +213,14 @@ def as_ids(values: Any) -> jax.Array:
     return jnp.asarray(values, jnp.promote_types(values.dtype, jnp.int32))
 
 
+def as_ids_or_none(values: Any) -> jax.Array:
+    """Ids as int32, where -1 stands for none; what int32 cannot hold becomes -2."""
+    own, given = as_ids(values), jnp.asarray(values)
+    may_be_none = not jnp.issubdtype(given.dtype, jnp.unsignedinteger)
+    is_none = (given == NO_ID) if may_be_none else jnp.zeros(given.shape, bool)
+    return jnp.where((own == NO_ID) & ~is_none, NO_ID - 1, own)
+
+
 def check_no_overflow(named_values: Iterable[tuple[str, Any]]) -> None:
     """Raise BadDataError at the first NumPy array of integers that JAX's would not hold.
 
@@ -241,6 +250,14 @@ def check_in_range(name: str, values: Any, size: int, meaning: str) -> None:
     array = np.asarray(values)
     bad, need = (array < 0) | (array >= size), f"{meaning}, integers in [0, {size})"
     refuse_entries(name, array, bad, need, error=BadDataError)
+
+
+def check_ids_or_none(name: str, values: Any, size: int, meaning: str) -> None:
+    """Raise BadDataError at the first of ``values`` outside [0, size) but -1; tracers pass."""
+    if is_concrete(values):
+        array = np.asarray(values)
+        need = f"{meaning}, integers in [0, {size}), or -1 for none"
+        refuse_entries(name, array, (array < NO_ID) | (array >= size), need, error=BadDataError)
 
 
 def check_known(name: str, values: Any, known: Any) -> None:

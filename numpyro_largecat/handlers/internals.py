@@ -57,7 +57,7 @@ def open_plates() -> list[numpyro.plate]:
     return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
 
 
-def is_substituted(name: str) -> bool:
+def is_substituted(msg: dict[str, Any]) -> bool:
     """Whether a handler ``substitute`` that is open, or ``Predictive``, has a value for a site.
 
     ``Predictive`` hands its samples over by a function of its own, which has a name alone to be
@@ -66,10 +66,10 @@ def is_substituted(name: str) -> bool:
     for handler in open_handlers():
         if not isinstance(handler, substitute):
             continue
-        of_predictive = (
-            getattr(handler.substitute_fn, "__name__", "") == "_samples_wo_deterministic"
-        )
-        if name in (handler.data or {}) or of_predictive:
+        if msg["name"] in (handler.data or {}):
+            return True
+        fn = handler.substitute_fn
+        if getattr(fn, "__name__", "") == "_samples_wo_deterministic" and fn(msg) is not None:
             return True
     return False
 

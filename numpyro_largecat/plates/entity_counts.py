@@ -14,14 +14,12 @@ from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import (
     MOST,
-    BadDataError,
+    NO_ID,
     check_count,
+    check_ids_or_none,
     check_integers,
     is_concrete,
-    refuse_entries,
 )
-
-NO_ENTITY = -1  # in arrays of ids, where an observation reads less entities than others
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("counts",), meta_fields=("num_ids",))
@@ -83,14 +81,6 @@ def _known_ids(ids: ArrayLike, size: int) -> np.ndarray:
     if not is_concrete(ids):
         raise TypeError("`ids` must be known outside of `jit`: count them once, before the fit.")
     check_integers("ids", ids)
-    check_entities("`ids`", ids, size)
+    check_ids_or_none("`ids`", ids, size, "entities")
     own = np.asarray(ids)
-    return own[own != NO_ENTITY].ravel()
-
-
-def check_entities(name: str, ids: ArrayLike, size: int) -> None:
-    """Raise BadDataError at the first id that is neither an entity nor -1; tracers pass."""
-    if is_concrete(ids):
-        own = np.asarray(ids)
-        need = f"entities, integers in [0, {size}), or -1 for none"
-        refuse_entries(name, own, (own < NO_ENTITY) | (own >= size), need, error=BadDataError)
+    return own[own != NO_ID].ravel()

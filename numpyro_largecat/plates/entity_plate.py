@@ -12,8 +12,11 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import (
+    NO_ID,
     BadDataError,
+    as_ids_or_none,
     check_count,
+    check_ids_or_none,
     check_integers,
     check_kind,
     is_concrete,
@@ -21,13 +24,12 @@ from numpyro_largecat._checks import (
 from numpyro_largecat.handlers.internals import is_substituted
 from numpyro_largecat.handlers.plate_facts import PlateFacts, RowsReply, ask_for_rows
 from numpyro_largecat.handlers.sites import is_latent
-from numpyro_largecat.plates.entity_counts import NO_ENTITY, EntityCounts, check_entities
+from numpyro_largecat.plates.entity_counts import EntityCounts
 from numpyro_largecat.plates.entity_subset import (
     EntitySubset,
     all_entities,
     chosen_entities,
     entities_of_ids,
-    known_ids,
 )
 from numpyro_largecat.plates.indexed_plate import indexed_plate
 
@@ -118,7 +120,7 @@ class entity_plate(indexed_plate):
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Also refuse values from elsewhere, whose rows are those of no known entities."""
         super().postprocess_message(msg)
-        if self._is_own and is_latent(msg) and is_substituted(msg["name"]):
+        if self._is_own and is_latent(msg) and is_substituted(msg):
             raise ValueError(
                 f"site '{msg['name']}' inside plate '{self.name}' gets its value from a handler, "
                 "such as `Predictive`, that does not know which entities the plate holds. Predict "
@@ -154,7 +156,7 @@ def _checked(
     own: list[Any] = list(ids) if isinstance(ids, (tuple, list)) else [ids]
     for given in own:
         check_integers("ids", given)
-        check_entities(f"`ids` of plate '{name}'", given, size)
+        check_ids_or_none(f"`ids` of plate '{name}'", given, size, "entities")
     check_kind("counts", counts, EntityCounts, "lc.EntityCounts.of(size, *all_ids)")
     assert counts is not None
     if counts.counts.shape != (size,):
@@ -164,7 +166,7 @@ def _checked(
         )
     if sum(np.size(given) for given in own) == 0:
         raise ValueError(f"`ids` of plate '{name}' must not be empty.")
-    return [known_ids(given) for given in own]
+    return [as_ids_or_none(given) for given in own]
 
 
 def _check_counted(name: str, entities: EntitySubset) -> None:
@@ -188,4 +190,4 @@ def _ratio(ids: list[Array], counts: EntityCounts | None) -> float:
 def _as_labels(ids: list[Array]) -> Array:
     """All ids as one axis, with entity 0 in the place of none."""
     flat = jnp.concatenate([given.ravel() for given in ids])
-    return jnp.where(flat == NO_ENTITY, 0, flat)
+    return jnp.where(flat == NO_ID, 0, flat)

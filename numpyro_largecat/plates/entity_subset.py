@@ -13,9 +13,15 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import as_ids, check_integers, check_shape
+from numpyro_largecat._checks import (
+    NO_ID,
+    as_ids_or_none,
+    check_ids_or_none,
+    check_integers,
+    check_shape,
+)
 from numpyro_largecat.ops.subsampling import place_among, sorted_distinct
-from numpyro_largecat.plates.entity_counts import NO_ENTITY, EntityCounts, check_entities
+from numpyro_largecat.plates.entity_counts import EntityCounts
 
 
 @partial(
@@ -54,7 +60,9 @@ class EntitySubset:
     def rows_of(self, values: Array, ids: ArrayLike, axis: int = 0) -> Array:
         """The rows of ``values`` that belong to ``ids``, in training as in prediction.
 
-        Shapes: (M, ...) and ids of any shape (...,) to (..., ...). Where an id is -1 the row is 0.
+        Where an id is -1 the row is 0. Where the plate was not given the id it is NaN.
+
+        Shapes: (M, ...) and ids of any shape (...,) to (..., ...).
 
         Cost: O(size of the result), and O(sqrt(M)) for each id.
 
@@ -64,10 +72,10 @@ class EntitySubset:
             axis: Axis of ``values`` that has the rows of the plate, 0 or above.
 
         Raises:
-            ValueError: If ``values`` has not M rows on ``axis``, if an id is out of range, or if
-                the plate was not given it. (Under ``jit``, where ids are not known, the row of such
-                an id is NaN.)
+            ValueError: If ``values`` has not M rows on ``axis``, or if an id is out of range.
+                (Under ``jit``, where ids are not known, the row of such an id is NaN.)
             TypeError: If ``ids`` are not integers.
+            NotImplementedError: If a handler chose the rows.
 
         Example:
             >>> import jax.numpy as jnp
@@ -81,21 +89,12 @@ class EntitySubset:
         wanted = (*shape[:axis], num_rows, *shape[axis + 1 :])
         check_shape("`values`", values, wanted, need)
         check_integers("ids", ids)
-        check_entities("`ids`", ids, self.size)
+        check_ids_or_none("`ids`", ids, self.size, "entities")
         if self.is_chosen:
             raise NotImplementedError(
                 f"plate '{self.name}' holds rows that a handler chose, not those of `ids`."
             )
-        return _take_rows(values, self.known, known_ids(ids), self.size, axis)
-
-
-def known_ids(ids: ArrayLike) -> Array:
-    """Ids as int32; what is neither an entity nor -1 is out of range."""
-    own = as_ids(ids)  # which makes -1 of what int32 cannot hold
-    given = jnp.asarray(ids)
-    may_be_none = not jnp.issubdtype(given.dtype, jnp.unsignedinteger)
-    is_none = (given == NO_ENTITY) if may_be_none else jnp.zeros(given.shape, bool)
-    return jnp.where((own == NO_ENTITY) & ~is_none, NO_ENTITY - 1, own)
+        return _take_rows(values, self.known, as_ids_or_none(ids), self.size, axis)
 
 
 @partial(jax.jit, static_argnames=("size", "axis"))
@@ -108,7 +107,7 @@ def _take_rows(values: Array, known: Array | None, ids: Array, size: int, axis: 
         found = known[jnp.minimum(place, num_rows - 1)] == ids
         place = jnp.where(found & (ids < size), place, num_rows)
     rows = jnp.take(values, place, axis=axis, mode="fill")
-    is_none = (ids == NO_ENTITY).reshape(ids.shape + (1,) * (values.ndim - axis - 1))
+    is_none = (ids == NO_ID).reshape(ids.shape + (1,) * (values.ndim - axis - 1))
     return jnp.where(is_none, jnp.zeros((), rows.dtype), rows)
 
 

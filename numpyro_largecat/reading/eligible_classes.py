@@ -6,20 +6,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import (
-    BadDataError,
+    NO_ID,
+    as_ids_or_none,
+    check_ids_or_none,
     check_integers,
     check_shape,
-    is_concrete,
-    refuse_entries,
 )
-from numpyro_largecat.plates.entity_subset import known_ids
-
-NO_CLASS = -1  # in lists of classes, where an observation has less than others
 
 
 class EligibleClasses(NamedTuple):
@@ -66,19 +62,15 @@ def eligible_classes(
         check_integers(name, lists)
         need = "a list of classes for each observation, padded with -1"
         check_shape(f"`{name}`", lists, (*batch_shape, "R"), need)
-        if is_concrete(lists):
-            own = np.asarray(lists)
-            bad = (own < NO_CLASS) | (own >= num_categories)
-            wanted = f"classes, integers in [0, {num_categories}), or -1 for none"
-            refuse_entries(f"`{name}`", own, bad, wanted, error=BadDataError)
-        return known_ids(lists)
+        check_ids_or_none(f"`{name}`", lists, num_categories, "classes")
+        return as_ids_or_none(lists)
 
     return EligibleClasses(checked("exclude", exclude), checked("among", among))
 
 
 def _are_classes(lists: Array, num_categories: int) -> Array:
     """Whether each list holds classes, and -1, alone, (..., 1)."""
-    return ((lists >= NO_CLASS) & (lists < num_categories)).all(axis=-1, keepdims=True)
+    return ((lists >= NO_ID) & (lists < num_categories)).all(axis=-1, keepdims=True)
 
 
 def _places(lists: Array, first: Array, size: int) -> Array:

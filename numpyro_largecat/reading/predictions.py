@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import as_ids, check_in_range, check_integers
+from numpyro_largecat._checks import NO_ID, as_ids, check_in_range, check_integers
 from numpyro_largecat.choices.error_families import GUMBEL
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob
 from numpyro_largecat.ops.noisy_max import draw_gumbel
 from numpyro_largecat.ops.running_top import RunningTop
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
-from numpyro_largecat.reading.eligible_classes import NO_CLASS, EligibleClasses
+from numpyro_largecat.reading.eligible_classes import EligibleClasses
 
 
 class TopClasses(NamedTuple):
@@ -50,7 +50,7 @@ def top_classes(
         top = _known_classes(classes.astype(jnp.int32), jnp.where(jnp.isnan(best), best, log_probs))
     if eligible.are_all:
         return top
-    return top._replace(classes=jnp.where(top.log_probs == -jnp.inf, NO_CLASS, top.classes))
+    return top._replace(classes=jnp.where(top.log_probs == -jnp.inf, NO_ID, top.classes))
 
 
 def log_likelihood(utilities: ChunkedUtilities, labels: Array, keys: Array | None) -> Array:

@@ -280,10 +280,11 @@ def test_samples_of_predictive_are_told_from_start_values(give) -> None:
     found = []
 
     def looks():
-        found.append(internals.is_substituted("w"))
+        found.append(internals.is_substituted({"type": "sample", "name": "w"}))
         numpyro.sample("w", dist.Normal(0, 1))
 
     seed(AutoNormal(looks), 0)()
+    Predictive(looks, num_samples=1)(jax.random.key(0))  # of the prior
     assert found and not any(found)
     run = give(looks, {"w": jnp.zeros(2)})
     run(jax.random.key(0)) if give is Predictive else run()

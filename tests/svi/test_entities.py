@@ -85,7 +85,10 @@ def test_what_is_observed_of_entities_weighs_as_their_prior() -> None:
     """In no data plate, and over a pass as much as the whole."""
     counts = lc.EntityCounts.of(8, GROUPS)
     x, features = np.linspace(-1, 1, 40), np.linspace(0, 2, 8)
-    model = lambda groups, x, rows: observed_groups(groups, counts, x, rows, features)  # noqa: E731
+
+    def model(groups, x, rows):
+        observed_groups(groups, counts, x, rows, features)
+
     svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
     batches = lc.ArrayBatches(GROUPS, x, batch_size=10)
     svi.run(jax.random.key(0), 2, batches=batches, progress_bar=False)
@@ -106,6 +109,8 @@ def test_predictive_needs_a_full_plate() -> None:
     with_ids = Predictive(observed_groups, {"v": table[None, :3]}, batch_ndims=1)
     with pytest.raises(ValueError, match=r"site 'v'.*gets its value from a handler.*full plate"):
         with_ids(jax.random.key(0), GROUPS[:3], counts, rows=np.arange(3))
+    prior = Predictive(observed_groups, num_samples=2)
+    assert prior(jax.random.key(0), GROUPS[:3], counts, rows=np.arange(3))["x"].shape == (2, 3)
 
     def with_all(groups):
         with lc.entity_plate("groups", 8) as read:
