@@ -43,7 +43,7 @@ class hold_rows(Messenger):
             return
         rows = self.rows[plate_of(msg)]
         if rows_request(msg) is not None:
-            choose_rows(msg, rows, is_read=True)
+            choose_rows(msg, rows, is_alone=True)
         elif plate_facts(msg).kind == "plain":
             msg["value"], msg["args"] = rows, (msg["args"][0], rows.shape[0])
             tell_plate_facts(msg, PlateFacts(is_distinct=True))

@@ -33,6 +33,8 @@ class PlateFacts:
         repeats: Whether a row may be there twice, as where each observation has its own classes.
         labels: The classes, or entities, that a plate was asked for, as one axis; None if none
             were.
+        reads: The classes that a class plate reads by id, as one axis, -1 for none; None if none
+            were given.
         row_ids: The ids that a data plate was given, shape (M,); None if it was given none.
         stands_for: Of an entity plate, the ids of the whole data for each id of the minibatch.
     """
@@ -43,6 +45,7 @@ class PlateFacts:
     row_weights: Array | None = None
     repeats: bool = False
     labels: Array | None = None
+    reads: Array | None = None
     row_ids: Array | None = None
     stands_for: float | None = None
 
@@ -85,12 +88,14 @@ class RowsRequest:
         source: What the plate holds if no handler says otherwise: all rows in order of a class
             plate or of a data plate, rows with the ids of the user, or classes that it draws.
         is_chosen: Whether a handler gave the rows, which stand for no others.
+        is_alone: Whether the plate holds those rows alone, without others that the model reads.
         is_read: Whether rows are only read, as predictions do: log densities mean nothing.
         also: Classes to hold besides those of the labels, where classes are only read.
     """
 
     source: Source
     is_chosen: bool = False
+    is_alone: bool = False
     is_read: bool = False
     also: Array | None = None
 
@@ -110,16 +115,26 @@ def rows_request(msg: Message) -> RowsRequest | None:
     return request if isinstance(request, RowsRequest) else None
 
 
-def choose_rows(msg: Message, rows: Array, *, is_read: bool = False) -> None:
-    """Answer the helper site of a plate with the rows that it holds, which stand for no others."""
+def choose_rows(msg: Message, rows: Array, *, is_alone: bool = False) -> None:
+    """Answer the helper site of a plate with the rows that it holds, which stand for no others.
+
+    With ``is_alone`` they are only read, and no others are.
+    """
     request = msg["kwargs"][_KEY]
     msg["value"] = rows
-    msg["kwargs"][_KEY] = replace(request, is_chosen=True, is_read=is_read or request.is_read)
+    msg["kwargs"][_KEY] = replace(
+        request, is_chosen=True, is_alone=is_alone, is_read=is_alone or request.is_read
+    )
 
 
 def only_read_rows(msg: Message, also: Array | None) -> None:
     """Tell the plate of a helper site that its rows are only read, those of ``also`` too."""
     msg["kwargs"][_KEY] = replace(msg["kwargs"][_KEY], is_read=True, also=also)
+
+
+def helper_of(plate: str) -> str:
+    """Name of the helper site of a plate."""
+    return plate + _HELPER
 
 
 def plate_of(msg: Message) -> str:
@@ -156,7 +171,7 @@ def ask_for_rows(
     msg: Message = {
         "type": "plate",
         "fn": fn,
-        "name": plate + _HELPER,
+        "name": helper_of(plate),
         "args": (size, None if value is None else value.shape[0]),
         "kwargs": {"rng_key": None, _KEY: RowsRequest(source)},
         "value": value,

@@ -20,7 +20,8 @@ class class_chunk(Messenger):
     Everything in that plate then has rows for these classes alone, with weight 1 and no sampling,
     whatever labels and ``num_sampled`` the plate has: evaluated chunk by chunk this visits all K
     classes in bounded memory. Rows past the last class repeat it with weight 0. ``start=0`` and
-    ``size=num_categories`` gives all classes at once.
+    ``size=num_categories`` gives all classes at once. Classes that the model reads by id come after
+    those of the chunk, with weight 0.
 
     Cost: O(size).
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import as_ids, check_count
-from numpyro_largecat.handlers.plate_facts import PlateFacts, ask_for_rows
+from numpyro_largecat.handlers.plate_facts import PlateFacts, RowsReply, ask_for_rows
 from numpyro_largecat.handlers.sites import is_latent
 from numpyro_largecat.ops.subsampling import sorted_distinct
 from numpyro_largecat.plates.class_proposal import ClassProposal, draw_others
@@ -27,6 +29,7 @@ from numpyro_largecat.plates.class_subset import (
     shared_subset,
 )
 from numpyro_largecat.plates.indexed_plate import indexed_plate
+from numpyro_largecat.plates.read_classes import checked_reads, with_read_rows
 from numpyro_largecat.plates.uniform_classes import DrawnClasses, draw_per_observation
 
 
@@ -52,10 +55,12 @@ class class_plate(indexed_plate):
     time: index tables by ``indices``, and let utilities depend on their own class's rows and on
     sites outside.
 
-    **Read by id.** Users, or the items of a history, belong in an ``entity_plate``. Of a class
-    plate other than that of the choice, ``v[plate.place(ids)]`` with ``labels=ids`` reads the rows
-    of its labels. In predictions it holds these alone, or without labels all classes, so there a
-    weighted sum over it is NaN with labels and exact without.
+    **Read by id.** One table may be scored against and read, as the words of a history are by tied
+    embeddings: with ``reads=history`` the plate also holds these classes, and
+    ``words.rows_of(w, history)`` are their rows. Only read, a class is no alternative of the
+    choice: utilities are those of ``words.scored(w)``, the rows without it. Its prior and KL terms
+    have weight 1, and a drawn class stands for those that are not read, so the sums stay unbiased.
+    (Users, who are no classes, belong in an ``entity_plate``.)
 
     **Other draws.** A ``proposal`` replaces the uniform draw: ``FrequencyProposal`` draws by
     frequency, ``HeadProposal`` always takes the most frequent classes, and an object of your own
@@ -73,13 +78,14 @@ class class_plate(indexed_plate):
     the plate. A place or a sum over the plate is one over the classes of the step: for a reference
     class write ``jnp.where(classes.indices == 0, 0, b)``, not ``b.at[0].set(0)``.
 
-    Shapes: the plate has M = min(B, K) + S rows, B the number of labels. Repeated labels leave
-    padded rows, which have weight 0 and repeat a valid class; nothing is written to them. With a
-    ``proposal`` S is the number of classes that it returns, H more for a head of H. With
-    ``per_observation`` the plate has M = B (1 + S) rows, in which a class may be several times.
+    Shapes: the plate has M = min(B, K) + S rows, B the number of labels, and min(R, K) more for R
+    ids that are read. Repeated labels leave padded rows, which have weight 0 and repeat a valid
+    class; nothing is written to them. With a ``proposal`` S is the number of classes that it
+    returns, H more for a head of H. With ``per_observation`` the plate has M = B (1 + S) rows, in
+    which a class may be several times.
 
-    Cost: O(S sqrt(B) + B log B) time and O(S + B) memory, whatever ``num_categories``; a proposal
-    says its own. With ``per_observation`` O(B S) time and O(B S) memory.
+    Cost: O(S sqrt(B) + B log B) time and O(S + B) memory, whatever ``num_categories``, and as much
+    for R as for B; a proposal says its own. With ``per_observation`` O(B S) time and O(B S) memory.
 
     Args:
         name: Name of the plate.
@@ -90,6 +96,8 @@ class class_plate(indexed_plate):
         num_sampled: Number of other classes S, a Python int in [1, K - 1] (K without labels).
         proposal: How to draw the other classes, an object with the method of ``ClassProposal``.
             None draws uniformly. Not used where ``num_sampled`` is left out.
+        reads: Classes that are read by id, integers in [0, K), or -1 for none: an array, or a tuple
+            of arrays, of any shapes. A guide that opens the plate itself needs them too.
         per_observation: Whether each observation draws classes of its own.
         dim: Batch dimension of the plate, negative; the rightmost free one by default.
 
@@ -97,8 +105,8 @@ class class_plate(indexed_plate):
         TypeError: If ``labels`` are not integers, a count is not a Python int, or ``proposal`` has
             no method ``draw``.
         ValueError: If a count or a label is out of range, if the guide opened a plate of the same
-            name that holds other rows, or if ``per_observation`` comes with a ``proposal``, without
-            labels or with labels of several axes.
+            name that holds other rows, or if ``per_observation`` comes with a ``proposal``, with
+            ``reads``, without labels or with labels of several axes.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro
@@ -123,18 +131,21 @@ class class_plate(indexed_plate):
         num_sampled: int | None = None,
         *,
         proposal: ClassProposal | None = None,
+        reads: ArrayLike | Sequence[ArrayLike] | None = None,
         per_observation: bool = False,
         dim: int | None = None,
     ) -> None:
         num_categories = check_count("num_categories", num_categories, 2)
-        _check_layout(name, labels, proposal, per_observation)
+        _check_layout(name, labels, proposal, reads, per_observation)
         if labels is not None:
             check_labels(name, labels, num_categories)
             labels = jnp.ravel(as_ids(labels))
+        if reads is not None:
+            reads = checked_reads(name, reads, num_categories)
         if num_sampled is not None:
             num_sampled = check_num_sampled(num_sampled, num_categories, labels)
         self.classes, is_shared = _choose_classes(
-            name, num_categories, labels, num_sampled, proposal, per_observation
+            name, num_categories, labels, num_sampled, proposal, reads, per_observation
         )
         is_full = self.classes.kind == "full"
         facts = PlateFacts(
@@ -143,6 +154,7 @@ class class_plate(indexed_plate):
             row_weights=None if is_full else self.classes.row_weights,
             repeats=self.classes.per_observation,
             labels=labels,
+            reads=reads,
         )
         indices = self.classes.indices
         super().__init__(name, num_categories, indices, dim, is_shared=is_shared, facts=facts)
@@ -174,7 +186,11 @@ class class_plate(indexed_plate):
 
 
 def _check_layout(
-    name: str, labels: ArrayLike | None, proposal: ClassProposal | None, per_observation: bool
+    name: str,
+    labels: ArrayLike | None,
+    proposal: ClassProposal | None,
+    reads: Any,
+    per_observation: bool,
 ) -> None:
     if proposal is not None and (isinstance(proposal, type) or not hasattr(proposal, "draw")):
         got = f"the class {proposal.__name__}" if isinstance(proposal, type) else type(proposal)
@@ -186,6 +202,11 @@ def _check_layout(
         raise ValueError(
             f"plate '{name}': with per_observation=True classes are drawn uniformly; leave out "
             f"`proposal`, or share the classes; got {proposal!r}."
+        )
+    if per_observation and reads is not None:
+        raise ValueError(
+            f"plate '{name}': `reads` need classes that all observations share; leave out "
+            "`per_observation`, or read from an entity plate with a table of its own."
         )
     if per_observation and labels is not None and np.ndim(labels) != 1:
         raise ValueError(
@@ -200,6 +221,7 @@ def _choose_classes(
     labels: Array | None,
     num_sampled: int | None,
     proposal: ClassProposal | None,
+    reads: Array | None,
     per_observation: bool,
 ) -> tuple[ClassSubset, bool]:
     """Make the subset, and say whether a handler gave the random part of it."""
@@ -207,8 +229,8 @@ def _choose_classes(
         subset = full_subset(num_categories)
         reply = ask_for_rows(name, num_categories, subset.indices, source="all classes")
         if reply.request.is_chosen:
-            return chunk_subset(reply.value, num_categories), True
-        return subset, reply.is_shared
+            return _chosen_subset(name, reply, num_categories, reads), True
+        return replace(subset, name=name), reply.is_shared
     given = jnp.zeros(0, jnp.int32) if labels is None else as_ids(labels)
     distinct = sorted_distinct(given, num_categories)[:num_categories]  # K at most
     present = given if per_observation else distinct
@@ -224,19 +246,40 @@ def _choose_classes(
 
     reply = ask_for_rows(name, num_categories, None, draw, source="drawn classes")
     if reply.request.is_chosen:
-        return chunk_subset(reply.value, num_categories), True
+        return _chosen_subset(name, reply, num_categories, reads), True
     if reply.request.is_read:
-        return _read_subset(labels, reply.request.also, num_categories, per_observation), True
-    join = per_observation_subset if per_observation else shared_subset
-    return join(present, DrawnClasses(*reply.value), num_categories), reply.is_shared
+        also = reply.request.also
+        subset = _read_subset(labels, reads, also, num_categories, per_observation)
+    else:
+        join = per_observation_subset if per_observation else shared_subset
+        subset = join(present, DrawnClasses(*reply.value), num_categories)
+    if reads is not None and subset.kind != "full":
+        subset = with_read_rows(subset, reads)
+    return replace(subset, name=name), reply.request.is_read or reply.is_shared
+
+
+def _chosen_subset(
+    name: str, reply: RowsReply, num_categories: int, reads: Array | None
+) -> ClassSubset:
+    """The rows that a handler chose, and those that the model reads, if it lets them be."""
+    chunk = replace(chunk_subset(reply.value, num_categories), name=name)
+    if reads is None or reply.request.is_alone:
+        return chunk
+    return with_read_rows(chunk, reads)
 
 
 def _read_subset(
-    labels: Array | None, also: Array | None, num_categories: int, per_observation: bool
+    labels: Array | None,
+    reads: Array | None,
+    also: Array | None,
+    num_categories: int,
+    per_observation: bool,
 ) -> ClassSubset:
     """The classes that a model asks for by its labels, or all classes."""
     if labels is None:
-        return full_subset(num_categories)
+        if reads is None:
+            return full_subset(num_categories)
+        labels = reads
     if per_observation:
         return labels_of_each_subset(labels, num_categories)
     return labels_subset(labels, also, num_categories)

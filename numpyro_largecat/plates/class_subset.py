@@ -21,13 +21,16 @@ from numpyro_largecat._checks import (
     check_shape,
 )
 from numpyro_largecat.ops.subsampling import is_among, place_among, sorted_distinct
+from numpyro_largecat.plates.rows_by_id import ReadRows, take_rows
 from numpyro_largecat.plates.uniform_classes import DrawnClasses
+
+_ROWS_FIRST = "the rows of the class plate first"
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("indices", "weights", "labels"),
-    meta_fields=("num_categories", "kind", "per_observation"),
+    data_fields=("indices", "weights", "labels", "reads"),
+    meta_fields=("num_categories", "kind", "per_observation", "name"),
 )
 @dataclass(frozen=True)
 class ClassSubset:
@@ -37,7 +40,8 @@ class ClassSubset:
         indices: Class of each row of the plate, shape (M,), integers in [0, K). Use it to gather
             features of the classes.
         weights: Weight of each class in the likelihood of an observation, on the last axis as in
-            ``utilities``: shape (M,), or (1 + S,) with ``per_observation``. For any f, the sum of
+            ``utilities``: shape (M,), or (1 + S,) with ``per_observation``, or without the rows
+            that are only read. For any f, the sum of
             ``weights[m] * f(classes of an observation[m])`` estimates the sum of f over all K
             classes without bias. A padded row has weight 0.
         labels: The distinct labels, sorted, then padding equal to K, shape (min(B, K),), which are
@@ -49,6 +53,8 @@ class ClassSubset:
             labels alone, as predictions read them.
         per_observation: Whether each observation has classes of its own: rows n (1 + S) to
             (n + 1) (1 + S) of the plate are those of observation n, its label first.
+        name: Name of the plate.
+        reads: What ``rows_of`` finds: the distinct ids of ``reads`` and where their rows are.
 
     Example:
         >>> import jax.numpy as jnp
@@ -64,6 +70,8 @@ class ClassSubset:
     num_categories: int
     kind: Literal["full", "sample", "chunk", "labels"]
     per_observation: bool = False
+    name: str = ""
+    reads: ReadRows | None = None
 
     @property
     def is_part(self) -> bool:
@@ -76,6 +84,8 @@ class ClassSubset:
 
         With ``per_observation`` the mean of the observations' estimates is the estimate.
         """
+        if self.reads is not None:
+            return self.reads.row_weights
         if not self.per_observation:
             return self.weights
         num_observations = self.indices.shape[0] // self.weights.shape[0]
@@ -98,9 +108,8 @@ class ClassSubset:
         if self.labels is None:
             raise ValueError(
                 "`classes.place` has no answer while the plate holds consecutive classes, as that "
-                "of a choice does in predictions. Read rows by id from an entity plate, "
-                f'`lc.entity_plate("read", {self.num_categories}, ids, counts)`; or '
-                f"fit with a full plate, and predict with chunk_size={self.num_categories}."
+                "of a choice does in predictions. Tell the plate which classes are read by id, "
+                "`lc.class_plate(..., reads=ids)`, and read `classes.rows_of(values, ids)`."
             )
         if self.per_observation:
             return jnp.zeros(jnp.shape(value), jnp.int32)
@@ -119,6 +128,65 @@ class ClassSubset:
             return self.labels == value
         _refuse_steps(self.labels)
         return is_among(value, self.labels)
+
+    def rows_of(self, values: Array, ids: ArrayLike, axis: int = 0) -> Array:
+        """The rows of ``values`` that belong to ``ids``, in training as in prediction.
+
+        Where an id is -1 the row is 0. Where it is not among the ``reads`` of the plate it is NaN.
+
+        Shapes: (M, ...) and ids of any shape (...,) to (..., ...).
+
+        Cost: O(size of the result), and O(sqrt(R)) for each id, of R that are read.
+
+        Args:
+            values: Values with the rows of the plate on ``axis``, as a site inside it has them.
+            ids: Classes, which must be among the ``reads`` of the plate.
+            axis: Axis of ``values`` that has the rows of the plate, 0 or above.
+
+        Raises:
+            ValueError: If ``values`` has not M rows on ``axis``, if an id is out of range (under
+                ``jit``, where ids are not known, its row is NaN), or if the plate holds some of the
+                classes and was given no ``reads``.
+            TypeError: If ``ids`` are not integers.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import numpyro_largecat as lc
+            >>> words = lc.class_plate("words", 3).classes
+            >>> words.rows_of(jnp.array([0.5, 1.5, 2.5]), jnp.array([[2, -1], [0, 2]])).tolist()
+            [[2.5, 0.0], [0.5, 2.5]]
+        """
+        if self.reads is None and self.kind != "full":
+            raise ValueError(
+                f"plate '{self.name}' was not told which classes are read by id: give it the same "
+                "ids, `lc.class_plate(..., reads=ids)`."
+            )
+        known = None if self.reads is None else self.reads.known
+        num_rows = self.indices.shape[0]
+        return take_rows(self.name, self.num_categories, num_rows, known, values, ids, axis)
+
+    def scored(self, rows: Array) -> Array:
+        """The first rows, of the classes that a choice is between, without those only read.
+
+        Shapes: (M, ...) to (C, ...), C the number of ``weights``; all rows if the plate has no
+        ``reads``.
+
+        Cost: O(1), a slice.
+
+        Raises:
+            ValueError: If ``rows`` has not the M rows of the plate on its first axis.
+
+        Example:
+            >>> import jax.numpy as jnp, numpyro
+            >>> import numpyro_largecat as lc
+            >>> with numpyro.handlers.seed(rng_seed=0):
+            ...     plate = lc.class_plate("k", 99, jnp.array([4]), 2, reads=jnp.array([7, 7, 3]))
+            >>> plate.classes.indices.shape, plate.classes.scored(plate.classes.indices).shape
+            ((6,), (3,))
+        """
+        num_rows = self.indices.shape[0]
+        check_shape("`rows`", rows, (num_rows, *np.shape(rows)[1:]), _ROWS_FIRST)
+        return rows if self.reads is None else rows[: self.weights.shape[0]]
 
     def by_observation(self, rows: Array) -> Array:
         """Give each observation the rows of its own classes.
@@ -143,8 +211,7 @@ class ClassSubset:
             [4, 2]
         """
         num_rows = self.indices.shape[0]
-        need = "the rows of the class plate first"
-        check_shape("`rows`", rows, (num_rows, *np.shape(rows)[1:]), need)
+        check_shape("`rows`", rows, (num_rows, *np.shape(rows)[1:]), _ROWS_FIRST)
         num_together = self.weights.shape[0] if self.per_observation else num_rows
         return rows.reshape(num_rows // num_together, num_together, *rows.shape[1:])
 

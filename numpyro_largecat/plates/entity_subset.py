@@ -9,19 +9,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import (
-    NO_ID,
-    as_ids_or_none,
-    check_ids_or_none,
-    check_integers,
-    check_shape,
-)
 from numpyro_largecat.ops.subsampling import place_among, sorted_distinct
 from numpyro_largecat.plates.entity_counts import EntityCounts
+from numpyro_largecat.plates.rows_by_id import KnownIds, take_rows
 
 
 @partial(
@@ -84,31 +77,13 @@ class EntitySubset:
             >>> users.rows_of(jnp.array([0.5, 1.5, 2.5]), jnp.array([[2, -1], [0, 2]])).tolist()
             [[2.5, 0.0], [0.5, 2.5]]
         """
-        shape, need = np.shape(values), f"the rows of plate '{self.name}' on axis {axis}"
-        num_rows = self.indices.shape[0]
-        wanted = (*shape[:axis], num_rows, *shape[axis + 1 :])
-        check_shape("`values`", values, wanted, need)
-        check_integers("ids", ids)
-        check_ids_or_none("`ids`", ids, self.size, "entities")
         if self.is_chosen:
             raise NotImplementedError(
                 f"plate '{self.name}' holds rows that a handler chose, not those of `ids`."
             )
-        return _take_rows(values, self.known, as_ids_or_none(ids), self.size, axis)
-
-
-@partial(jax.jit, static_argnames=("size", "axis"))
-def _take_rows(values: Array, known: Array | None, ids: Array, size: int, axis: int) -> Array:
-    num_rows = values.shape[axis]
-    if known is None:
-        place = jnp.where((ids >= 0) & (ids < num_rows), ids, num_rows)
-    else:
-        place = place_among(ids, known)
-        found = known[jnp.minimum(place, num_rows - 1)] == ids
-        place = jnp.where(found & (ids < size), place, num_rows)
-    rows = jnp.take(values, place, axis=axis, mode="fill")
-    is_none = (ids == NO_ID).reshape(ids.shape + (1,) * (values.ndim - axis - 1))
-    return jnp.where(is_none, jnp.zeros((), rows.dtype), rows)
+        known = None if self.known is None else KnownIds(self.known, None)
+        num_rows = self.indices.shape[0]
+        return take_rows(self.name, self.size, num_rows, known, values, ids, axis)
 
 
 def entities_of_ids(

@@ -52,8 +52,9 @@ def rows_are_alone(
             "which classes are evaluated with it. It may depend on its own row and on what is "
             "outside of the plate, not on the place of a row, sums over rows, or rows read by id. "
             "Write a reference class as `jnp.where(classes.indices == 0, 0.0, b)`; in place of "
-            "centred weights give the prior a scale; read rows by id from an `lc.entity_plate`; "
-            "or, after a fit with a full plate, set `chunk_size` to the number of classes."
+            "centred weights give the prior a scale; read rows by id by `classes.rows_of`, of a "
+            "plate with `reads=ids`; or, after a fit with a full plate, set `chunk_size` to the "
+            "number of classes."
         )
     return ~differ.any()
 
@@ -74,17 +75,18 @@ class distinct_rows(Messenger):
 
     Rows that nothing has touched are alike, and would hide which of them a utility depends on.
     Values are within their support: its free coordinates are of the order of 1, but ``ABOVE`` for
-    class 0 and ``BELOW`` for the class after the first chunk. The handler must be the first around
-    model or guide, to see the rows that others have taken.
+    class 0 and ``BELOW`` for class ``size``, the one after the first chunk. The handler must be the
+    first around model or guide, to see the rows that others have taken.
     """
 
-    def __init__(self, fn: Callable[..., Any], plate: str, classes: Array) -> None:
+    def __init__(self, fn: Callable[..., Any], plate: str, size: int) -> None:
         self.plate = plate
-        self.classes = classes
+        self.size = size
         super().__init__(fn)
 
     def __enter__(self) -> None:
         self.num_sites = 0
+        self.classes = jnp.zeros(0, jnp.int32)  # of the rows of the plate, once it is open
         self.event_dims: dict[str, int | None] = {}
         super().__enter__()
 
@@ -95,6 +97,9 @@ class distinct_rows(Messenger):
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Replace the value of a site."""
+        if msg["type"] == "plate" and msg["name"] == self.plate:
+            self.classes = msg["value"]
+            return
         if is_latent(msg):
             event_dim, support = msg["fn"].event_dim, msg["fn"].support
         elif msg["type"] == "param":
@@ -125,5 +130,6 @@ class distinct_rows(Messenger):
         row = self.classes.astype(jnp.uint32).reshape(-1, *[1] * len(shape))
         mixed = (977 * row + 613 * column + 331 * site + 1) % PRIME
         values = 3.4 * ((mixed * mixed) % PRIME) / PRIME - 1.7
-        size = self.classes.shape[0]
-        return jnp.select([row == 0, row == size], [jnp.array(ABOVE), jnp.array(BELOW)], values)
+        return jnp.select(
+            [row == 0, row == self.size], [jnp.array(ABOVE), jnp.array(BELOW)], values
+        )

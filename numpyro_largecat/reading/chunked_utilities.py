@@ -17,9 +17,9 @@ from jax.typing import ArrayLike
 from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.choices.error_families import ErrorFamily
 from numpyro_largecat.choices.error_guides import without_errors
-from numpyro_largecat.handlers.chosen_rows import only_read, without_training_rows
-from numpyro_largecat.handlers.chunk_noise import InnerNoise, noise_of_chunk
-from numpyro_largecat.handlers.plate_facts import plate_facts, row_plates
+from numpyro_largecat.handlers.chosen_rows import hold_rows, only_read, without_training_rows
+from numpyro_largecat.handlers.plate_facts import helper_of, plate_facts, row_plates
+from numpyro_largecat.handlers.row_noise import InnerNoise, row_noise
 from numpyro_largecat.handlers.run_model import (
     as_drawn,
     at_centre,
@@ -27,8 +27,14 @@ from numpyro_largecat.handlers.run_model import (
     at_values_of,
     sites_of,
 )
-from numpyro_largecat.handlers.sites import Sites, base_distribution, of_type, plates_of
-from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.handlers.sites import (
+    Sites,
+    base_distribution,
+    is_latent,
+    of_type,
+    plates_of,
+)
+from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 from numpyro_largecat.plates.class_chunk import class_chunk
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.choice_site import find_choice
@@ -43,8 +49,9 @@ class ChunkedUtilities:
     """Run model and guide on one chunk of classes after another.
 
     With a key the latent sites are drawn from the guide: those in the class plate with noise of
-    their own in each chunk, and all others alike, whichever the chunk, so that the chunks together
-    are one draw. Without one they are at the centre of the guide.
+    their own for each class, and all others alike, whichever the chunk, so that the chunks together
+    are one draw, and a class that is read by id is the same in all of them. Without one they are at
+    the centre of the guide.
 
     Args:
         fit: The fit, on arguments of its model.
@@ -57,6 +64,7 @@ class ChunkedUtilities:
         dims: Plate of each axis of the choice, None where an axis has none.
         choice_plates: Names of these plates.
         dtype: Type of the utilities.
+        has_reads: Whether the model reads classes by id besides those of a chunk.
         num_chunks: Number of chunks.
     """
 
@@ -67,20 +75,21 @@ class ChunkedUtilities:
         self._also, self._progress_bar = also, fit.progress_bar
         self._tick: Callable[[], None] = lambda: None
 
-        def look() -> tuple[ErrorFamily, tuple[int, ...], Any, dict[int, str]]:
-            site = self._sites(0, 2, None)[self.site]
+        def look() -> tuple[ErrorFamily, tuple[int, ...], Any, bool, dict[int, str]]:
+            sites = self._sites(0, 2, None)
+            site, has_reads = sites[self.site], plate_facts(sites[self.plate]).reads is not None
             choice = base_distribution(site["fn"])
             family, dtype = choice.noise, choice.utilities.dtype
             plates = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
             # Plates expand a choice whose utilities have no axis for them.
-            return family, site["fn"].shape(), dtype, plates
+            return family, site["fn"].shape(), dtype, has_reads, plates
 
         try:
             seen = _static_result(look)
         except (TypeError, ValueError) as error:
             self._explain(error)
             raise
-        self.family, self.batch_shape, self.dtype, plates = seen
+        self.family, self.batch_shape, self.dtype, self.has_reads, plates = seen
         self.choice_plates = frozenset(plates.values())
         self.dims = [plates.get(axis) for axis in range(-len(self.batch_shape), 0)]
         self.chunk_size = min(fit.chunk_size, self.num_categories)
@@ -133,11 +142,13 @@ class ChunkedUtilities:
         psi = jnp.moveaxis(by_chunk, 0, -2)
         return psi.reshape((*psi.shape[:-2], -1))[..., : self.num_categories]
 
-    def latent_sites(self, chunk: ArrayLike, key: Array) -> tuple[dict[str, Any], TouchedRows]:
-        """The sites of the guide, drawn, with the classes of a chunk; and the rows of plates."""
+    def latent_sites(self, classes: Array, key: Array) -> tuple[Sites, TouchedRows]:
+        """The sites of the guide, drawn, with these classes alone; and the rows of plates."""
         touched = TouchedRows()
-        start = self.classes_of(chunk)[0]
-        return self._traces(start, self.chunk_size, key, touched)[0], touched
+        sites = self._run(
+            self._model, classes[0], 1, key, touched, latent_values=at_feasible_values
+        )
+        return self._draw(classes, key, None, sites, touched), touched
 
     def draws_sites(self, in_plates: Callable[[set[str]], bool]) -> bool:
         """Whether the guide draws a site, rather than a point, whose plates are as asked."""
@@ -157,14 +168,26 @@ class ChunkedUtilities:
         self, start: ArrayLike, size: int, key: Array, noise: InnerNoise
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The sites of guide and model with classes [start, start + size), drawn with two keys."""
-        guide_sites, run_model = self._traces(start, size, key, TouchedRows(), noise)
-        return guide_sites, run_model(at_values_of(guide_sites))
+        touched = TouchedRows()
+        drawn, run_model = self._traces(start, size, key, touched, noise)
+        model_sites = run_model(at_values_of(drawn))
+        in_plate = {name: site for name, site in drawn.items() if self.plate in plates_of(site)}
+        guide_sites = self._run(
+            self._guide,
+            start,
+            size,
+            key,
+            touched,
+            latent_values=at_values_of(in_plate),  # the others are drawn by their keys again
+            noise=noise,
+        )
+        _take_rows_held(guide_sites, model_sites, touched)
+        return guide_sites, model_sites
 
     def _of_distinct(self, start: ArrayLike, size: int, seed: ArrayLike) -> Array:
         """Utilities of a few classes alone, with rows that are all different."""
         touched = TouchedRows()
-        classes = jnp.asarray(start) + jnp.arange(size)
-        around = partial(distinct_rows, plate=self.plate, classes=classes)
+        around = partial(distinct_rows, plate=self.plate, size=size)
         guide_sites, run_model = self._traces(start, size, None, touched, seed=seed, around=around)
         sites = run_model(at_values_of(guide_sites))
         return jnp.asarray(base_distribution(sites[self.site]["fn"]).utilities)
@@ -210,31 +233,120 @@ class ChunkedUtilities:
         comes first around model and guide.
         """
         rng_key = jax.random.key(seed) if key is None else key
-
-        def run(fn: Any, latent_values: Around) -> Sites:
-            def on_chunk(fn: Any) -> Any:
-                fn = class_chunk(fn, name=self.plate, start=start, size=size)
-                fn = noise_of_chunk(fn, self.plate, start, noise)
-                fn = only_read(fn, is_choice=is_choice, also=self._also)
-                return latent_values(without_training_rows(fn, is_choice=is_choice))
-
-            return sites_of(
-                around(fn),
-                self._args,
-                self._kwargs,
-                rng_key=rng_key,
-                params=self._params,
-                touched=touched,
-                around=on_chunk,
-            )
-
+        on_chunk = partial(
+            self._run, start=start, size=size, rng_key=rng_key, touched=touched, around=around
+        )
         # The model tells the plain plates of the guide, which follow its own, their rows.
-        sites = run(self._model, at_feasible_values)
-        drawn = run(self._guide, at_centre if key is None else as_drawn)
-        in_model = row_plates(sites)
-        for name in drawn.keys() & sites.keys():
-            drawn[name] = _on_rows(drawn[name], sites[name], in_model, touched)
-        return drawn, partial(run, self._model)
+        sites = on_chunk(self._model, latent_values=at_feasible_values)
+        if key is not None:
+            drawn = self._draw(touched.plates[self.plate].indices, key, noise, sites, touched)
+        else:
+            drawn = on_chunk(self._guide, latent_values=at_centre)
+            _take_rows_held(drawn, sites, touched)
+        return drawn, lambda values: on_chunk(self._model, latent_values=values, noise=noise)
+
+    def _run(
+        self,
+        fn: Any,
+        start: ArrayLike,
+        size: int,
+        rng_key: Array,
+        touched: TouchedRows,
+        *,
+        latent_values: Around,
+        noise: InnerNoise | None = None,
+        around: Around = as_drawn,
+    ) -> Sites:
+        """The sites of model or guide with classes [start, start + size)."""
+        chunk = partial(class_chunk, name=self.plate, start=start, size=size)
+        return self._sites_with(chunk, fn, start, rng_key, touched, latent_values, noise, around)
+
+    def _sites_with(
+        self,
+        choose: Around,
+        fn: Any,
+        row: ArrayLike,
+        rng_key: Array,
+        touched: TouchedRows,
+        latent_values: Around = as_drawn,
+        noise: InnerNoise | None = None,
+        around: Around = as_drawn,
+    ) -> Sites:
+        """The sites of model or guide with the rows that the handler ``choose`` chooses."""
+
+        def outside(fn: Any) -> Any:
+            fn = row_noise(choose(fn), self.plate, row, noise)
+            fn = only_read(fn, is_choice=is_choice, also=self._also)
+            return latent_values(without_training_rows(fn, is_choice=is_choice))
+
+        return sites_of(
+            around(fn),
+            self._args,
+            self._kwargs,
+            rng_key=rng_key,
+            params=self._params,
+            touched=touched,
+            around=outside,
+        )
+
+    def _draw(
+        self,
+        classes: Array,
+        key: Array,
+        noise: InnerNoise | None,
+        sites: Sites,
+        touched: TouchedRows,
+    ) -> Sites:
+        """The sites of the guide, drawn, with these classes in its class plate.
+
+        It is run for one class at a time, under ``vmap``, with a key of that class: the noise of a
+        class is the same whichever others are there. ``sites`` are those of the model.
+        """
+        messages: Sites = {}
+        axes: dict[str, int] = {}
+
+        def of_class(class_id: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+            row = class_id[None]
+            own = PlateRows(row, self.num_categories, False, None, row, None)
+            helpers = {
+                name: v for name, v in touched.helpers.items() if name != helper_of(self.plate)
+            }
+            known = TouchedRows(touched.plates | {self.plate: own}, helpers)
+            choose = partial(hold_rows, rows={self.plate: row})
+            drawn = self._sites_with(choose, self._guide, class_id, key, known, noise=noise)
+            _take_rows_held(drawn, sites, known)
+            messages.update(drawn)
+            values = {name: site["value"] for name, site in drawn.items() if is_latent(site)}
+            axes.update(_axes_of_rows(self.plate, values, drawn, sites))
+            inside = {name: jnp.squeeze(values[name], axis) for name, axis in axes.items()}
+            return inside, {name: values[name] for name in values.keys() - axes.keys()}
+
+        inside, found = jax.vmap(of_class, out_axes=(0, None))(classes)
+        found |= {name: jnp.moveaxis(value, 0, axes[name]) for name, value in inside.items()}
+        return {name: {**messages[name], "value": value} for name, value in found.items()} | {
+            name: site for name, site in messages.items() if site["type"] == "param"
+        }
+
+
+def _axes_of_rows(
+    plate: str, values: dict[str, Array], drawn: Sites, sites: Sites
+) -> dict[str, int]:
+    """Axis of the rows of the class plate in the value of each site that has one."""
+    axes = {}
+    for name, value in values.items():
+        model_site = sites.get(name, drawn[name])
+        for frame in (*drawn[name]["cond_indep_stack"], *model_site["cond_indep_stack"]):
+            axis = frame.dim - drawn[name]["fn"].event_dim
+            if frame.name == plate and jnp.ndim(value) >= -axis:
+                axes[name] = axis
+    return axes
+
+
+def _take_rows_held(drawn: Sites, sites: Sites, touched: TouchedRows) -> None:
+    """Let the sites that the guide draws whole, outside of plates, have the rows they hold."""
+    in_model = row_plates(sites)
+    for name in drawn.keys() & sites.keys():
+        drawn[name] = _on_rows(drawn[name], sites[name], in_model, touched)
 
 
 def _on_rows(drawn: Any, site: Any, class_plates: Container[str], touched: TouchedRows) -> Any:

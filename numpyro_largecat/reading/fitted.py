@@ -49,15 +49,15 @@ class Fitted:
     **At the centre of the guide or over draws.** Without a random key each latent site is set to
     its mean in the guide or, where the guide transforms a distribution, to the transformed mean of
     that (the median, for ``AutoNormal``). With ``rng_key`` and ``num_draws`` the latent sites are
-    drawn from the guide. Equal keys, ``num_draws`` and ``chunk_size`` give equal draws in all
-    methods.
+    drawn from the guide. Equal keys and ``num_draws`` give equal draws in all methods, whatever
+    the ``chunk_size``.
 
     **All classes, some at a time.** The model is run on ``chunk_size`` classes after another, also
     where its plate is full. So tables with an axis for the classes must be indexed by
     ``classes.indices``, and a utility may depend on the rows of its own class and on sites outside
-    of the class plate only. Other class plates hold the classes of their ``labels`` or, without
-    any, all of them; read them by ``place``. Data plates without ``rows`` stand for new data, of
-    any length.
+    of the class plate only; classes that are read by id, ``reads=`` of the plate, are there
+    beside each chunk. Other class plates hold the classes of their ``labels`` or, without any, all
+    of them. Data plates without ``rows`` stand for new data, of any length.
 
     **Under** ``jit``. Parameters that are closed over are constants of the compiled program, so
     make them an argument where they are large:

@@ -27,9 +27,9 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from numpyro_largecat.handlers.chunk_noise import InnerNoise
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.plate_facts import row_plates
+from numpyro_largecat.handlers.row_noise import InnerNoise
 from numpyro_largecat.handlers.sites import (
     base_distribution,
     is_latent,
@@ -129,9 +129,12 @@ def class_ratios(
 ) -> Ratios | None:
     """Ratios of the rows of each of T ``classes`` in the class plate; None if there is no site.
 
+    None too if the model reads classes by id: a class then moves the utilities of others.
+
     Cost: for each observation O(num_rest * K) time, and O(T * num_draws * num_rest) more.
     """
-    if not utilities.draws_sites(lambda plates: utilities.plate in plates):
+    is_drawn = utilities.draws_sites(lambda plates: utilities.plate in plates)
+    if utilities.has_reads or not is_drawn:
         return None
     keys = jax.random.split(jax.random.fold_in(key, 0), num_draws)
     rest = jax.random.split(jax.random.fold_in(key, 1), num_rest)
@@ -252,7 +255,7 @@ def _sums_without(
 
 
 def _row_ratios(sites: Any, plate: str, size: int) -> Array:
-    """Log density in the model less that in the guide of each row of the class plate, (size,)."""
+    """Log density in the model less that in the guide of the first ``size`` rows of the plate."""
     total = jnp.zeros(size)
     for sign, part in ((-1, sites[0]), (1, sites[1])):
         for site in filter(is_latent, part.values()):
@@ -260,7 +263,7 @@ def _row_ratios(sites: Any, plate: str, size: int) -> Array:
                 if frame.name == plate:
                     log_prob = log_prob_of(site) * scale_of(site)
                     log_prob = jnp.moveaxis(log_prob, frame.dim, 0)
-                    total += sign * log_prob.reshape(log_prob.shape[0], -1).sum(axis=1)
+                    total += sign * log_prob.reshape(log_prob.shape[0], -1).sum(axis=1)[:size]
     return total
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.choices.error_guides import without_errors
@@ -70,31 +70,19 @@ def _sites_of_choice(
     rng_key: Array, choice: ChunkedUtilities, ids: dict[str, Array], shown: dict[str, LatentSite]
 ) -> dict[str, LatentSite]:
     """The draws that ``log_likelihood`` uses, of the rows shown."""
-
-    def draw(class_id: Array, in_plate: bool) -> dict[str, Array]:
-        sites, touched = choice.latent_sites(class_id // choice.chunk_size, rng_key)
-        values = {}
-        for name in shown.keys() & sites.keys():
-            axes, value = shown[name].axes(), sites[name]["value"]
-            own_axis = axes.pop(choice.plate, None)
-            others = {n: axis for n, axis in axes.items() if n not in choice.choice_plates}
-            if (own_axis is None) == in_plate:
-                continue
-            held = {plate: touched.plates[plate] for plate in others}
-            if not all(rows.full or _are_labels_of_all(rows) for rows in held.values()):
-                continue  # rows that are drawn, or in no order
-            for plate, axis in others.items():
-                place = jnp.searchsorted(held[plate].indices, ids[plate])
-                value = jnp.take(value, place, axis=axis)
-            if own_axis is not None:
-                value = jnp.take(value, class_id % choice.chunk_size, axis=own_axis)
-            values[name] = value
-        return values
-
-    found = draw(ids[choice.plate][0], False)
-    for name, values in lax.map(lambda i: draw(i, True), ids[choice.plate]).items():
-        found[name] = jnp.moveaxis(values, 0, shown[name].axes()[choice.plate] + values.ndim)
-    return {name: shown[name]._replace(value=value) for name, value in found.items()}
+    sites, touched = choice.latent_sites(ids[choice.plate], rng_key)
+    found = {}
+    for name in shown.keys() & sites.keys():
+        axes, value = shown[name].axes(), sites[name]["value"]
+        others = [n for n in axes if n != choice.plate and n not in choice.choice_plates]
+        held = {plate: touched.plates[plate] for plate in others}
+        if not all(rows.full or _are_labels_of_all(rows) for rows in held.values()):
+            continue  # rows that are drawn, or in no order
+        for plate, rows in held.items():
+            place = jnp.searchsorted(rows.indices, ids[plate])
+            value = jnp.take(value, place, axis=axes[plate])
+        found[name] = shown[name]._replace(value=value)
+    return found
 
 
 def _are_labels_of_all(rows: PlateRows) -> bool:

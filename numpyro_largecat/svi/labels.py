@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 
-from numpyro_largecat._checks import check_in_range, check_known, is_concrete
+from numpyro_largecat._checks import NO_ID, check_in_range, check_known, is_concrete
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.handlers.plate_facts import class_plates, plate_facts
 from numpyro_largecat.handlers.sites import (
@@ -70,7 +70,10 @@ def labels_of(sites: Sites) -> GivenLabels:
             found.labels[f"`{argument}` of plate '{name}'"] = Labels(
                 facts.labels, site["args"][0], meaning
             )
-        elif facts.row_ids is not None:
+        if facts.reads is not None:
+            asked = jnp.where(facts.reads == NO_ID, 0, facts.reads)
+            found.labels[f"`reads` of plate '{name}'"] = Labels(asked, site["args"][0])
+        if facts.row_ids is not None:
             inside = (str(n) for n, other in sites.items() if _is_latent_inside(other, name))
             found.labels[f"`rows` of plate '{name}'"] = Labels(
                 facts.row_ids, site["args"][0], "row ids", plate=name, latent=next(inside, None)
@@ -154,7 +157,9 @@ def _subsets(sites: Sites, size: int) -> Iterator[str]:
         together = facts.row_weights.shape[0]
         if facts.labels is not None and facts.repeats:
             together //= facts.labels.shape[0]
-        if together == size != sites[name]["args"][0]:
+        num_categories = sites[name]["args"][0]
+        num_read = 0 if facts.reads is None else min(facts.reads.shape[0], num_categories)
+        if size in (together, together - num_read) and size != num_categories:
             yield name
 
 

@@ -143,7 +143,7 @@ def test_ids_out_of_range_are_refused(bad: int) -> None:
     with pytest.raises(ValueError, match=rf"`ids` must be entities.*got {bad} at position 1"):
         lc.EntityCounts.of(99, ids)
     users = lc.entity_plate("users", 99).entities
-    with pytest.raises(ValueError, match=rf"`ids` must be entities.*got {bad} at position 1"):
+    with pytest.raises(ValueError, match=rf"`ids` must be rows of plate.*got {bad} at position 1"):
         users.rows_of(jnp.zeros(99), ids)
 
 

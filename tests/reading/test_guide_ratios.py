@@ -14,7 +14,7 @@ from scipy import stats
 from scipy.special import log_softmax
 
 import numpyro_largecat as lc
-from numpyro_largecat.handlers.chunk_noise import InnerNoise
+from numpyro_largecat.handlers.row_noise import InnerNoise
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.guide_ratios import (
     _ratios,

@@ -149,7 +149,7 @@ def test_places_in_each_kind_of_subset():
     with lc.plates.class_chunk(name="a", start=0, size=3):
         chunk = lc.class_plate("a", U, ids, 2).classes
     assert chunk.holds(ids).tolist() == [False, True]
-    with pytest.raises(ValueError, match=r"`classes.place` has no answer.*an entity plate"):
+    with pytest.raises(ValueError, match=r"`classes.place` has no answer.*reads=ids"):
         chunk.place(ids)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise of latent sites where a class plate is evaluated one chunk after another."""
+"""The noise of latent sites where a class plate is evaluated some rows at a time."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class InnerNoise(NamedTuple):
     plates: frozenset[str]
 
 
-class noise_of_chunk(Messenger):
-    """Give latent sites inside the class plate a key of their own in each chunk."""
+class row_noise(Messenger):
+    """Give latent sites inside the class plate a key of their own for the first row it holds."""
 
     def __init__(
-        self, fn: Callable[..., Any], plate: str, start: ArrayLike, noise: InnerNoise | None
+        self, fn: Callable[..., Any], plate: str, row: ArrayLike, noise: InnerNoise | None
     ) -> None:
         self.plate = plate
-        self.start = start
+        self.row = row
         self.noise = noise
         super().__init__(fn)
 
@@ -47,5 +47,5 @@ class noise_of_chunk(Messenger):
             key = jax.random.fold_in(self.noise.key, self.num_inner)
             self.num_inner += 1
         if self.plate in plates:
-            key = jax.random.fold_in(key, self.start)
+            key = jax.random.fold_in(key, self.row)
         msg["kwargs"]["rng_key"] = key
