@@ -105,5 +105,6 @@ class without_training_rows(Messenger):
                 raise RowsNeeded(
                     f"site '{msg['name']}' has a value for each row of plate '{frames.pop()}', "
                     "which new rows lack. Give the plate the ids of training rows, "
-                    "`data_plate(..., rows=ids)`."
+                    "`data_plate(..., rows=ids)`. An outcome that is no choice is predicted by "
+                    "NumPyro's `Predictive`, from guide and model with full plates."
                 )

@@ -37,6 +37,13 @@ def find_choice(fit: BoundFit) -> ChoiceSite:
     """
     model, _ = without_errors(fit.model, fit.guide)
     plates, choices = _look(fit, model)
+    if not choices:
+        raise ValueError(
+            "the model has no choice to read, no site with UtilityCategorical or one of its "
+            "bounds. Other outcomes are predicted by NumPyro's `Predictive`, and scored by its "
+            "`log_likelihood`, from guide and model with full plates; `to_arviz` without `obs` "
+            "shows the posterior."
+        )
     if fit.plate is not None and fit.plate not in plates:
         raise ValueError(
             f"`plate` must name a class plate of the model, {list(plates)}; got '{fit.plate}'."

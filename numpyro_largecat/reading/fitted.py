@@ -49,8 +49,8 @@ class Fitted:
     **At the centre of the guide or over draws.** Without a random key each latent site is set to
     its mean in the guide or, where the guide transforms a distribution, to the transformed mean of
     that (the median, for ``AutoNormal``). With ``rng_key`` and ``num_draws`` the latent sites are
-    drawn from the guide. Equal keys and ``num_draws`` give equal draws in all methods, whatever
-    the ``chunk_size``.
+    drawn from the guide. Equal keys and ``num_draws`` give equal draws of them in all methods,
+    whatever the ``chunk_size``.
 
     **All classes, some at a time.** The model is run on ``chunk_size`` classes after another, also
     where its plate is full. So tables with an axis for the classes must be indexed by
@@ -88,7 +88,8 @@ class Fitted:
 
     Raises:
         ValueError: If an automatic guide has not been run yet, or ``losses`` have another shape.
-            When it is read: if the model has no such site or plate, or several; if a parameter is
+            When it is read: if the model has no such site or plate, or several (what is no choice
+            is predicted by NumPyro's ``Predictive``, with full plates); if a parameter is
             missing or has the rows of another plate; if the model fails on some of its classes; or,
             outside of ``jit``, if an argument of the model is not finite, or the utility of a class
             is seen to depend on which others are evaluated with it.

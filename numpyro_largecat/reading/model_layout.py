@@ -6,6 +6,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 from jax import Array
 
 from numpyro_largecat.choices.choice_distribution import is_choice
@@ -51,6 +52,8 @@ def layout_of(fit: BoundFit) -> ModelLayout:
     def look(model: Any, in_outer: Any, params: Any) -> dict[str, Array]:
         touched = TouchedRows()
         known: dict[str, Any] = {"params": params, "touched": touched}
+        sizes.clear()
+        latent.clear()
 
         def around(fn: Any) -> Any:
             return in_outer(only_read(at_feasible_values(fn), is_choice=is_choice))
@@ -61,13 +64,35 @@ def layout_of(fit: BoundFit) -> ModelLayout:
         row_ids = {name: plate_facts(sites[name]).row_ids for name in sizes}
         return {name: ids for name, ids in row_ids.items() if ids is not None}
 
+    model, guide = without_errors(fit.model, fit.guide)
     try:
-        model, _ = without_errors(fit.model, fit.guide)
         new_rows = partial(without_training_rows, is_choice=is_choice)
         row_ids = compiled(partial(look, model, new_rows))(fit.params)
     except RowsNeeded:
-        row_ids = compiled(partial(look, fit.model, lambda fn: fn))(fit.params)
+        in_guide = _names_of_sites(fit, guide)
+        is_new = partial(_is_outcome, in_guide=in_guide)
+        new_rows = partial(without_training_rows, is_choice=is_new)
+        try:
+            row_ids = compiled(partial(look, model, new_rows))(fit.params)
+        except RowsNeeded:
+            row_ids = compiled(partial(look, fit.model, lambda fn: fn))(fit.params)
     return ModelLayout(sizes, row_ids, latent)
+
+
+def _names_of_sites(fit: BoundFit, guide: Any) -> set[str]:
+    names: set[str] = set()
+
+    def look(params: Any) -> None:
+        known: dict[str, Any] = {"params": params, "touched": TouchedRows()}
+        names.update(sites_of(guide, fit.args, fit.kwargs, **known))
+
+    jax.eval_shape(look, fit.params)
+    return names
+
+
+def _is_outcome(msg: Any, in_guide: set[str]) -> bool:
+    """Whether a site is what a model predicts: a choice, or what its guide does not draw."""
+    return is_choice(msg) or (is_latent(msg) and msg["name"] not in in_guide)
 
 
 def latent_site(site: Any) -> LatentSite:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fits of models whose outcome is no choice: what can be read of them, and what is refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_largecat as lc
+
+N, GROUPS = 40, np.resize(np.arange(8), 40)
+COUNTS = lc.EntityCounts.of(8, GROUPS)
+
+
+def random_effects(groups, x=None, rows=None):
+    mean = numpyro.sample("mean", dist.Normal(0, 5))
+    with lc.entity_plate("groups", 8, groups, COUNTS) as read:
+        v = numpyro.sample("v", dist.Normal(mean, 1))
+    with lc.data_plate("data", N, rows):
+        numpyro.sample("x", dist.Normal(read.rows_of(v, groups), 0.5), obs=x)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    guide = AutoNormal(random_effects)
+    numpyro.handlers.seed(guide, 0)(GROUPS[:5], np.zeros(5), np.arange(5))
+    params = {"v_auto_loc": jnp.arange(8.0), "v_auto_scale": jnp.full(8, 0.1)}
+    params |= {"mean_auto_loc": jnp.zeros(()), "mean_auto_scale": jnp.ones(())}
+    return lc.Fitted(random_effects, guide, params)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, N])
+def test_arviz_shows_the_posterior_whatever_rows_there_are(fitted, num_rows: int) -> None:
+    """New rows too, and groups that these do not read."""
+    data = fitted.on(GROUPS[:num_rows]).to_arviz(rng_key=jax.random.key(0), num_draws=50)
+    assert set(data["posterior"].data_vars) == {"mean", "v"}
+    v = data["posterior"]["v"].values
+    assert v.shape == (1, 50, 8)
+    np.testing.assert_allclose(v.mean((0, 1)), np.arange(8), atol=0.08)  # 5.6 standard errors
+
+
+def test_predictions_of_what_is_no_choice_name_the_tools_for_it(fitted) -> None:
+    """Whether the outcome is given or not."""
+    with pytest.raises(NotImplementedError, match=r"site 'x'.*predicted by NumPyro's `Predictive`"):
+        fitted.on(GROUPS[:5]).log_likelihood(np.zeros(5))
+    given = fitted.on(GROUPS[:5], np.zeros(5), np.arange(5))
+    with pytest.raises(ValueError, match=r"the model has no choice to read.*`Predictive`"):
+        given.top_classes(2)
+    with pytest.raises(ValueError, match=r"the model has no choice to read.*`Predictive`"):
+        given.diagnose(rng_key=jax.random.key(0))
