@@ -14,6 +14,14 @@ from numpyro.primitives import Messenger
 from numpyro_largecat.handlers.plate_facts import Message
 from numpyro_largecat.handlers.sites import plates_of
 
+# Splitting a key in two gives what folding 0 and 1 into it gives, and classes are less than 2**31.
+_APART = 2**32 - 1
+
+
+def apart_from_sites(key: Array) -> Array:
+    """A key that no latent site has in a run which is seeded by ``key``."""
+    return jax.random.fold_in(key, _APART)
+
 
 class InnerNoise(NamedTuple):
     """A key of their own for the sites inside some plates, whatever the key of the others."""
@@ -44,7 +52,7 @@ class row_noise(Messenger):
             return
         plates = plates_of(msg)
         if self.noise is not None and plates & self.noise.plates:
-            key = jax.random.fold_in(self.noise.key, self.num_inner)
+            key = jax.random.fold_in(apart_from_sites(self.noise.key), self.num_inner)
             self.num_inner += 1
         if self.plate in plates:
             key = jax.random.fold_in(key, self.row)

@@ -30,6 +30,7 @@ from numpyro_largecat.plates.class_subset import (
 )
 from numpyro_largecat.plates.indexed_plate import indexed_plate
 from numpyro_largecat.plates.read_classes import checked_reads, with_read_rows
+from numpyro_largecat.plates.rows_by_id import KnownIds, ReadRows
 from numpyro_largecat.plates.uniform_classes import DrawnClasses, draw_per_observation
 
 
@@ -250,12 +251,12 @@ def _choose_classes(
     if reply.request.is_read:
         also = reply.request.also
         subset = _read_subset(labels, reads, also, num_categories, per_observation)
-    else:
-        join = per_observation_subset if per_observation else shared_subset
-        subset = join(present, DrawnClasses(*reply.value), num_categories)
-    if reads is not None and subset.kind != "full":
+        return replace(subset, name=name), True
+    join = per_observation_subset if per_observation else shared_subset
+    subset = join(present, DrawnClasses(*reply.value), num_categories)
+    if reads is not None:
         subset = with_read_rows(subset, reads)
-    return replace(subset, name=name), reply.request.is_read or reply.is_shared
+    return replace(subset, name=name), reply.is_shared
 
 
 def _chosen_subset(
@@ -275,14 +276,17 @@ def _read_subset(
     num_categories: int,
     per_observation: bool,
 ) -> ClassSubset:
-    """The classes that a model asks for by its labels, or all classes."""
-    if labels is None:
-        if reads is None:
-            return full_subset(num_categories)
-        labels = reads
-    if per_observation:
+    """The classes that a model asks for by its labels or by id, or all classes."""
+    if labels is None and reads is None:
+        return full_subset(num_categories)
+    if labels is not None and per_observation:
         return labels_of_each_subset(labels, num_categories)
-    return labels_subset(labels, also, num_categories)
+    asked = jnp.concatenate([ids for ids in (labels, reads, also) if ids is not None])
+    subset = labels_subset(asked, num_categories)
+    if reads is None or subset.labels is None:
+        return subset
+    known = KnownIds(subset.labels, None)  # in order, before the row that stands for all others
+    return replace(subset, reads=ReadRows(known, subset.weights))
 
 
 def _no_key(name: str) -> ValueError:

@@ -253,12 +253,11 @@ def per_observation_subset(labels: Array, others: DrawnClasses, num_categories: 
     )
 
 
-def labels_subset(labels: Array, also: Array | None, num_categories: int) -> ClassSubset:
-    """Hold distinct labels and the classes ``also``, and one row for all others.
+def labels_subset(asked: Array, num_categories: int) -> ClassSubset:
+    """Hold the distinct classes among those that are asked for, and one row for all others.
 
     The weight of that row is NaN, unless there are no others: sums over all classes are not known.
     """
-    asked = labels if also is None else jnp.concatenate([labels, also])
     present = sorted_distinct(asked, num_categories)[:num_categories]
     is_whole = (present < num_categories).sum() == num_categories
     others = DrawnClasses(

@@ -38,7 +38,7 @@ from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 from numpyro_largecat.plates.class_chunk import class_chunk
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.choice_site import find_choice
-from numpyro_largecat.reading.chunk_checks import distinct_rows, rows_are_alone
+from numpyro_largecat.reading.chunk_checks import RowsSeen, distinct_rows, rows_are_alone
 from numpyro_largecat.reading.progress import count_steps
 from numpyro_largecat.svi.stored_params import check_params
 
@@ -56,6 +56,7 @@ class ChunkedUtilities:
     Args:
         fit: The fit, on arguments of its model.
         also: Rows that other class plates hold besides those of their labels, by plate name.
+        is_drawn: Whether the latent sites will be drawn.
 
     Attributes:
         num_categories: Number of classes K.
@@ -68,7 +69,9 @@ class ChunkedUtilities:
         num_chunks: Number of chunks.
     """
 
-    def __init__(self, fit: BoundFit, also: Mapping[str, Array] | None = None) -> None:
+    def __init__(
+        self, fit: BoundFit, also: Mapping[str, Array] | None = None, *, is_drawn: bool = False
+    ) -> None:
         self.site, self.plate, self.num_categories = find_choice(fit)
         self._model, self._guide = without_errors(fit.model, fit.guide)
         self._args, self._kwargs, self._params = fit.args, fit.kwargs, fit.params
@@ -95,8 +98,10 @@ class ChunkedUtilities:
         self.chunk_size = min(fit.chunk_size, self.num_categories)
         self.num_chunks = -(-self.num_categories // self.chunk_size)
         self._are_alone = jnp.array(True)
-        if self.num_chunks > 1:
-            self._are_alone = rows_are_alone(self._of_distinct, self.plate, self.chunk_size)
+        if self.num_chunks > 1 or is_drawn:  # draws are of one class at a time
+            self._are_alone = rows_are_alone(
+                self._of_distinct, self.plate, self.chunk_size, only_guide=self.num_chunks == 1
+            )
 
     def with_progress(self, num_passes: int) -> ChunkedUtilities:
         """The same with a progress bar, if one is asked for, of passes over all chunks."""
@@ -184,13 +189,19 @@ class ChunkedUtilities:
         _take_rows_held(guide_sites, model_sites, touched)
         return guide_sites, model_sites
 
-    def _of_distinct(self, start: ArrayLike, size: int, seed: ArrayLike) -> Array:
-        """Utilities of a few classes alone, with rows that are all different."""
-        touched = TouchedRows()
-        around = partial(distinct_rows, plate=self.plate, size=size)
-        guide_sites, run_model = self._traces(start, size, None, touched, seed=seed, around=around)
-        sites = run_model(at_values_of(guide_sites))
-        return jnp.asarray(base_distribution(sites[self.site]["fn"]).utilities)
+    def _of_distinct(self, start: ArrayLike, size: int, seed: ArrayLike) -> RowsSeen:
+        """Of a few classes alone, with rows that are all different."""
+        touched, distinct = TouchedRows(), partial(distinct_rows, plate=self.plate, size=size)
+        run = partial(
+            self._run, start=start, size=size, rng_key=jax.random.key(seed), touched=touched
+        )
+        sites = run(distinct(self._model), latent_values=at_feasible_values)
+        guide = distinct(self._guide)
+        drawn = run(guide, latent_values=at_centre)
+        _take_rows_held(drawn, sites, touched)
+        sites = run(distinct(self._model), latent_values=at_values_of(drawn))
+        utilities = jnp.asarray(base_distribution(sites[self.site]["fn"]).utilities)
+        return RowsSeen(utilities, guide.before)
 
     def _sites(self, start: ArrayLike, size: int, key: Array | None) -> dict[str, Any]:
         """The sites with classes [start, start + size)."""
@@ -223,19 +234,13 @@ class ChunkedUtilities:
         key: Array | None,
         touched: TouchedRows,
         noise: InnerNoise | None = None,
-        seed: ArrayLike = 0,
-        around: Around = as_drawn,
     ) -> tuple[Sites, Callable[[Around], Sites]]:
         """The guide's sites with these classes, and a function that runs the model with them.
 
-        That function takes the handler around the model that gives the latent values. Without a key
-        ``seed`` moves what the model draws besides the sites of the guide. The handler ``around``
-        comes first around model and guide.
+        That function takes the handler around the model that gives the latent values.
         """
-        rng_key = jax.random.key(seed) if key is None else key
-        on_chunk = partial(
-            self._run, start=start, size=size, rng_key=rng_key, touched=touched, around=around
-        )
+        rng_key = jax.random.key(0) if key is None else key
+        on_chunk = partial(self._run, start=start, size=size, rng_key=rng_key, touched=touched)
         # The model tells the plain plates of the guide, which follow its own, their rows.
         sites = on_chunk(self._model, latent_values=at_feasible_values)
         if key is not None:
@@ -255,11 +260,10 @@ class ChunkedUtilities:
         *,
         latent_values: Around,
         noise: InnerNoise | None = None,
-        around: Around = as_drawn,
     ) -> Sites:
         """The sites of model or guide with classes [start, start + size)."""
         chunk = partial(class_chunk, name=self.plate, start=start, size=size)
-        return self._sites_with(chunk, fn, start, rng_key, touched, latent_values, noise, around)
+        return self._sites_with(chunk, fn, start, rng_key, touched, latent_values, noise)
 
     def _sites_with(
         self,
@@ -270,7 +274,6 @@ class ChunkedUtilities:
         touched: TouchedRows,
         latent_values: Around = as_drawn,
         noise: InnerNoise | None = None,
-        around: Around = as_drawn,
     ) -> Sites:
         """The sites of model or guide with the rows that the handler ``choose`` chooses."""
 
@@ -280,7 +283,7 @@ class ChunkedUtilities:
             return latent_values(without_training_rows(fn, is_choice=is_choice))
 
         return sites_of(
-            around(fn),
+            fn,
             self._args,
             self._kwargs,
             rng_key=rng_key,
@@ -322,6 +325,12 @@ class ChunkedUtilities:
             return inside, {name: values[name] for name in values.keys() - axes.keys()}
 
         inside, found = jax.vmap(of_class, out_axes=(0, None))(classes)
+        for name, site in sites.items() if self.has_reads else ():
+            if is_latent(site) and self.plate in plates_of(site) and name not in messages:
+                raise NotImplementedError(
+                    f"site '{name}' in plate '{self.plate}' is not in the guide. To be drawn, a "
+                    "model that reads classes by id needs a guide of all its sites there."
+                )
         found |= {name: jnp.moveaxis(value, 0, axes[name]) for name, value in inside.items()}
         return {name: {**messages[name], "value": value} for name, value in found.items()} | {
             name: site for name, site in messages.items() if site["type"] == "param"
@@ -331,14 +340,17 @@ class ChunkedUtilities:
 def _axes_of_rows(
     plate: str, values: dict[str, Array], drawn: Sites, sites: Sites
 ) -> dict[str, int]:
-    """Axis of the rows of the class plate in the value of each site that has one."""
+    """Axis of the rows of the class plate in the value of each site that has one.
+
+    The guide may draw a site in other plates than the model has it in, or outside of all.
+    """
     axes = {}
     for name, value in values.items():
-        model_site = sites.get(name, drawn[name])
-        for frame in (*drawn[name]["cond_indep_stack"], *model_site["cond_indep_stack"]):
-            axis = frame.dim - drawn[name]["fn"].event_dim
-            if frame.name == plate and jnp.ndim(value) >= -axis:
-                axes[name] = axis
+        for site in (sites.get(name, drawn[name]), drawn[name]):  # the guide's own, if it has one
+            for frame in site["cond_indep_stack"]:
+                axis = frame.dim - site["fn"].event_dim
+                if frame.name == plate and jnp.ndim(value) >= -axis:
+                    axes[name] = axis
     return axes
 
 

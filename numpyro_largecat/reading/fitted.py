@@ -57,7 +57,10 @@ class Fitted:
     ``classes.indices``, and a utility may depend on the rows of its own class and on sites outside
     of the class plate only; classes that are read by id, ``reads=`` of the plate, are there
     beside each chunk. Other class plates hold the classes of their ``labels`` or, without any, all
-    of them. Data plates without ``rows`` stand for new data, of any length.
+    of them. Data plates without ``rows`` stand for new data, of any length. The guide too is run
+    for some classes, to be drawn for one after another: in the class plate its values may depend on
+    a class's own rows and on what is outside. (What it leaves to the prior of the model is drawn
+    chunk by chunk.)
 
     **Under** ``jit``. Parameters that are closed over are constants of the compiled program, so
     make them an argument where they are large:
@@ -72,8 +75,9 @@ class Fitted:
 
     Cost: O(K) time for each observation and draw, and three times 128 classes at most to see that
     classes do not depend on each other; memory for ``chunk_size`` utilities for each observation
-    and a chunk of each table, besides the tables. For other errors than Gumbel's each probability
-    is an integral, see ``UtilityCategorical``: O(K) memory for each observation.
+    and a chunk of each table, besides the tables. Each chunk also has the rows that are read by id,
+    R of them at most. For other errors than Gumbel's each probability is an integral, see
+    ``UtilityCategorical``: O(K) memory for each observation.
 
     Args:
         model: The model that was fitted.
@@ -257,7 +261,7 @@ class Reading:
             See ``lc.Fitted``. Over draws:
             ``fitted.on(x).top_classes(5, rng_key=jax.random.key(1), num_draws=50)``.
         """
-        utilities = ChunkedUtilities(self._fit)
+        utilities = ChunkedUtilities(self._fit, is_drawn=rng_key is not None)
         classes = utilities.num_categories
         num_top = check_count("num_top", num_top, 1, classes, "number of classes")
         eligible = eligible_classes(exclude, among, utilities.batch_shape, classes)
@@ -304,7 +308,7 @@ class Reading:
             >>> jnp.exp(fitted.on().log_likelihood(jnp.array([2]))).round(4).tolist()
             [0.25]
         """
-        utilities = ChunkedUtilities(self._fit)
+        utilities = ChunkedUtilities(self._fit, is_drawn=rng_key is not None)
         labels = predictions.labels_of_rows(obs, utilities)
         return predictions.log_likelihood(utilities, labels, _draw_keys(rng_key, num_draws))
 
@@ -342,7 +346,7 @@ class Reading:
             [[2], [2], [2]]
         """
         keys = _split(rng_key, num_draws)
-        utilities = ChunkedUtilities(self._fit)
+        utilities = ChunkedUtilities(self._fit, is_drawn=True)
         return predictions.draw_choices(utilities, keys, utilities.batch_shape)
 
     def to_arviz(

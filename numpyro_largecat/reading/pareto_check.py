@@ -61,7 +61,7 @@ def pareto_of_rows(
     rng_key: Array, fit: BoundFit, observed: Observed, num_draws: int
 ) -> ParetoCheck:
     """Look at the guide on the rows of the arguments; at classes only if these are all rows."""
-    utilities = ChunkedUtilities(fit)
+    utilities = ChunkedUtilities(fit, is_drawn=True)
     labels, rows = observed
     chosen = None
     if not rows.is_sampled.any():
@@ -92,7 +92,8 @@ def pareto_of_batches(
     weights = np.where(is_own[ids], 1.0, others.size / max(number, 1))
     weights = np.where(np.asarray(everything.rows.weights)[ids] > 0, weights, 0.0)
     rows = RowWeights(jnp.asarray(weights), jnp.asarray(weights > 1))
-    utilities = ChunkedUtilities(fit.followed_by(batches.take(jnp.asarray(ids))))
+    chosen_rows = fit.followed_by(batches.take(jnp.asarray(ids)))
+    utilities = ChunkedUtilities(chosen_rows, is_drawn=True)
     return _pareto(rng_key, utilities, rows, chosen, num_draws)
 
 

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import NO_ID, as_ids, check_in_range, check_integers
 from numpyro_largecat.choices.error_families import GUMBEL
+from numpyro_largecat.handlers.row_noise import apart_from_sites
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob
 from numpyro_largecat.ops.noisy_max import draw_gumbel
 from numpyro_largecat.ops.running_top import RunningTop
@@ -75,7 +76,7 @@ def draw_choices(utilities: ChunkedUtilities, keys: Array, shape: tuple[int, ...
     draw_noise = draw_gumbel if utilities.family is GUMBEL else utilities.family.sample
 
     def of_draw(key: Array) -> Array:
-        noise_key = jax.random.fold_in(key, 1)  # the latent sites are drawn from `key` itself
+        noise_key = apart_from_sites(key)
 
         def add(best: RunningTop, chunk: Array) -> RunningTop:
             psi, classes = utilities.of_chunk(chunk, key)

@@ -234,6 +234,18 @@ def test_help_says_what_is_measured(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_random_effects(tmp_path: Path) -> None:
+    """Groups beside their closed form, and two guides of a mixed logit beside NUTS."""
+    _, records = run_quick("random_effects", tmp_path / "out.json")
+    found = Counter((r["setting"]["study"], r["method"]) for r in records)
+    assert found == {
+        ("gaussian", "subsampled"): 4,
+        ("swissmetro", "mean_field"): 4,
+        ("swissmetro", "row_covariance"): 4,
+    }
+
+
+@pytest.mark.slow
 def test_posterior(tmp_path: Path) -> None:
     """Every kind of SVI is compared with NUTS, and with SVI on all data."""
     printed, records = run_quick("posterior", tmp_path / "out.json")

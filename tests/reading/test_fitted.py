@@ -84,7 +84,7 @@ def test_what_needs_no_choice_asks_for_none():
 
     fitted = lc.Fitted(plain, run_guide(plain, 1.0), {"m_auto_loc": jnp.array(2.0)})
     assert fitted.on(1.0).to_arviz(**options)["posterior"]["m"].values.tolist() == [[2, 2]]
-    with pytest.raises(ValueError, match=r"choices of the model are \[\]"):
+    with pytest.raises(ValueError, match=r"the model has no choice to read"):
         fitted.on(1.0).top_classes()
 
 
