@@ -330,7 +330,12 @@ def check_finite(named_values: Iterable[tuple[str, Any]]) -> None:
 
 
 def check_arguments(fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """Refuse arrays among the arguments of a model that are not finite, or overflow, by name."""
+    """Refuse arrays among the arguments of a model that are not finite, or overflow, by name.
+
+    Raises:
+        ValueError: With the argument, the position and the value.
+        TypeError: If an array holds text or objects, such as names in place of ids.
+    """
     try:
         bound = inspect.signature(fn).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # no signature, or one that the function itself will refuse
@@ -341,6 +346,12 @@ def check_arguments(fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
         for path, leaf in jax.tree_util.tree_leaves_with_path(value)
         if isinstance(leaf, (np.ndarray, jax.Array, float))
     ]
+    for name, array in arrays:
+        if isinstance(array, np.ndarray) and array.dtype.kind in "OUS":
+            raise TypeError(
+                f"{name} must be an array of numbers; got one of dtype {array.dtype}. Give ids, "
+                "`names, ids = np.unique(array, return_inverse=True)`."
+            )
     check_finite(arrays)
     check_no_overflow(arrays)
 

@@ -44,6 +44,12 @@ def test_arviz_shows_the_posterior_whatever_rows_there_are(fitted, num_rows: int
     np.testing.assert_allclose(v.mean((0, 1)), np.arange(8), atol=0.08)  # 5.6 standard errors
 
 
+def test_names_in_place_of_ids_are_refused_with_what_makes_ids(fitted) -> None:
+    for names in (np.array(["a", "b"]), np.array(["a", None])):
+        with pytest.raises(TypeError, match=r"`groups` must be an array of numbers.*np.unique\("):
+            fitted.on(names)
+
+
 def test_predictions_of_what_is_no_choice_name_the_tools_for_it(fitted) -> None:
     """Whether the outcome is given or not."""
     with pytest.raises(NotImplementedError, match=r"site 'x'.*predicted by NumPyro's `Predictive`"):
