@@ -13,6 +13,7 @@ from numpyro.handlers import block
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
+from tests.slow_cases import slow_case
 
 K, D, N = 11, 2, 6
 X = np.random.default_rng(0).normal(size=(N, D))
@@ -50,7 +51,7 @@ def in_two_plates(x, y=None):
         numpyro.sample("b", dist.Normal(0, 0.1))
 
 
-@pytest.mark.parametrize("chunk_size", [4, K])
+@pytest.mark.parametrize("chunk_size", [4, slow_case(K)])
 @pytest.mark.parametrize("guide", [whole_table, in_two_plates])
 def test_a_guide_with_other_plates_than_the_model_is_drawn(guide, chunk_size: int) -> None:
     fit = lc.Fitted(model, guide, {"loc": W}, chunk_size=chunk_size)

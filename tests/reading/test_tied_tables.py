@@ -12,6 +12,7 @@ import pytest
 from numpyro.infer.autoguide import AutoDelta, AutoLowRankMultivariateNormal, AutoNormal
 
 import numpyro_largecat as lc
+from tests.slow_cases import slow_case
 
 K, D, N, ROWS = 23, 3, 200, 2
 RNG = np.random.default_rng(0)
@@ -48,7 +49,7 @@ def fitted(make_guide, **options):
     return lc.Fitted(next_word, guide, params, **options)
 
 
-@pytest.mark.parametrize("chunk_size", [5, 23, 8192])
+@pytest.mark.parametrize("chunk_size", [5, slow_case(23), slow_case(8192)])
 def test_log_likelihood_is_that_of_numpy(chunk_size: int) -> None:
     """In and out of `jit`, where such tables were once read from the wrong rows."""
     fit = fitted(AutoNormal, chunk_size=chunk_size)
@@ -64,7 +65,7 @@ def test_top_classes_are_those_of_numpy() -> None:
     np.testing.assert_array_equal(top.classes, order)
 
 
-@pytest.mark.parametrize("chunk_size", [5, 8192])
+@pytest.mark.parametrize("chunk_size", [5, slow_case(8192)])
 def test_likelihood_over_draws_is_that_of_numpy_at_the_same_draws(chunk_size: int) -> None:
     """The draw of a word is one, whether it is scored in its chunk or read in any other."""
     fit = fitted(AutoNormal, chunk_size=chunk_size)
@@ -94,6 +95,7 @@ def test_words_out_of_range_are_refused_and_nan_under_jit() -> None:
     assert np.isnan(found[3]) and np.isfinite(np.delete(found, 3)).all()
 
 
+@pytest.mark.slow
 def test_a_guide_of_all_words_at_once_is_read_too() -> None:
     """It draws the whole tables, outside of the plate."""
 

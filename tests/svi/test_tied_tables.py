@@ -17,6 +17,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
+from tests.slow_cases import slow_case
 
 BATCH, DRAWS = 8, 4000
 HISTORY = np.array([[0, 1], [1, 5], [7, -1], [5, 5], [-1, -1], [11, 0], [2, 3], [9, 1]])
@@ -32,7 +33,7 @@ def next_word(history, y, num_categories, num_sampled, u=None, dims=3):
         numpyro.sample("y", lc.UtilityCategorical(psi, words, u=u), obs=y)
 
 
-@pytest.mark.parametrize("num_sampled", [1, 4])
+@pytest.mark.parametrize("num_sampled", [slow_case(1), 4])
 def test_elbo_and_gradients_over_draws_are_those_of_all_classes(num_sampled) -> None:
     """In the prior and in the likelihood, of words that are labels, read, both and neither.
 
@@ -66,6 +67,7 @@ def test_elbo_and_gradients_over_draws_are_those_of_all_classes(num_sampled) -> 
     assert (gap <= 5.5 * error + 1e-4 * (1 + np.abs(expected))).all()
 
 
+@pytest.mark.slow
 def test_a_fit_finds_what_follows_what() -> None:
     """Word k is followed by word k + 1 of 30, where -w of one is near w of the next."""
     words = np.random.default_rng(0).integers(0, 29, 600)
