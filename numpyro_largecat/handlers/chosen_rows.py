@@ -17,6 +17,7 @@ from numpyro_largecat.handlers.plate_facts import (
     only_read_rows,
     plate_facts,
     plate_of,
+    reverse_read_rows,
     rows_request,
     tell_plate_facts,
 )
@@ -76,6 +77,15 @@ class only_read(Messenger):
                 msg["value"] = ()
         elif msg["value"] is None and self.is_choice(msg):
             msg["value"] = jnp.zeros(msg["fn"].batch_shape, jnp.int32)
+
+
+class reverse_rows(Messenger):
+    """Let plates hold what is read by id in the opposite order, which nothing should depend on."""
+
+    def process_message(self, msg: Message) -> None:
+        """Tell the plate."""
+        if rows_request(msg) is not None:
+            reverse_read_rows(msg)
 
 
 class RowsNeeded(NotImplementedError):

@@ -90,6 +90,7 @@ class RowsRequest:
         is_chosen: Whether a handler gave the rows, which stand for no others.
         is_alone: Whether the plate holds those rows alone, without others that the model reads.
         is_read: Whether rows are only read, as predictions do: log densities mean nothing.
+        is_reversed: Whether a plate that is read by id holds what is read in the opposite order.
         also: Classes to hold besides those of the labels, where classes are only read.
     """
 
@@ -97,6 +98,7 @@ class RowsRequest:
     is_chosen: bool = False
     is_alone: bool = False
     is_read: bool = False
+    is_reversed: bool = False
     also: Array | None = None
 
 
@@ -125,6 +127,11 @@ def choose_rows(msg: Message, rows: Array, *, is_alone: bool = False) -> None:
     msg["kwargs"][_KEY] = replace(
         request, is_chosen=True, is_alone=is_alone, is_read=is_alone or request.is_read
     )
+
+
+def reverse_read_rows(msg: Message) -> None:
+    """Tell the plate of a helper site to hold what is read by id in the opposite order."""
+    msg["kwargs"][_KEY] = replace(msg["kwargs"][_KEY], is_reversed=True)
 
 
 def only_read_rows(msg: Message, also: Array | None) -> None:

@@ -255,7 +255,7 @@ def _choose_classes(
     join = per_observation_subset if per_observation else shared_subset
     subset = join(present, DrawnClasses(*reply.value), num_categories)
     if reads is not None:
-        subset = with_read_rows(subset, reads)
+        subset = with_read_rows(subset, reads, is_reversed=reply.request.is_reversed)
     return replace(subset, name=name), reply.is_shared
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -30,8 +30,8 @@ class EntitySubset:
         indices: Entity of each row of the plate, shape (M,), integers in [0, U). Use it to gather
             features of the entities.
         weights: Weight of each row in prior and KL terms, shape (M,). A padded row has weight 0.
-        known: The distinct ids, sorted, then padding equal to U, shape (M,). None for all entities,
-            and for rows that a handler chose.
+        known: The distinct ids, sorted, then padding equal to U, shape (M,), and their rows. None
+            for all entities, and for rows that a handler chose.
         name: Name of the plate.
         size: Number of entities U.
         is_chosen: Whether a handler chose the rows, which stand for no others.
@@ -45,7 +45,7 @@ class EntitySubset:
 
     indices: Array
     weights: Array
-    known: Array | None
+    known: KnownIds | None
     name: str
     size: int
     is_chosen: bool = False
@@ -81,9 +81,15 @@ class EntitySubset:
             raise NotImplementedError(
                 f"plate '{self.name}' holds rows that a handler chose, not those of `ids`."
             )
-        known = None if self.known is None else KnownIds(self.known, None)
         num_rows = self.indices.shape[0]
-        return take_rows(self.name, self.size, num_rows, known, values, ids, axis)
+        return take_rows(self.name, self.size, num_rows, self.known, values, ids, axis)
+
+    def in_opposite_order(self) -> EntitySubset:
+        """The same entities, the last first."""
+        assert self.known is not None
+        rows = jnp.arange(self.indices.shape[0] - 1, -1, -1)
+        known = KnownIds(self.known.ids, rows)
+        return replace(self, indices=self.indices[::-1], weights=self.weights[::-1], known=known)
 
 
 def entities_of_ids(
@@ -94,7 +100,7 @@ def entities_of_ids(
     Their weights are (N / B) c / n, see ``entity_plate``; NaN for one that is in no count.
     """
     indices, weights, known = _entities(size, ids, counts, also)
-    return EntitySubset(indices, weights, known, name, size)
+    return EntitySubset(indices, weights, KnownIds(known, None), name, size)
 
 
 @partial(jax.jit, static_argnames="size")

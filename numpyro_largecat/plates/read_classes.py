@@ -36,7 +36,7 @@ def checked_reads(plate: str, reads: ArrayLike | Sequence[ArrayLike], num_catego
     return jnp.concatenate(flat)
 
 
-def with_read_rows(classes: ClassSubset, reads: Array) -> ClassSubset:
+def with_read_rows(classes: ClassSubset, reads: Array, *, is_reversed: bool = False) -> ClassSubset:
     r"""Let a plate that holds some of the classes also hold those that a model reads by id.
 
     What is read has weight 1 in prior and KL terms, as labels have, and then a class that was drawn
@@ -49,22 +49,33 @@ def with_read_rows(classes: ClassSubset, reads: Array) -> ClassSubset:
     In the likelihood of a choice nothing changes: what is only read is no alternative there. A
     class that is both read and a label, or drawn, has one row. A chunk of classes, which stand for
     no others, has rows of its own for what is read, of weight 0, so that chunks add up.
+
+    The rows of what is only read come last, by id; ``is_reversed`` in the opposite order.
     """
+    is_chunk = classes.kind == "chunk"
     indices, known, row_weights = _with_read_rows(
-        classes.indices, classes.weights, reads, classes.num_categories, classes.kind == "chunk"
+        classes.indices, classes.weights, reads, classes.num_categories, is_chunk, is_reversed
     )
     return replace(classes, indices=indices, reads=ReadRows(known, row_weights))
 
 
-@partial(jax.jit, static_argnums=(3, 4))
+@partial(jax.jit, static_argnums=(3, 4, 5))
 def _with_read_rows(
-    indices: Array, weights: Array, reads: Array, num_categories: int, is_chunk: bool
+    indices: Array,
+    weights: Array,
+    reads: Array,
+    num_categories: int,
+    is_chunk: bool,
+    is_reversed: bool,
 ) -> tuple[Array, KnownIds, Array]:
     """Rows of the plate, where those of read classes are, and all weights."""
     ids = sorted_distinct(reads, num_categories)[:num_categories]
     num_scored = indices.shape[0]
     own_rows = num_scored + jnp.arange(ids.shape[0], dtype=jnp.int32)
-    all_indices = jnp.concatenate([indices, jnp.minimum(ids, num_categories - 1)])
+    in_order = slice(None)
+    if is_reversed:
+        own_rows, in_order = own_rows[::-1], slice(None, None, -1)
+    all_indices = jnp.concatenate([indices, jnp.minimum(ids, num_categories - 1)[in_order]])
     if is_chunk:
         row_weights = jnp.concatenate([weights, jnp.zeros(ids.shape, weights.dtype)])
         return all_indices, KnownIds(ids, own_rows), row_weights
@@ -76,5 +87,5 @@ def _with_read_rows(
     rows = jnp.where(is_scored, order[place], own_rows)
     is_read = jnp.zeros(num_scored, bool).at[rows].set(is_scored, mode="drop")
     own_weights = (is_class & ~is_scored).astype(weights.dtype)
-    row_weights = jnp.concatenate([jnp.where(is_read, 1, weights), own_weights])
+    row_weights = jnp.concatenate([jnp.where(is_read, 1, weights), own_weights[in_order]])
     return all_indices, KnownIds(ids, rows), row_weights

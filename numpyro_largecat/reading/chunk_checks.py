@@ -3,24 +3,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
-from numpyro.distributions.transforms import biject_to
-from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import is_concrete
-from numpyro_largecat.handlers.sites import is_latent, param_options
 from numpyro_largecat.ops.finfo import finfo
 
 MOST_TOGETHER = 128  # classes in which places are looked for; what is done by place is rarely later
-ABOVE, BELOW = 24.0, -15.0  # all other rows; of other size, and exponentials do not overflow
-PRIME = 65521  # the largest below 2**16, so that squares fit in 32 bits
 
 
 class RowsSeen(NamedTuple):
@@ -112,72 +106,3 @@ def _differ(a: Array, b: Array) -> Array:
     near = jnp.abs(a - b) <= 200 * finfo(a.dtype).eps * size.max(axis=-1, keepdims=True)
     same = near | (a == b) | (jnp.isnan(a) & jnp.isnan(b))
     return ~same.reshape(-1, a.shape[-1]).all(axis=0)
-
-
-class distinct_rows(Messenger):
-    """Give parameters and latent values in a class plate other rows, by class and all different.
-
-    Rows that nothing has touched are alike, and would hide which of them a utility depends on.
-    Values are within their support: its free coordinates are of the order of 1, but ``ABOVE`` for
-    class 0 and ``BELOW`` for class ``size``, the one after the first chunk. The handler must be the
-    first around model or guide, to see the rows that others have taken.
-    """
-
-    def __init__(self, fn: Callable[..., Any], plate: str, size: int) -> None:
-        self.plate = plate
-        self.size = size
-        super().__init__(fn)
-
-    def __enter__(self) -> None:
-        self.num_sites = 0
-        self.classes = jnp.zeros(0, jnp.int32)  # of the rows of the plate, once it is open
-        self.before: dict[str, Array] = {}  # rows of latent sites as they were, (size, ...)
-        self.event_dims: dict[str, int | None] = {}
-        super().__enter__()
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        """Remember how many axes a row of a parameter has, which handlers that slice forget."""
-        if msg["type"] == "param":
-            self.event_dims[msg["name"]] = param_options(msg).event_dim
-
-    def postprocess_message(self, msg: dict[str, Any]) -> None:
-        """Replace the value of a site."""
-        if msg["type"] == "plate" and msg["name"] == self.plate:
-            self.classes = msg["value"]
-            return
-        if is_latent(msg):
-            event_dim, support = msg["fn"].event_dim, msg["fn"].support
-        elif msg["type"] == "param":
-            event_dim = self.event_dims[msg["name"]]
-            support = param_options(msg).constraint
-        else:
-            return
-        if event_dim is None or support.is_discrete:
-            return
-        for frame in msg["cond_indep_stack"]:
-            if frame.name == self.plate:
-                axis, value = frame.dim - event_dim, msg["value"]
-                if is_latent(msg) and jnp.shape(value)[axis:][:1] == self.classes.shape:
-                    self.before[msg["name"]] = jnp.moveaxis(value, axis, 0)[: self.size]
-                msg["value"] = self._rows(value, axis, biject_to(support))
-
-    def _rows(self, value: Any, axis: int, transform: Any) -> Any:
-        shape = jnp.shape(value)
-        if len(shape) < -axis or shape[axis] != self.classes.shape[0]:
-            return value  # shared by the classes
-        if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
-            return value
-        free = jnp.moveaxis(transform.inv(value), len(shape) + axis, 0)
-        self.num_sites += 1
-        new = self._values(free.shape[1:], self.num_sites).astype(free.dtype)
-        return transform(jnp.moveaxis(new, 0, len(shape) + axis))
-
-    def _values(self, shape: tuple[int, ...], site: int) -> Array:
-        """Numbers in [-1.7, 1.7), by a quadratic hash: random keys take long to compile."""
-        column = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
-        row = self.classes.astype(jnp.uint32).reshape(-1, *[1] * len(shape))
-        mixed = (977 * row + 613 * column + 331 * site + 1) % PRIME
-        values = 3.4 * ((mixed * mixed) % PRIME) / PRIME - 1.7
-        return jnp.select(
-            [row == 0, row == self.size], [jnp.array(ABOVE), jnp.array(BELOW)], values
-        )

@@ -18,6 +18,7 @@ from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.choices.error_families import ErrorFamily
 from numpyro_largecat.choices.error_guides import without_errors
 from numpyro_largecat.handlers.chosen_rows import hold_rows, only_read, without_training_rows
+from numpyro_largecat.handlers.distinct_rows import distinct_rows
 from numpyro_largecat.handlers.plate_facts import helper_of, plate_facts, row_plates
 from numpyro_largecat.handlers.row_noise import InnerNoise, row_noise
 from numpyro_largecat.handlers.run_model import (
@@ -38,7 +39,7 @@ from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 from numpyro_largecat.plates.class_chunk import class_chunk
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.choice_site import find_choice
-from numpyro_largecat.reading.chunk_checks import RowsSeen, distinct_rows, rows_are_alone
+from numpyro_largecat.reading.chunk_checks import RowsSeen, rows_are_alone
 from numpyro_largecat.reading.progress import count_steps
 from numpyro_largecat.svi.stored_params import check_params
 

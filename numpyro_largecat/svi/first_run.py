@@ -25,6 +25,7 @@ from numpyro_largecat.svi.joint_guides import refuse_joint_guides
 from numpyro_largecat.svi.labels import check_labels, labels_of
 from numpyro_largecat.svi.narrow_tables import narrow_tables, widen
 from numpyro_largecat.svi.plan import Plan
+from numpyro_largecat.svi.reading_by_place import plates_read_by_id, refuse_reading_by_place
 from numpyro_largecat.svi.row_optimizer import Rows
 from numpyro_largecat.svi.state import RuledParam, SubsampledSVIState, shapes_of
 from numpyro_largecat.svi.stored_params import StoredParam, describe_param
@@ -38,7 +39,9 @@ def first_run(
     kwargs = plan.with_static(kwargs)
     given = init_params or {}
     rng_key, model_key, guide_key = random.split(rng_key, 3)
-    touched, of_model = _run_model(plan, model_key, given, args, kwargs)
+    touched, read_plates, of_model = _run_model(plan, model_key, given, args, kwargs)
+    if read_plates:
+        refuse_reading_by_place(plan.model, read_plates, model_key, given, args, kwargs)
     refuse_joint_guides(plan.guide, touched, args, kwargs)
     of_guide = _run_guide(plan, guide_key, given, touched, args, kwargs)
     sites, values, mutable = (a | b for a, b in zip(of_model, of_guide, strict=True))
@@ -75,10 +78,11 @@ def _found(sites: Sites, touched: TouchedRows) -> _Found:
 
 def _run_model(
     plan: Plan, rng_key: Array, given: dict[str, Any], args: Any, kwargs: Any
-) -> tuple[TouchedRows, _Found]:
-    """Run the model, compiled, and check the labels that it gives."""
+) -> tuple[TouchedRows, list[str], _Found]:
+    """Run the model, compiled, and check the labels that it gives; also plates read by id."""
     arrays, static = split_arguments((args, kwargs))
     described: dict[str, StoredParam] = {}  # they are not arrays: they leave the trace on their own
+    read_plates: list[str] = []
 
     def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
         args, kwargs = static.restore(arrays)
@@ -87,11 +91,12 @@ def _run_model(
         _warn_of_discrete_sites(sites, plan.loss)
         found = _found(sites, touched)
         described.update(found.sites)
+        read_plates.extend(plates_read_by_id(sites))
         return touched, found.values, found.mutable, labels_of(sites)
 
     touched, values, mutable, given_labels = compiled(run)(rng_key, arrays, given)
     check_labels(given_labels)
-    return touched, _Found(described, values, mutable)
+    return touched, read_plates, _Found(described, values, mutable)
 
 
 def _run_guide(

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuse models that read rows of a plate by their place, where they mean those of an id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_largecat._checks import is_concrete
+from numpyro_largecat.handlers.chosen_rows import reverse_rows
+from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.handlers.distinct_rows import distinct_rows
+from numpyro_largecat.handlers.plate_facts import plate_facts
+from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
+from numpyro_largecat.handlers.sites import Sites, is_observed, log_prob_of, of_type
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+
+TOLERANCE = 1e-3  # of a log density: far above rounding, far below what another row changes
+
+
+def plates_read_by_id(sites: Sites) -> list[str]:
+    """The entity plates of a model that were given ids, and its class plates with ``reads``."""
+    found = []
+    for name, site in of_type("plate", sites).items():
+        facts = plate_facts(site)
+        if facts.reads is not None or (facts.kind == "entities" and facts.labels is not None):
+            if not facts.is_full:
+                found.append(name)
+    return found
+
+
+def refuse_reading_by_place(
+    model: Any, plates: list[str], rng_key: Array, params: dict[str, Any], args: Any, kwargs: Any
+) -> None:
+    """Refuse a model whose log density of an observation changes with the order of the rows.
+
+    A plate holds rows in an order of its own, so that ``v[ids]`` gives those of other ids. Here the
+    rows differ by id, and come once in the plate's order and once in the opposite one: what is read
+    by ``rows_of`` is the same.
+
+    Cost: two runs of the model, in one program. Nothing is done under ``jit``.
+
+    Raises:
+        ValueError: With the site and the plates.
+    """
+
+    def log_densities(fn: Any, around: Any) -> dict[str, Array]:
+        for plate in plates:
+            fn = distinct_rows(fn, plate)
+        known: dict[str, Any] = {"rng_key": rng_key, "params": params, "touched": TouchedRows()}
+        sites = sites_of(fn, args, kwargs, **known, around=around)
+        return {name: log_prob_of(site) for name, site in sites.items() if is_observed(site)}
+
+    def both() -> tuple[dict[str, Array], dict[str, Array]]:
+        return (
+            log_densities(model, at_feasible_values),
+            log_densities(model, lambda fn: reverse_rows(at_feasible_values(fn))),
+        )
+
+    if not all(map(is_concrete, jax.tree.leaves((rng_key, params, args, kwargs)))):
+        return
+    first, second = compiled(both)()
+    for name, a in first.items():
+        b = second[name]
+        same = (a == b) | (jnp.abs(a - b) <= TOLERANCE * (1 + jnp.abs(a)))
+        differ = ~(same | (jnp.isnan(a) & jnp.isnan(b))).all()
+        if differ:
+            raise ValueError(
+                f"the log density of site '{name}' depends on the order of the rows that plates "
+                f"{plates} hold, which is their own: `v[ids]` gives rows of other ids. Read by id, "
+                "`with lc.entity_plate(...) as read:` and `read.rows_of(v, ids)`; or, of a class "
+                "plate with `reads=ids`, `classes.rows_of(w, ids)`, and `classes.scored(w)` for "
+                "the classes of the choice."
+            )

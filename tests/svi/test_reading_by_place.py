@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that take rows of a plate by their place, as if the plate held all of them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_largecat as lc
+
+U, N = 50, 40
+RNG = np.random.default_rng(0)
+USERS, FRIENDS = RNG.integers(0, U, N), RNG.integers(0, U, (N, 2))
+COUNTS = lc.EntityCounts.of(U, USERS, FRIENDS)
+X = RNG.normal(size=N)
+
+
+def by_id(read, v, ids):
+    return read.rows_of(v, ids)
+
+
+def by_place(read, v, ids):
+    return v[ids]
+
+
+def friends(read_user, read_friends):
+    def model(users, friends, x=None, rows=None):
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        with lc.entity_plate("users", U, (users, friends), COUNTS) as read:
+            v = numpyro.sample("v", dist.Normal(0, scale).expand([3]).to_event(1))
+        centre = (read.weights[:, None] * v).sum(0)  # an estimate of the sum over all users
+        of_friends = read_friends(read, v, friends).mean(1)
+        loc = (read_user(read, v, users) * of_friends).sum(1) + centre.sum() / U
+        with lc.data_plate("data", N, rows):
+            numpyro.sample("x", dist.Normal(loc, 0.5), obs=x)
+
+    return model
+
+
+def tied(read):
+    def model(history, y=None, rows=None):
+        with lc.class_plate("words", U, y, num_sampled=5, reads=history) as words:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        psi = read(words, w, history).mean(1) @ words.scored(w).T
+        with lc.data_plate("data", N, rows) as rows:
+            lc.sample_choice("y", psi, classes=words, rows=rows, obs=y)
+
+    return model
+
+
+def init(model, *args):
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
+    return svi.init(jax.random.key(0), *(jnp.asarray(a)[:10] for a in args), np.arange(10))
+
+
+def test_reading_by_id_is_taken() -> None:
+    """Also beside weighted sums over the rows, in whatever order they are summed."""
+    init(friends(by_id, by_id), USERS, FRIENDS, X)
+    init(tied(by_id), FRIENDS, USERS)
+
+
+@pytest.mark.parametrize("readers", [(by_place, by_id), (by_id, by_place)])
+def test_entities_that_are_read_by_place_are_refused(readers) -> None:
+    with pytest.raises(ValueError, match=r"density of site 'x' depends on the order.*'users'"):
+        init(friends(*readers), USERS, FRIENDS, X)
+
+
+def test_classes_that_are_read_by_place_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"density of site 'y' depends on the order.*'words'"):
+        init(tied(by_place), FRIENDS, USERS)
+
+
+def test_all_entities_in_one_minibatch_are_not_taken_for_a_full_plate() -> None:
+    """There each row is in the place of its id, but not in the next minibatch."""
+    groups = np.tile(np.arange(5), 8)
+    counts = lc.EntityCounts.of(5, groups)
+
+    def model(groups, x=None, rows=None):
+        with lc.entity_plate("groups", 5, groups, counts):
+            v = numpyro.sample("v", dist.Normal(0, 1))
+        with lc.data_plate("data", N, rows):
+            numpyro.sample("x", dist.Normal(v[groups], 0.5), obs=x)
+
+    with pytest.raises(ValueError, match=r"'x' depends on the order.*`read.rows_of\(v, ids\)`"):
+        init(model, groups, X)
+
+
+def test_a_full_plate_may_be_read_by_place() -> None:
+    def model(groups, x=None, rows=None):
+        with lc.entity_plate("groups", U):
+            v = numpyro.sample("v", dist.Normal(0, 1))
+        with lc.data_plate("data", N, rows):
+            numpyro.sample("x", dist.Normal(v[groups], 0.5), obs=x)
+
+    init(model, USERS, X)
