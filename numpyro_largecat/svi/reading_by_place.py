@@ -15,7 +15,7 @@ from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.distinct_rows import distinct_rows
 from numpyro_largecat.handlers.plate_facts import plate_facts
 from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
-from numpyro_largecat.handlers.sites import Sites, is_observed, log_prob_of, of_type
+from numpyro_largecat.handlers.sites import Sites, is_observed, log_prob_of, of_type, plates_of
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 
 TOLERANCE = 1e-3  # of a log density: far above rounding, far below what another row changes
@@ -52,7 +52,11 @@ def refuse_reading_by_place(
             fn = distinct_rows(fn, plate)
         known: dict[str, Any] = {"rng_key": rng_key, "params": params, "touched": TouchedRows()}
         sites = sites_of(fn, args, kwargs, **known, around=around)
-        return {name: log_prob_of(site) for name, site in sites.items() if is_observed(site)}
+        return {  # what is observed of the rows themselves follows their order
+            name: log_prob_of(site)
+            for name, site in sites.items()
+            if is_observed(site) and not plates_of(site) & set(plates)
+        }
 
     def both() -> tuple[dict[str, Array], dict[str, Array]]:
         return (
