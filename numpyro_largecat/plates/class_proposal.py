@@ -28,8 +28,8 @@ class ClassProposal(Protocol):
 
     So S independent draws from probabilities q have weights ``1 / (S * q[classes])``. The plate
     adds up the weights of repeated classes and gives weight 0 to drawn classes that are labels,
-    which it has already, so a proposal need not know the labels. A class out of range makes the
-    log probability NaN.
+    which it has already, so a proposal need not know the labels. A class out of range, or a negative
+    weight, makes the log probability NaN.
 
     **A proposal keeps no state.** Its arrays are those of the first run: ``SubsampledSVI`` compiles
     its steps with them. A table that changes between runs is a pytree that is passed to the model
@@ -72,7 +72,8 @@ class ClassProposal(Protocol):
             num_sampled: The plate's argument, a Python int.
 
         Returns:
-            Classes, integers in [0, K), and their weights; both shape (L,) of any fixed length.
+            Classes, integers in [0, K), and their weights, 0 or above; both shape (L,) of any fixed
+            length.
         """
         ...
 
@@ -111,7 +112,7 @@ def _merge_draws(
     """Add up the weights of each class that is not a label; the rest is padding."""
     weights = weights.astype(jnp.result_type(float))
     in_range = (classes >= 0) & (classes < num_categories)
-    valid = (in_range | (weights == 0)).all()
+    valid = ((in_range | (weights == 0)) & (weights >= 0)).all()
     counts = in_range & (weights != 0) & ~is_among(classes, labels)
     distinct, position = merge_repeats(jnp.where(counts, classes, num_categories), num_categories)
     sums = jnp.zeros_like(weights).at[position].add(jnp.where(counts, weights, 0))

@@ -212,8 +212,10 @@ def returning(*drawn):
     return Fixed()
 
 
-def test_a_class_out_of_range_makes_all_weights_of_draws_nan():
-    proposal = returning(jnp.array([1, K]), jnp.ones(2))
+@pytest.mark.parametrize("drawn", [([1, K], [1, 1]), ([1, 2], [3, -1])])
+def test_a_class_out_of_range_or_a_negative_weight_makes_all_weights_of_draws_nan(drawn):
+    """A softmax would leave a negative weight out, and be biased."""
+    proposal = returning(*map(jnp.array, drawn))
     weights = draw_classes(0, np.array([4]), 3, proposal=proposal).weights
     assert weights[0] == 1
     assert np.isnan(weights[1:]).all()
