@@ -28,8 +28,8 @@ class ClassProposal(Protocol):
 
     So S independent draws from probabilities q have weights ``1 / (S * q[classes])``. The plate
     adds up the weights of repeated classes and gives weight 0 to drawn classes that are labels,
-    which it has already, so a proposal need not know the labels. A class out of range, or a negative
-    weight, makes the log probability NaN.
+    which it has already, so a proposal need not know the labels. A class out of range, or a
+    negative weight, makes the log probability NaN.
 
     **A proposal keeps no state.** Its arrays are those of the first run: ``SubsampledSVI`` compiles
     its steps with them. A table that changes between runs is a pytree that is passed to the model
