@@ -21,7 +21,7 @@ from numpyro_largecat.handlers.plate_facts import (
     rows_request,
     tell_plate_facts,
 )
-from numpyro_largecat.handlers.sites import is_latent, plates_of
+from numpyro_largecat.handlers.sites import is_latent, param_options, plates_of
 
 IsChoice = Callable[[Message], bool]  # whether a message is of a choice
 
@@ -109,7 +109,7 @@ class without_training_rows(Messenger):
         if request is not None and request.source == "all rows":
             self.plates.add(plate_of(msg))
             msg["value"] = jnp.zeros(1, jnp.int32)  # one row, which any number of rows broadcasts
-        elif msg["type"] == "param" or (is_latent(msg) and not self.is_choice(msg)):
+        elif _has_rows(msg) or (is_latent(msg) and not self.is_choice(msg)):
             frames = plates_of(msg) & self.plates
             if frames:
                 raise RowsNeeded(
@@ -118,3 +118,8 @@ class without_training_rows(Messenger):
                     "`data_plate(..., rows=ids)`. An outcome that is no choice is predicted by "
                     "NumPyro's `Predictive`, from guide and model with full plates."
                 )
+
+
+def _has_rows(msg: Message) -> bool:
+    """Whether this is a parameter with a row for each row of its plates, not one they share."""
+    return msg["type"] == "param" and param_options(msg).event_dim is not None

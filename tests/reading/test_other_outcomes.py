@@ -44,6 +44,24 @@ def test_arviz_shows_the_posterior_whatever_rows_there_are(fitted, num_rows: int
     np.testing.assert_allclose(v.mean((0, 1)), np.arange(8), atol=0.08)  # 5.6 standard errors
 
 
+def test_a_parameter_that_rows_share_may_be_declared_inside_their_plate() -> None:
+    """It has no `event_dim`, so it is no row of the training data."""
+
+    def model(x, y=None, rows=None):
+        with lc.class_plate("classes", 5, y) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", N) as rows:
+            psi = numpyro.param("slope", 2.0) * x[:, None] * b
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+    guide = AutoNormal(model)
+    numpyro.handlers.seed(guide, 0)(np.ones(N), np.zeros(N, int))
+    loc = jnp.arange(5.0)
+    params = {"b_auto_loc": loc, "b_auto_scale": jnp.ones(5), "slope": jnp.array(3.0)}
+    found = lc.Fitted(model, guide, params).on(np.ones(2)).log_likelihood(np.array([1, 4]))
+    np.testing.assert_allclose(found, jax.nn.log_softmax(3 * loc)[jnp.array([1, 4])], rtol=1e-5)
+
+
 def test_names_in_place_of_ids_are_refused_with_what_makes_ids(fitted) -> None:
     for names in (np.array(["a", "b"]), np.array(["a", None])):
         with pytest.raises(TypeError, match=r"`groups` must be an array of numbers.*np.unique\("):
