@@ -170,10 +170,10 @@ def check_integers(name: str, values: Any) -> None:
             "shorter rows where -1 stands for none, see `lc.data.padded_lists`."
         ) from error
     if not jnp.issubdtype(dtype, jnp.integer):
-        raise TypeError(
-            f"`{name}` must be integers; got dtype {dtype}. "
-            "If they are whole numbers stored as floats, convert them with `.astype(int)`."
-        )
+        fix = "If they are whole numbers stored as floats, convert them with `.astype(int)`."
+        if np.dtype(dtype).kind in "OUS":
+            fix = "Of names make ids, `names, ids = np.unique(array, return_inverse=True)`."
+        raise TypeError(f"`{name}` must be integers; got dtype {dtype}. {fix}")
 
 
 def as_jax_array(values: Any) -> jax.Array:

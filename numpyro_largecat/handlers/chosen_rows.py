@@ -80,7 +80,7 @@ class only_read(Messenger):
 
 
 class reverse_rows(Messenger):
-    """Let plates hold what is read by id in the opposite order, which nothing should depend on."""
+    """Let plates hold what is drawn or read in the opposite order, which nothing may depend on."""
 
     def process_message(self, msg: Message) -> None:
         """Tell the plate."""

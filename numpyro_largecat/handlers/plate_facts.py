@@ -90,7 +90,8 @@ class RowsRequest:
         is_chosen: Whether a handler gave the rows, which stand for no others.
         is_alone: Whether the plate holds those rows alone, without others that the model reads.
         is_read: Whether rows are only read, as predictions do: log densities mean nothing.
-        is_reversed: Whether a plate that is read by id holds what is read in the opposite order.
+        is_reversed: Whether the plate holds what is drawn, and what is read by id, in the opposite
+            order.
         also: Classes to hold besides those of the labels, where classes are only read.
     """
 
@@ -130,7 +131,7 @@ def choose_rows(msg: Message, rows: Array, *, is_alone: bool = False) -> None:
 
 
 def reverse_read_rows(msg: Message) -> None:
-    """Tell the plate of a helper site to hold what is read by id in the opposite order."""
+    """Tell the plate of a helper site to hold what is drawn or read in the opposite order."""
     msg["kwargs"][_KEY] = replace(msg["kwargs"][_KEY], is_reversed=True)
 
 

@@ -144,7 +144,8 @@ class share_rows(Messenger):
         if known.shape != indices.shape:
             raise ValueError(
                 f"plate '{name}' is opened twice in one step, with {known.shape[0]} rows and with "
-                f"{indices.shape[0]}. Give them different names."
+                f"{indices.shape[0]}. If the guide opens it, give it the arguments that the model "
+                "gives it, such as ids and `reads`; give other plates other names."
             )
         self.as_before[name] = self.as_before.get(name, True) & (known == indices).all()
 

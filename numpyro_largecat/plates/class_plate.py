@@ -253,9 +253,12 @@ def _choose_classes(
         subset = _read_subset(labels, reads, also, num_categories, per_observation)
         return replace(subset, name=name), True
     join = per_observation_subset if per_observation else shared_subset
-    subset = join(present, DrawnClasses(*reply.value), num_categories)
+    drawn, is_reversed = DrawnClasses(*reply.value), reply.request.is_reversed
+    if is_reversed:
+        drawn = DrawnClasses(drawn.classes[..., ::-1], drawn.weights[::-1])
+    subset = join(present, drawn, num_categories)
     if reads is not None:
-        subset = with_read_rows(subset, reads, is_reversed=reply.request.is_reversed)
+        subset = with_read_rows(subset, reads, is_reversed=is_reversed)
     return replace(subset, name=name), reply.is_shared
 
 

@@ -132,7 +132,7 @@ class ClassSubset:
     def rows_of(self, values: Array, ids: ArrayLike, axis: int = 0) -> Array:
         """The rows of ``values`` that belong to ``ids``, in training as in prediction.
 
-        Where an id is -1 the row is 0. Where it is not among the ``reads`` of the plate it is NaN.
+        Where an id is -1 the row is 0.
 
         Shapes: (M, ...) and ids of any shape (...,) to (..., ...).
 
@@ -144,9 +144,9 @@ class ClassSubset:
             axis: Axis of ``values`` that has the rows of the plate, 0 or above.
 
         Raises:
-            ValueError: If ``values`` has not M rows on ``axis``, if an id is out of range (under
-                ``jit``, where ids are not known, its row is NaN), or if the plate holds some of the
-                classes and was given no ``reads``.
+            ValueError: If ``values`` has not M rows on ``axis``, if an id is out of range or not
+                among the ``reads`` of the plate (under ``jit``, where ids are not known, its row is
+                NaN), or if the plate holds some of the classes and was given no ``reads``.
             TypeError: If ``ids`` are not integers.
 
         Example:

@@ -53,7 +53,7 @@ class EntitySubset:
     def rows_of(self, values: Array, ids: ArrayLike, axis: int = 0) -> Array:
         """The rows of ``values`` that belong to ``ids``, in training as in prediction.
 
-        Where an id is -1 the row is 0. Where the plate was not given the id it is NaN.
+        Where an id is -1 the row is 0.
 
         Shapes: (M, ...) and ids of any shape (...,) to (..., ...).
 
@@ -65,8 +65,8 @@ class EntitySubset:
             axis: Axis of ``values`` that has the rows of the plate, 0 or above.
 
         Raises:
-            ValueError: If ``values`` has not M rows on ``axis``, or if an id is out of range.
-                (Under ``jit``, where ids are not known, the row of such an id is NaN.)
+            ValueError: If ``values`` has not M rows on ``axis``, or if an id is out of range or was
+                not given to the plate. (Under ``jit``, where ids are not known, its row is NaN.)
             TypeError: If ``ids`` are not integers.
             NotImplementedError: If a handler chose the rows.
 

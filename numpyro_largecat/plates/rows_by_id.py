@@ -18,6 +18,8 @@ from numpyro_largecat._checks import (
     check_ids_or_none,
     check_integers,
     check_shape,
+    is_concrete,
+    refuse_entries,
 )
 from numpyro_largecat.ops.subsampling import place_among
 
@@ -50,7 +52,8 @@ def take_rows(
     ``known`` is None if the plate holds all its rows in order.
 
     Raises:
-        ValueError: If ``values`` has not ``num_rows`` rows there, or an id is out of range.
+        ValueError: If ``values`` has not ``num_rows`` rows there, an id is out of range, or the
+            plate was not given it.
         TypeError: If ``ids`` are not integers.
     """
     shape = np.shape(values)
@@ -58,6 +61,11 @@ def take_rows(
     check_shape("`values`", values, wanted, f"the rows of plate '{plate}' on axis {axis}")
     check_integers("ids", ids)
     check_ids_or_none("`ids`", ids, size, f"rows of plate '{plate}'")
+    if known is not None and is_concrete(ids) and is_concrete(known.ids):
+        own = np.asarray(ids)
+        unknown = (own != NO_ID) & ~np.isin(own, np.asarray(known.ids))
+        need = f"among the ids that plate '{plate}' was given, `ids` or `reads`"
+        refuse_entries("`ids`", own, unknown, need)
     return _take(values, known, as_ids_or_none(ids), size, axis)
 
 

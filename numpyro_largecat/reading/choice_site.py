@@ -44,6 +44,13 @@ def find_choice(fit: BoundFit) -> ChoiceSite:
             "`log_likelihood`, from guide and model with full plates; `to_arviz` without `obs` "
             "shows the posterior."
         )
+    if not plates:
+        raise ValueError(
+            f"the choices of the model, {list(choices)}, are over no class plate, whose classes "
+            "predictions go through. Open one, `lc.class_plate('alternatives', K)`, and give "
+            "`classes=` to the choice; or predict by NumPyro's `Predictive`, from guide and model "
+            "with full plates."
+        )
     if fit.plate is not None and fit.plate not in plates:
         raise ValueError(
             f"`plate` must name a class plate of the model, {list(plates)}; got '{fit.plate}'."

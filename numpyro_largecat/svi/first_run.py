@@ -25,7 +25,7 @@ from numpyro_largecat.svi.joint_guides import refuse_joint_guides
 from numpyro_largecat.svi.labels import check_labels, labels_of
 from numpyro_largecat.svi.narrow_tables import narrow_tables, widen
 from numpyro_largecat.svi.plan import Plan
-from numpyro_largecat.svi.reading_by_place import plates_read_by_id, refuse_reading_by_place
+from numpyro_largecat.svi.reading_by_place import plates_that_may_be_read, refuse_reading_by_place
 from numpyro_largecat.svi.row_optimizer import Rows
 from numpyro_largecat.svi.state import RuledParam, SubsampledSVIState, shapes_of
 from numpyro_largecat.svi.stored_params import StoredParam, describe_param
@@ -79,7 +79,7 @@ def _found(sites: Sites, touched: TouchedRows) -> _Found:
 def _run_model(
     plan: Plan, rng_key: Array, given: dict[str, Any], args: Any, kwargs: Any
 ) -> tuple[TouchedRows, list[str], _Found]:
-    """Run the model, compiled, and check the labels that it gives; also plates read by id."""
+    """Run the model, compiled, and check the labels that it gives; and name plates it may read."""
     arrays, static = split_arguments((args, kwargs))
     described: dict[str, StoredParam] = {}  # they are not arrays: they leave the trace on their own
     read_plates: list[str] = []
@@ -91,7 +91,7 @@ def _run_model(
         _warn_of_discrete_sites(sites, plan.loss)
         found = _found(sites, touched)
         described.update(found.sites)
-        read_plates.extend(plates_read_by_id(sites))
+        read_plates.extend(plates_that_may_be_read(sites, arrays))
         return touched, found.values, found.mutable, labels_of(sites)
 
     touched, values, mutable, given_labels = compiled(run)(rng_key, arrays, given)

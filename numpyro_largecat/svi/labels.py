@@ -15,7 +15,7 @@ from jax import Array
 
 from numpyro_largecat._checks import NO_ID, check_in_range, check_known, is_concrete
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
-from numpyro_largecat.handlers.plate_facts import class_plates, plate_facts
+from numpyro_largecat.handlers.plate_facts import class_plates, plate_facts, rows_request
 from numpyro_largecat.handlers.sites import (
     Site,
     Sites,
@@ -101,13 +101,15 @@ def _check_counts(sites: Sites) -> None:
                 f"`counts` of plate '{name}' must be of all observations: they have {known:.6g} "
                 f"ids for each of the minibatch, and plate '{data}' has {ratio:.6g} rows for each. "
                 "Count the same arrays that the model reads, those of the training data alone, "
-                "`lc.EntityCounts.of(size, *all_ids)`."
+                f"`lc.EntityCounts.of(size, *all_ids)`; or mend the size of plate '{data}'."
             )
 
 
 def _is_plain_part(site: Site) -> bool:
     """Whether this is NumPyro's own plate with some of its rows."""
     size, subsample_size = site["args"]
+    if rows_request(site) is not None:  # the helper site of a plate of ours
+        return False
     return plate_facts(site).kind == "plain" and subsample_size not in (None, size)
 
 

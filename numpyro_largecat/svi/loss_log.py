@@ -48,7 +48,8 @@ class LossLog:
             losses, num_good = losses[: bad[0] + 1], int(bad[0])
             self.stop(
                 "the loss or the new parameters were not finite. Lower the learning rate, or look "
-                "for a label out of range, or an observed class that is not available (-inf)",
+                "for a label out of range, an observed class that is not available (-inf), or an "
+                "entity that `counts` do not have",
                 self.num_taken + int(bad[0]),
             )
         self.parts.append(losses)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,15 +22,29 @@ from numpyro_largecat.handlers.touched_rows import TouchedRows
 TOLERANCE = 1e-3  # of a log density: far above rounding, far below what another row changes
 
 
-def plates_read_by_id(sites: Sites) -> list[str]:
-    """The entity plates of a model that were given ids, and its class plates with ``reads``."""
-    found = []
-    for name, site in of_type("plate", sites).items():
-        facts = plate_facts(site)
-        if facts.reads is not None or (facts.kind == "entities" and facts.labels is not None):
-            if not facts.is_full:
-                found.append(name)
-    return found
+def plates_that_may_be_read(sites: Sites, arrays: Sequence[Any]) -> list[str]:
+    """The plates of a model that hold some of their rows, and that it may read by id.
+
+    These are its entity plates with ids and its class plates with ``reads``; and all class plates,
+    if ``arrays``, the arguments of the model, have more arrays of integers than it observes or
+    gives to data plates as row ids.
+    """
+    facts = {name: plate_facts(site) for name, site in of_type("plate", sites).items()}
+    num_ids = sum(map(_are_integers, arrays))
+    num_ids -= sum(known.row_ids is not None for known in facts.values())
+    num_ids -= sum(is_observed(s) and _are_integers(s["value"]) for s in sites.values())
+    return [
+        name
+        for name, known in facts.items()
+        if known.row_weights is not None
+        and (known.kind == "entities" or known.reads is not None or num_ids > 0)
+    ]
+
+
+def _are_integers(value: Any) -> bool:
+    if value is None or jnp.ndim(value) == 0:  # a factor observes nothing
+        return False
+    return bool(jnp.issubdtype(jnp.result_type(value), jnp.integer))
 
 
 def refuse_reading_by_place(
@@ -38,8 +53,8 @@ def refuse_reading_by_place(
     """Refuse a model whose log density of an observation changes with the order of the rows.
 
     A plate holds rows in an order of its own, so that ``v[ids]`` gives those of other ids. Here the
-    rows differ by id, and come once in the plate's order and once in the opposite one: what is read
-    by ``rows_of`` is the same.
+    rows differ by id, and what is read or drawn comes once in the plate's order and once in the
+    opposite one: what is read by ``rows_of``, or scored, is the same.
 
     Cost: two runs of the model, in one program. Nothing is done under ``jit``.
 
@@ -77,5 +92,5 @@ def refuse_reading_by_place(
                 f"{plates} hold, which is their own: `v[ids]` gives rows of other ids. Read by id, "
                 "`with lc.entity_plate(...) as read:` and `read.rows_of(v, ids)`; or, of a class "
                 "plate with `reads=ids`, `classes.rows_of(w, ids)`, and `classes.scored(w)` for "
-                "the classes of the choice."
+                "the classes of the choice. Take features of classes by `classes.indices`."
             )

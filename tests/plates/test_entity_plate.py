@@ -122,15 +122,16 @@ def test_rows_are_read_along_an_axis(axis: int) -> None:
 COUNTS = lc.EntityCounts.of(99, np.array([70, 20, 70, 30]))
 
 
-def test_rows_that_are_not_there_are_nan() -> None:
-    """And those out of range under `jit`."""
+def test_rows_that_are_not_there_are_refused_and_nan_under_jit() -> None:
+    """And those out of range there."""
     users = lc.entity_plate("users", 99, np.array([70, 20]), COUNTS).entities
     values = jnp.array([1.0, 2.0])
     found = jax.jit(users.rows_of)(values, jnp.array([20, 30, 70, 99, -2]))
     np.testing.assert_array_equal(found, [1, np.nan, 2, np.nan, np.nan])
     unsigned = jax.jit(users.rows_of)(values, jnp.array([70, 2**32 - 1], jnp.uint32))
     np.testing.assert_array_equal(unsigned, [2, np.nan])  # whose bits are those of -1
-    assert np.isnan(users.rows_of(values, jnp.array([30])))
+    with pytest.raises(ValueError, match=r"`ids` must be among the ids that plate 'users' was.*30"):
+        users.rows_of(values, jnp.array([20, 30]))
 
 
 @pytest.mark.parametrize("bad", [99, -2, 2**33, 2**32 - 1])

@@ -93,6 +93,11 @@ def test_what_cannot_be_read_is_refused() -> None:
         opened(0, np.zeros((2, 0), int))
     with pytest.raises(ValueError, match="plate 'words': `reads` need classes that all obs"):
         opened(0, per_observation=True)
+    words = opened(0)
+    with pytest.raises(ValueError, match=r"`ids` must be among the ids that plate 'words' was gi"):
+        words.rows_of(words.indices, np.array([17, 18]))
+    with pytest.raises(ValueError, match=r"one column .* but those only read.*`classes.scored"):
+        lc.UtilityCategorical(jnp.zeros((2, words.indices.shape[0])), words)
     words = opened(0, None)
     with pytest.raises(ValueError, match=r"'words' was not told which classes.*`.*reads=ids\)`"):
         words.rows_of(words.indices, READS)

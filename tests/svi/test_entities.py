@@ -68,8 +68,13 @@ GROUPS = np.resize(np.arange(8), 40)
 
 @pytest.mark.parametrize(
     "counted",
-    [np.tile(GROUPS, 3), np.append(GROUPS, GROUPS[:7]), np.stack([GROUPS, GROUPS], 1)],
-    ids=["three times", "held out too", "two arrays"],
+    [
+        np.tile(GROUPS, 3),
+        np.append(GROUPS, GROUPS[:7]),
+        np.stack([GROUPS, GROUPS], 1),
+        np.unique(GROUPS),
+    ],
+    ids=["three times", "held out too", "two arrays", "each once"],
 )
 def test_counts_of_other_data_are_refused(counted) -> None:
     """Or of more arrays than the model reads: priors would have other weights."""
@@ -140,7 +145,7 @@ def steps():
 
         svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
         users = jnp.arange(BATCH)
-        args = users, lc.EntityCounts.of(size, np.arange(size)), users, users
+        args = users, lc.EntityCounts.of(size, np.arange(1000)), users, users
         state = jax.eval_shape(lambda key: svi.init(key, *args), jax.random.key(0))
         return jax.jit(svi.update, donate_argnums=0).lower(state, *args).compile()
 

@@ -77,6 +77,36 @@ def test_classes_that_are_read_by_place_are_refused() -> None:
         init(tied(by_place), FRIENDS, USERS)
 
 
+@pytest.mark.parametrize("options", [{}, {"proposal": lc.HeadProposal(np.arange(3))}])
+def test_classes_read_by_place_are_refused_without_reads_too(options) -> None:
+    """Where an argument may be ids: it is neither labels nor row ids."""
+
+    def model(history, y=None, rows=None):
+        with lc.class_plate("words", U, y, num_sampled=5, **options) as words:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with lc.data_plate("data", N, rows) as rows:
+            psi = w[history].mean(1) @ w.T
+            lc.sample_choice("y", psi, classes=words, rows=rows, obs=y)
+
+    with pytest.raises(ValueError, match=r"density of site 'y' depends on the order.*reads=ids"):
+        init(model, FRIENDS, USERS)
+
+
+def test_ids_that_are_features_are_taken() -> None:
+    """Of a table of their own, beside features of the classes."""
+    features = jnp.asarray(RNG.normal(size=(U, 3)))
+
+    def model(history, y=None, rows=None):
+        table = numpyro.sample("table", dist.Normal(0, 1).expand([U, 3]).to_event(2))
+        with lc.class_plate("words", U, y, num_sampled=5) as words:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with lc.data_plate("data", N, rows) as rows:
+            psi = table[history].mean(1) @ (w + features[words.indices]).T
+            lc.sample_choice("y", psi, classes=words, rows=rows, obs=y)
+
+    init(model, FRIENDS, USERS)
+
+
 def test_all_entities_in_one_minibatch_are_not_taken_for_a_full_plate() -> None:
     """There each row is in the place of its id, but not in the next minibatch."""
     groups = np.tile(np.arange(5), 8)
