@@ -80,12 +80,21 @@ class only_read(Messenger):
 
 
 class reverse_rows(Messenger):
-    """Let plates hold what is drawn or read in the opposite order, which nothing may depend on."""
+    """Let plates hold what is drawn or read in the opposite order, which nothing may depend on.
+
+    Args:
+        fn: Model or guide.
+        is_reversed: Whether to do so, a boolean that may be traced.
+    """
+
+    def __init__(self, fn: Callable[..., Any] | None, is_reversed: Array) -> None:
+        self.is_reversed = is_reversed
+        super().__init__(fn)
 
     def process_message(self, msg: Message) -> None:
         """Tell the plate."""
         if rows_request(msg) is not None:
-            reverse_read_rows(msg)
+            reverse_read_rows(msg, self.is_reversed)
 
 
 class RowsNeeded(NotImplementedError):

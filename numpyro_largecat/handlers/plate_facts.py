@@ -91,7 +91,7 @@ class RowsRequest:
         is_alone: Whether the plate holds those rows alone, without others that the model reads.
         is_read: Whether rows are only read, as predictions do: log densities mean nothing.
         is_reversed: Whether the plate holds what is drawn, and what is read by id, in the opposite
-            order.
+            order: a boolean that may be traced, or None for no.
         also: Classes to hold besides those of the labels, where classes are only read.
     """
 
@@ -99,7 +99,7 @@ class RowsRequest:
     is_chosen: bool = False
     is_alone: bool = False
     is_read: bool = False
-    is_reversed: bool = False
+    is_reversed: Array | None = None
     also: Array | None = None
 
 
@@ -130,9 +130,9 @@ def choose_rows(msg: Message, rows: Array, *, is_alone: bool = False) -> None:
     )
 
 
-def reverse_read_rows(msg: Message) -> None:
-    """Tell the plate of a helper site to hold what is drawn or read in the opposite order."""
-    msg["kwargs"][_KEY] = replace(msg["kwargs"][_KEY], is_reversed=True)
+def reverse_read_rows(msg: Message, is_reversed: Array) -> None:
+    """Tell the plate of a helper site whether to turn around what is drawn or read."""
+    msg["kwargs"][_KEY] = replace(msg["kwargs"][_KEY], is_reversed=is_reversed)
 
 
 def only_read_rows(msg: Message, also: Array | None) -> None:

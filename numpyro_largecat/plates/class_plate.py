@@ -30,7 +30,7 @@ from numpyro_largecat.plates.class_subset import (
 )
 from numpyro_largecat.plates.indexed_plate import indexed_plate
 from numpyro_largecat.plates.read_classes import checked_reads, with_read_rows
-from numpyro_largecat.plates.rows_by_id import KnownIds, ReadRows
+from numpyro_largecat.plates.rows_by_id import KnownIds, ReadRows, reverse_if
 from numpyro_largecat.plates.uniform_classes import DrawnClasses, draw_per_observation
 
 
@@ -254,8 +254,7 @@ def _choose_classes(
         return replace(subset, name=name), True
     join = per_observation_subset if per_observation else shared_subset
     drawn, is_reversed = DrawnClasses(*reply.value), reply.request.is_reversed
-    if is_reversed:
-        drawn = DrawnClasses(drawn.classes[..., ::-1], drawn.weights[::-1])
+    drawn = DrawnClasses(*reverse_if(is_reversed, *drawn))
     subset = join(present, drawn, num_categories)
     if reads is not None:
         subset = with_read_rows(subset, reads, is_reversed=is_reversed)

@@ -144,8 +144,7 @@ def _choose_entities(
             _check_counted(name, entities)
         if reply.request.also is not None:
             entities = entities_of_ids(name, size, ids, counts, reply.request.also)
-        if reply.request.is_reversed:
-            entities = entities.in_opposite_order()
+        entities = entities.reversed_if(reply.request.is_reversed)
     if reply.request.is_chosen:
         return chosen_entities(reply.plate, size, reply.value), reply
     return entities, reply

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from numpyro_largecat.ops.subsampling import place_among, sorted_distinct
 from numpyro_largecat.plates.entity_counts import EntityCounts
-from numpyro_largecat.plates.rows_by_id import KnownIds, take_rows
+from numpyro_largecat.plates.rows_by_id import KnownIds, reverse_if, take_rows
 
 
 @partial(
@@ -84,12 +84,13 @@ class EntitySubset:
         num_rows = self.indices.shape[0]
         return take_rows(self.name, self.size, num_rows, self.known, values, ids, axis)
 
-    def in_opposite_order(self) -> EntitySubset:
-        """The same entities, the last first."""
-        assert self.known is not None
-        rows = jnp.arange(self.indices.shape[0] - 1, -1, -1)
-        known = KnownIds(self.known.ids, rows)
-        return replace(self, indices=self.indices[::-1], weights=self.weights[::-1], known=known)
+    def reversed_if(self, is_reversed: Array | None) -> EntitySubset:
+        """The same entities, the last first if so."""
+        if is_reversed is None or self.known is None:
+            return self
+        rows = jnp.arange(self.indices.shape[0])
+        indices, weights, rows = reverse_if(is_reversed, self.indices, self.weights, rows)
+        return replace(self, indices=indices, weights=weights, known=KnownIds(self.known.ids, rows))
 
 
 def entities_of_ids(

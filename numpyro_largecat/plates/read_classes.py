@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from numpyro_largecat._checks import as_ids_or_none, check_ids_or_none, check_integers
 from numpyro_largecat.ops.subsampling import place_among, sorted_distinct
 from numpyro_largecat.plates.class_subset import ClassSubset
-from numpyro_largecat.plates.rows_by_id import KnownIds, ReadRows
+from numpyro_largecat.plates.rows_by_id import KnownIds, ReadRows, reverse_if
 
 
 def checked_reads(plate: str, reads: ArrayLike | Sequence[ArrayLike], num_categories: int) -> Array:
@@ -36,7 +36,9 @@ def checked_reads(plate: str, reads: ArrayLike | Sequence[ArrayLike], num_catego
     return jnp.concatenate(flat)
 
 
-def with_read_rows(classes: ClassSubset, reads: Array, *, is_reversed: bool = False) -> ClassSubset:
+def with_read_rows(
+    classes: ClassSubset, reads: Array, *, is_reversed: Array | None = None
+) -> ClassSubset:
     r"""Let a plate that holds some of the classes also hold those that a model reads by id.
 
     What is read has weight 1 in prior and KL terms, as labels have, and then a class that was drawn
@@ -54,28 +56,26 @@ def with_read_rows(classes: ClassSubset, reads: Array, *, is_reversed: bool = Fa
     """
     is_chunk = classes.kind == "chunk"
     indices, known, row_weights = _with_read_rows(
-        classes.indices, classes.weights, reads, classes.num_categories, is_chunk, is_reversed
+        classes.indices, classes.weights, reads, is_reversed, classes.num_categories, is_chunk
     )
     return replace(classes, indices=indices, reads=ReadRows(known, row_weights))
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5))
+@partial(jax.jit, static_argnums=(4, 5))
 def _with_read_rows(
     indices: Array,
     weights: Array,
     reads: Array,
+    is_reversed: Array | None,
     num_categories: int,
     is_chunk: bool,
-    is_reversed: bool,
 ) -> tuple[Array, KnownIds, Array]:
     """Rows of the plate, where those of read classes are, and all weights."""
     ids = sorted_distinct(reads, num_categories)[:num_categories]
     num_scored = indices.shape[0]
     own_rows = num_scored + jnp.arange(ids.shape[0], dtype=jnp.int32)
-    in_order = slice(None)
-    if is_reversed:
-        own_rows, in_order = own_rows[::-1], slice(None, None, -1)
-    all_indices = jnp.concatenate([indices, jnp.minimum(ids, num_categories - 1)[in_order]])
+    own_rows, own_ids = reverse_if(is_reversed, own_rows, jnp.minimum(ids, num_categories - 1))
+    all_indices = jnp.concatenate([indices, own_ids])
     if is_chunk:
         row_weights = jnp.concatenate([weights, jnp.zeros(ids.shape, weights.dtype)])
         return all_indices, KnownIds(ids, own_rows), row_weights
@@ -87,5 +87,6 @@ def _with_read_rows(
     rows = jnp.where(is_scored, order[place], own_rows)
     is_read = jnp.zeros(num_scored, bool).at[rows].set(is_scored, mode="drop")
     own_weights = (is_class & ~is_scored).astype(weights.dtype)
-    row_weights = jnp.concatenate([jnp.where(is_read, 1, weights), own_weights[in_order]])
+    (own_weights,) = reverse_if(is_reversed, own_weights)
+    row_weights = jnp.concatenate([jnp.where(is_read, 1, weights), own_weights])
     return all_indices, KnownIds(ids, rows), row_weights

@@ -38,6 +38,13 @@ class ReadRows(NamedTuple):
     row_weights: Array  # (M,), weights of all rows of the plate in prior and KL terms
 
 
+def reverse_if(is_reversed: Array | None, *arrays: Array) -> tuple[Array, ...]:
+    """Arrays in the opposite order of their last axis, if so; None for no."""
+    if is_reversed is None:
+        return arrays
+    return tuple(jnp.where(is_reversed, jnp.flip(a, -1), a) for a in arrays)
+
+
 def take_rows(
     plate: str,
     size: int,
