@@ -16,7 +16,15 @@ from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.distinct_rows import distinct_rows
 from numpyro_largecat.handlers.plate_facts import plate_facts
 from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
-from numpyro_largecat.handlers.sites import Sites, is_observed, log_prob_of, of_type, plates_of
+from numpyro_largecat.handlers.sites import (
+    Site,
+    Sites,
+    is_latent,
+    is_observed,
+    log_prob_of,
+    of_type,
+    plates_of,
+)
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 
 TOLERANCE = 1e-3  # of a log density: far above rounding, far below what another row changes
@@ -47,6 +55,11 @@ def _are_integers(value: Any) -> bool:
     return bool(jnp.issubdtype(jnp.result_type(value), jnp.integer))
 
 
+def _is_discrete_in(site: Site, plates: Sequence[str]) -> bool:
+    in_plates = is_latent(site) and bool(plates_of(site) & set(plates))
+    return in_plates and bool(site["fn"].support.is_discrete)
+
+
 def refuse_reading_by_place(
     model: Any, plates: list[str], rng_key: Array, params: dict[str, Any], args: Any, kwargs: Any
 ) -> None:
@@ -55,6 +68,8 @@ def refuse_reading_by_place(
     A plate holds rows in an order of its own, so that ``v[ids]`` gives those of other ids. Here the
     rows differ by id, and what is read or drawn comes once in the plate's order and once in the
     opposite one: what is read by ``rows_of``, or scored, is the same.
+
+    Discrete latent rows are drawn by their place, so a model that has some is not looked at.
 
     Cost: two runs of the model, compiled once. Nothing is done under ``jit``.
 
@@ -70,6 +85,8 @@ def refuse_reading_by_place(
 
         known: dict[str, Any] = {"rng_key": rng_key, "params": params, "touched": TouchedRows()}
         sites = sites_of(model, args, kwargs, **known, around=around)
+        if any(_is_discrete_in(site, plates) for site in sites.values()):
+            return {}
         return {  # what is observed of the rows themselves follows their order
             name: log_prob_of(site)
             for name, site in sites.items()

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from numpyro.infer import TraceMeanField_ELBO
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
@@ -105,6 +105,38 @@ def test_ids_that_are_features_are_taken() -> None:
             lc.sample_choice("y", psi, classes=words, rows=rows, obs=y)
 
     init(model, FRIENDS, USERS)
+
+
+def test_a_model_may_observe_nothing_but_the_entities() -> None:
+    counts = lc.EntityCounts.of(U, USERS)
+
+    def model(users, features, rows=None):
+        with lc.entity_plate("users", U, users, counts) as read:
+            v = numpyro.sample("v", dist.Normal(0, 1))
+            numpyro.sample("f", dist.Normal(v, 1), obs=features[read.indices])
+
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
+    svi.init(jax.random.key(0), USERS[:10], jnp.zeros(U))
+
+
+def test_discrete_rows_are_no_false_alarm() -> None:
+    """They are drawn by place, in either order, however they are read."""
+    counts = lc.EntityCounts.of(U, USERS)
+
+    def model(users, x=None, rows=None):
+        with lc.entity_plate("users", U, users, counts) as read:
+            z = numpyro.sample("z", dist.Bernoulli(0.5))
+        with lc.data_plate("data", N, rows):
+            numpyro.sample("x", dist.Normal(2.0 * read.rows_of(z, users), 1), obs=x)
+
+    def guide(users, x=None, rows=None):
+        with lc.entity_plate("users", U, users, counts):
+            p = numpyro.param("p", jnp.full(U, 0.5), event_dim=0)
+            numpyro.sample("z", dist.Bernoulli(p))
+
+    svi = lc.SubsampledSVI(model, guide, optax.adam(0.1), Trace_ELBO())
+    with pytest.warns(UserWarning, match="site 'z' is discrete and latent"):
+        svi.init(jax.random.key(0), USERS[:10], X[:10], np.arange(10))
 
 
 def test_all_entities_in_one_minibatch_are_not_taken_for_a_full_plate() -> None:
