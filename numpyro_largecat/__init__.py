@@ -39,6 +39,7 @@ from numpyro_largecat.reading.predictions import TopClasses
 from numpyro_largecat.svi.adaptive_steps import adaptive_steps
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.averaging import average_iterates, averaged_params
+from numpyro_largecat.svi.checkpoints import Checkpoints
 from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
 from numpyro_largecat.top_l.hide_enumerated import hide_enumerated
 from numpyro_largecat.top_l.top_l_categorical import TopLCategorical
@@ -76,6 +77,7 @@ __all__ = [  # noqa: RUF022  grouped by idea
     # 3. only touched rows move
     "SubsampledSVI",
     "ArrayBatches",
+    "Checkpoints",
     "adaptive_steps",
     "average_iterates",
     "averaged_params",

@@ -55,6 +55,33 @@ def handled_signals() -> tuple[int, ...]:
     return tuple(number for number in numbers if callable(signal.getsignal(number)))
 
 
+class exit_at_sigterm:
+    """Raise ``SystemExit`` at SIGTERM in a ``with`` block, where it would end the process at once.
+
+    A handler that is there is left alone. Outside of the main thread this does nothing.
+
+    Args:
+        applies: Whether to do it at all.
+    """
+
+    def __init__(self, applies: bool) -> None:
+        self._applies = applies
+
+    def __enter__(self) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        self._applies &= is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        if self._applies:
+            signal.signal(signal.SIGTERM, _exit)
+
+    def __exit__(self, *_: object) -> None:
+        if self._applies:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _exit(number: int, _: object) -> None:
+    raise SystemExit(128 + number)  # as a shell reports a process that a signal ended
+
+
 class held_signals:
     """Let handlers of signals, such as that of Ctrl-C, wait until the end of a ``with`` block.
 

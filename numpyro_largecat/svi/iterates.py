@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -72,6 +73,14 @@ class IterateLog:
         while len(self._kept) > MOST_ITERATES:
             self._kept = self._kept[::2]
             self._stride *= 2
+
+    def go_on(self, iterates: Mapping[str, NDArray[Any]], num_steps: int) -> None:
+        """Begin with what a log of so many steps has kept."""
+        self._step = num_steps
+        while math.ceil(num_steps / self._stride) > MOST_ITERATES:
+            self._stride *= 2
+        length = len(next(iter(iterates.values()), ()))
+        self._kept = [{n: values[i] for n, values in iterates.items()} for i in range(length)]
 
     def iterates(self) -> dict[str, NDArray[Any]]:
         """All that is kept, shape (iterates, entries)."""

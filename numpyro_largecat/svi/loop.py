@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -14,20 +17,33 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_largecat._checks import BadDataError, check_arguments, check_count, describe
-from numpyro_largecat._result_so_far import attach_result, handled_signals, held_signals
+from numpyro_largecat._checks import (
+    BadDataError,
+    check_arguments,
+    check_count,
+    describe,
+)
+from numpyro_largecat._result_so_far import (
+    attach_result,
+    exit_at_sigterm,
+    handled_signals,
+    held_signals,
+)
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.static_arguments import StaticArguments, split_arguments
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.batch_checks import check_batches
+from numpyro_largecat.svi.checkpoints import Checkpoints, CheckpointWriter, has_checkpoint
 from numpyro_largecat.svi.iterates import IterateLog, Recorded, recorded_values
 from numpyro_largecat.svi.loss_log import LossLog
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
+from numpyro_largecat.svi.saved_run import SavedRun, description_of, read_run
 from numpyro_largecat.svi.state import SubsampledSVIState
 from numpyro_largecat.svi.step import take_step
 
 MAX_CHUNK = 100  # steps of one compiled loop, between two looks at the losses
+CHUNK_SECONDS = 1.0  # that it may take, since signals wait until its end
 MOST_TRIES = 100  # draws of a first batch, where bad data is skipped
 
 
@@ -82,6 +98,8 @@ def run_loop(
     progress_bar: bool,
     options: RunOptions,
     init_state: SubsampledSVIState | None,
+    checkpoints: Checkpoints | None,
+    resume: bool,
 ) -> SubsampledSVIRunResult:
     """See ``SubsampledSVI.run``.
 
@@ -92,9 +110,18 @@ def run_loop(
     drawn = batches if isinstance(batches, ArrayBatches) else None
     stream = None if batches is None or drawn is not None else _stream_of(batches)
     is_traced = _is_traced((rng_key, init_state, args, kwargs, drawn))
+    if is_traced and checkpoints is not None:
+        raise ValueError("`checkpoints` need a run outside of `jit`, `vmap` and the like.")
+    has_saved = has_checkpoint(checkpoints, resume)
     log = LossLog(num_steps, progress_bar and not is_traced, options.skip_bad_steps)
-    run = _Run(steps, plan, log, options)
-    with attach_result(run.interrupted), log:
+    with exit_at_sigterm(checkpoints is not None), ExitStack() as until_end:
+        run = _Run(steps, plan, log, options)
+        until_end.enter_context(attach_result(run.interrupted))
+        until_end.enter_context(log)
+        if checkpoints is not None:
+            run.batches = description_of(batches)
+            run.writer = CheckpointWriter(checkpoints, run.reached)
+            until_end.enter_context(run.writer)
         state = init_state
         if init_state is not None:
             plan.check(init_state)
@@ -107,6 +134,11 @@ def run_loop(
             made, first = _first_good(init, candidates, log, are_steps=stream is not None)
             run.plan, state = made
             stream = None if stream is None else chain([first], stream)
+        if checkpoints is not None and has_saved:
+            del state
+            passed = log.num_taken  # batches of the stream that were bad, before the first good one
+            state = run.go_on(read_run(checkpoints.fit_folder(), run.plan))
+            stream = None if stream is None else islice(stream, log.num_taken - passed, None)
         if is_traced:
             return _run_traced(run.plan, state, num_steps, (args, kwargs, drawn), options)
         run.state = state
@@ -122,6 +154,8 @@ class _Run:
     """What a run has reached: always a state that is there, and the losses that belong to it."""
 
     state: SubsampledSVIState | None = None  # until `init` has made one
+    writer: CheckpointWriter | None = None
+    batches: list[int] | str | None = None  # in the words of a checkpoint
 
     def __init__(self, steps: CompiledSteps, plan: Plan, log: LossLog, options: RunOptions) -> None:
         self.steps = steps
@@ -135,8 +169,12 @@ class _Run:
         """Take steps on the same arguments, many in each compiled loop."""
         arrays, static = split_arguments(arguments)
         chunk = self._chunk(arrays, static, MAX_CHUNK)
-        while count := self.log.steps_to_go(MAX_CHUNK):
+        pace = 1
+        while count := self._steps_to_go(pace):
+            start = time.monotonic()
             self._take(chunk, count, arrays)
+            per_second = count / max(time.monotonic() - start, 1e-9)
+            pace = max(1, min(MAX_CHUNK, int(CHUNK_SECONDS * per_second)))
 
     def take_batches(self, stream: Iterator[Any], args: Any, kwargs: Any) -> None:
         """Take a step on each batch of a stream; one that is bad ends the fit, or is skipped."""
@@ -161,6 +199,11 @@ class _Run:
                 steps[form] = self._chunk(arrays, static, 1)
             self._take(steps[form], 1, arrays)
 
+    def _steps_to_go(self, most: int) -> int:
+        if self.writer is not None:
+            most = self.writer.steps_to_go(self.log.num_taken, most)
+        return self.log.steps_to_go(most)
+
     def _chunk(self, arrays: list[Any], static: StaticArguments, length: int) -> Any:
         """The compiled program of a chunk of at most ``length`` steps."""
         form = _Form(static, self.options, length)
@@ -177,6 +220,40 @@ class _Run:
             losses = np.array(losses)[:count]  # a copy: a view would keep the device's buffer
             self.state = state
             self.iterates.add(values, self.log.add(losses))
+        if self.writer is not None:
+            self.writer.after_steps(self.log.num_taken)
+
+    def go_on(self, saved: SavedRun) -> SubsampledSVIState:
+        """Take over what a checkpoint holds; return its state.
+
+        Raises:
+            ValueError: If it is one of other batches.
+        """
+        if saved.batches != self.batches:
+            raise ValueError(
+                "`resume` needs a checkpoint and the `batches` that its fit had: ArrayBatches with "
+                "as many rows and the same `batch_size` and `seed`, or a stream if it had one. To "
+                "go on from what `svi.save` wrote, or with other data, pass "
+                "`init_state=svi.load(folder, ...).state`."
+            )
+        self.plan = replace(self.plan, recorded=saved.recorded)
+        self.log.go_on(saved.losses)
+        self.iterates.go_on(saved.iterates, len(saved.losses))
+        assert self.writer is not None
+        self.writer.go_on(len(saved.losses))
+        return saved.state
+
+    def reached(self) -> tuple[Plan, SavedRun] | None:
+        """What a checkpoint holds; None before the first step, or if the state is gone."""
+        losses = self.log.losses()
+        losses = losses[: len(losses) - self.log.is_last_bad]
+        if self.state is None or not len(losses) or self._is_gone():
+            return None
+        iterates = self.iterates.iterates()
+        return self.plan, SavedRun(self.state, losses, iterates, self.plan.recorded, self.batches)
+
+    def _is_gone(self) -> bool:
+        return any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))
 
     def result(self) -> SubsampledSVIRunResult:
         """The result, as ``run`` returns it."""
@@ -188,7 +265,7 @@ class _Run:
         if self.state is None:
             return None
         progress = f"{self.log.num_taken} of {self.log.num_steps} steps"
-        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state)):
+        if self._is_gone():
             progress += "; its state is gone, in memory that a compiled step had been given"
             return self._with_params({}), progress
         try:

@@ -23,6 +23,7 @@ class LossLog:
         self.parts: list[np.ndarray] = []
         self.num_taken = 0
         self.reason: str | None = None
+        self.is_last_bad = False  # whether the last loss is that of a step which ended the fit
         self.bad_batches: list[BadDataError] = []
         self.smoothed: float | None = None
 
@@ -34,7 +35,13 @@ class LossLog:
 
     def steps_to_go(self, most: int) -> int:
         """Steps to take next, at most ``most``; 0 at the end."""
-        return 0 if self.reason else min(most, self.num_steps - self.num_taken)
+        return 0 if self.reason else max(0, min(most, self.num_steps - self.num_taken))
+
+    def go_on(self, losses: np.ndarray) -> None:
+        """Begin with the losses of earlier steps, in place of what is there."""
+        self.parts, self.num_taken, self.smoothed = [], 0, None
+        self.bar.reset()
+        self._append(losses)
 
     def add(self, losses: np.ndarray) -> int:
         """Append the losses of a chunk; the first NaN ends the fit, unless it is to be skipped.
@@ -46,12 +53,17 @@ class LossLog:
         num_good = len(losses)
         if bad.size and not self.skip_bad_steps:
             losses, num_good = losses[: bad[0] + 1], int(bad[0])
+            self.is_last_bad = True
             self.stop(
                 "the loss or the new parameters were not finite. Lower the learning rate, or look "
                 "for a label out of range, an observed class that is not available (-inf), or an "
                 "entity that `counts` do not have",
                 self.num_taken + int(bad[0]),
             )
+        self._append(losses)
+        return num_good
+
+    def _append(self, losses: np.ndarray) -> None:
         self.parts.append(losses)
         self.num_taken += len(losses)
         self.bar.update(len(losses))
@@ -60,7 +72,6 @@ class LossLog:
             self.smoothed = kept * (self.smoothed or 0.0) - (1 - kept) * float(loss)
         if self.smoothed is not None:
             self.bar.set_postfix_str(f"smoothed ELBO {self.smoothed:.6g}")
-        return num_good
 
     def skip_batch(self, error: BadDataError) -> None:
         """Count a batch that was not used as a step that was skipped."""

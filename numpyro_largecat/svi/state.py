@@ -111,8 +111,8 @@ def _dict_keys(tree: Any) -> set[str]:
     }
 
 
-def _parts(tree: Any) -> str:
-    """The types in a state, other than Python's own, in order, and its number of arrays."""
+def type_names(tree: Any) -> list[str]:
+    """The types in a state of shapes, other than Python's own, in order."""
     kinds: list[str] = []
 
     def look(node: Any) -> bool:
@@ -120,5 +120,10 @@ def _parts(tree: Any) -> str:
             kinds.append(type(node).__name__)
         return False
 
-    num_arrays = len(jax.tree.leaves(tree, is_leaf=look))
-    return f"{', '.join(kinds) or 'no types'} and {num_arrays} arrays"
+    jax.tree.leaves(tree, is_leaf=look)
+    return kinds
+
+
+def _parts(tree: Any) -> str:
+    num_arrays = len(jax.tree.leaves(tree))
+    return f"{', '.join(type_names(tree)) or 'no types'} and {num_arrays} arrays"

@@ -4,18 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from os import PathLike
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.elbo import ELBO
 
+from numpyro_largecat.data.fit_folders import FitFolder
 from numpyro_largecat.handlers.internals import takes_gradient_steps
+from numpyro_largecat.svi.checkpoints import Checkpoints
 from numpyro_largecat.svi.first_run import first_run
 from numpyro_largecat.svi.loop import CompiledSteps, RunOptions, run_loop
 from numpyro_largecat.svi.narrow_tables import check_table_dtype
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
+from numpyro_largecat.svi.saved_run import KIND, SavedRun, read_run, write_run
 from numpyro_largecat.svi.state import SubsampledSVIState
 from numpyro_largecat.svi.step import gather_step, take_step
 
@@ -226,6 +233,8 @@ class SubsampledSVI(SVI):
         forward_mode_differentiation: bool = False,
         init_state: SubsampledSVIState | None = None,
         init_params: dict[str, Any] | None = None,
+        checkpoints: Checkpoints | None = None,
+        resume: bool = False,
         **kwargs: Any,
     ) -> SubsampledSVIRunResult:
         """Fit for ``num_steps`` steps in compiled loops that reuse the memory of the tables.
@@ -253,6 +262,11 @@ class SubsampledSVI(SVI):
             forward_mode_differentiation: Differentiate in forward mode.
             init_state: State to go on from, as an earlier result holds it; it is copied.
             init_params: Initial values of parameters, by name.
+            checkpoints: Where and how often to write the fit to disk, ``Checkpoints(folder)``.
+            resume: Go on from the newest checkpoint, if there is one, bit by bit as if the run had
+                not been interrupted; ``num_steps`` and the losses count from its beginning. The
+                batches of a stream are taken from its beginning too, and those of the steps that
+                were taken are passed over. Without it the folder must have no checkpoints.
             **kwargs: Keyword arguments of model and guide, the same in each step.
 
         Returns:
@@ -285,4 +299,76 @@ class SubsampledSVI(SVI):
             progress_bar=progress_bar,
             options=RunOptions(stable_update, forward_mode_differentiation),
             init_state=init_state,
+            checkpoints=checkpoints,
+            resume=resume,
         )
+
+    def save(self, folder: str | PathLike[str], result: SubsampledSVIRunResult) -> None:
+        """Write a fit whole into a folder, by Orbax: all that ``load`` needs besides the code.
+
+        That is parameters, optimiser's state, what is kept per row, the random key, the position in
+        the data, losses, the names and sizes of plates, and versions. The new fit takes the place
+        of one that is there, which stays if it cannot be written.
+
+        Cost: O(state) time and disk.
+
+        Args:
+            folder: A folder for this fit alone, which is made if it is not there.
+            result: What ``run`` returned, or ``result_so_far`` of an exception.
+
+        Raises:
+            OSError: If the folder cannot be written.
+            ValueError: If the folder holds anything but fits, or the state is that of another
+                model.
+        """
+        self.plan.check(result.state)
+        iterates = {name: np.asarray(values) for name, values in result.iterates.items()}
+        run = SavedRun(result.state, np.asarray(result.losses), iterates)
+        write_run(FitFolder(folder, KIND), self.plan, run)
+
+    def load(
+        self, folder: str | PathLike[str], *args: Any, **kwargs: Any
+    ) -> SubsampledSVIRunResult:
+        """Read the newest fit that ``save`` or a checkpoint wrote, of this model and guide.
+
+        The result is as ``run`` returned it: ``lc.Fitted.from_svi(svi, result)`` reads it, and
+        ``run(..., init_state=result.state)`` goes on. Model and guide are run once, as ``init``
+        does, to see that the fit is theirs.
+
+        Cost: O(state) time; memory for twice the state.
+
+        Args:
+            folder: The folder.
+            *args: Arguments of model and guide: any batch of the shapes that the fit had, with
+                labels. Its numbers have no part in the fit.
+            **kwargs: Keyword arguments of model and guide.
+
+        Raises:
+            FileNotFoundError: If there is no fit in the folder.
+            ValueError: If the fit is damaged, or of another model, guide or optimiser, with what
+                differs.
+
+        Example:
+            >>> import tempfile, jax, numpyro, optax
+            >>> import numpyro_largecat as lc
+            >>> from numpyro.infer import Trace_ELBO
+            >>> def model():
+            ...     a = numpyro.param("a", 0.0)
+            ...     numpyro.factor("loss", -((a - 1) ** 2))
+            >>> def make_svi():
+            ...     return lc.SubsampledSVI(model, lambda: None, optax.adam(0.1), Trace_ELBO())
+            >>> svi, folder = make_svi(), tempfile.mkdtemp()
+            >>> result = svi.run(jax.random.key(0), 100, progress_bar=False)
+            >>> svi.save(folder, result)
+            >>> loaded = make_svi().load(folder)  # in another process, say
+            >>> bool(loaded.params["a"] == result.params["a"]), len(loaded.losses)
+            (True, 100)
+        """
+        fits = FitFolder(folder, KIND)
+        if not fits.numbers():  # before `init`, which takes long
+            raise FileNotFoundError(f"{fits.path} has no saved fit.")
+        self.init(jax.random.key(0), *args, **kwargs)
+        saved = read_run(fits, self.plan)
+        params = self.get_params(saved.state)
+        losses = jnp.asarray(saved.losses)
+        return SubsampledSVIRunResult(params, saved.state, losses, saved.iterates)

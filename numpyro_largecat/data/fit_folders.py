@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of saved fits: arrays and a few plain values, each fit whole or not there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT = 1
+_PARTS = {"_CHECKPOINT_METADATA", "arrays", "about"}  # of each fit that Orbax has written
+_COMMITTED = "commit_success.txt"  # in some of them
+MOST_SECONDS = 10  # that may pass between a failure to write one array and the end of the others
+_UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of one that was not written to its end
+
+
+class SavedArrays(NamedTuple):
+    """A fit as it was read."""
+
+    number: int  # of the fit in its folder
+    arrays: dict[str, NDArray[Any]]
+    about: dict[str, Any]  # plain values
+
+
+class FitFolder:
+    """A folder of fits of one kind, numbered in the order of writing; the newest are kept.
+
+    A fit is written under another name and renamed, by Orbax, so that a process that is killed
+    meanwhile leaves the earlier ones as they are. Each array has a checksum.
+
+    Args:
+        path: The folder; it is made when a fit is written. It must hold fits only.
+        kind: Name of the class whose fits they are.
+        keep: Number of fits that are kept.
+    """
+
+    def __init__(self, path: Any, kind: str, keep: int = 1) -> None:
+        self.path, self.kind, self.keep = Path(path).absolute(), kind, keep
+
+    def make(self) -> None:
+        """Make the folder, if it is not there.
+
+        Raises:
+            OSError: If it cannot be made, or not be written into.
+            ValueError: If it holds anything but fits.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self.path):
+            self._remove_parts()
+
+    def numbers(self) -> list[int]:
+        """Numbers of the fits in the folder, in order; none if it is not there.
+
+        Raises:
+            ValueError: If the folder holds anything else.
+        """
+        if not self.path.exists():
+            return []
+        if not self.path.is_dir():
+            raise ValueError(f"{self.path} must be a folder of saved fits; it is a file.")
+        whole: list[int] = []
+        for entry in self.path.iterdir():
+            if _UNFINISHED in entry.name:
+                continue
+            parts = {p.name for p in entry.iterdir()} if entry.is_dir() else {entry.name}
+            if not entry.name.isdecimal() or parts - _PARTS - {_COMMITTED}:
+                raise ValueError(
+                    f"{self.path} must hold saved fits and nothing else; it has '{entry.name}'. "
+                    "Name a folder of its own."
+                )
+            if parts >= _PARTS:  # else its removal was cut short
+                whole.append(int(entry.name))
+        return sorted(whole)
+
+    def write(self, number: int, arrays: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        """Write a fit, larger in number than those there; then remove all but the newest.
+
+        Args:
+            number: Its number.
+            arrays: NumPy arrays by name. They must not change meanwhile.
+            about: Values that JSON can hold.
+
+        Raises:
+            OSError: If it cannot be written. What was there before is there still.
+        """
+        import orbax.checkpoint as ocp  # takes a second
+
+        self._remove_parts()  # of processes that were killed; and refuse a folder of other things
+        arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        described = {
+            name: {"shape": a.shape, "dtype": str(a.dtype), "crc32": _checksum(a)}
+            for name, a in arrays.items()
+        }
+        text = json.dumps(
+            {"kind": self.kind, "format": FORMAT, "arrays": described, "about": about}
+        )
+        items = ocp.args.Composite(
+            # Orbax does not write arrays without entries; their shape and type say all.
+            arrays=ocp.args.StandardSave({n: a for n, a in arrays.items() if a.size}),
+            about=ocp.args.JsonSave({"text": text, "crc32": zlib.crc32(text.encode())}),
+        )
+        try:
+            with _quiet(), self._manager(max_to_keep=self.keep) as manager:
+                manager.save(number, args=items, force=True)
+        except Exception as error:  # Orbax gives errors of the file system as many types
+            self._remove_parts_while_written()
+            raise OSError(f"the fit could not be written into {self.path}: {error}") from error
+        self._remove_parts()
+
+    def read(self) -> SavedArrays:
+        """Read the newest fit.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            ValueError: If it is damaged, or of another kind or format.
+        """
+        import orbax.checkpoint as ocp
+
+        numbers = self.numbers()
+        if not numbers:
+            raise FileNotFoundError(f"{self.path} has no saved fit.")
+        number = numbers[-1]
+        with self._told(number):
+            with _quiet(), self._manager(read_only=True) as manager:
+                found = manager.restore(
+                    number, args=ocp.args.Composite(about=ocp.args.JsonRestore())
+                )
+            text = found.about["text"]
+            if zlib.crc32(text.encode()) != found.about["crc32"]:
+                raise ValueError("its description has changed")
+            told = json.loads(text)
+        if told["kind"] != self.kind or told["format"] != FORMAT:
+            raise ValueError(
+                f"{self.path} must hold a {self.kind} in format {FORMAT}; it holds a "
+                f"{told['kind']} in format {told['format']}."
+            )
+        with self._told(number):
+            return SavedArrays(number, self._arrays(number, told["arrays"]), told["about"])
+
+    def _arrays(self, number: int, described: dict[str, Any]) -> dict[str, NDArray[Any]]:
+        import orbax.checkpoint as ocp
+
+        with _quiet(), self._manager(read_only=True) as manager:
+            wanted = ocp.args.Composite(arrays=ocp.args.StandardRestore())
+            found = manager.restore(number, args=wanted).arrays
+        arrays = {}
+        for name, want in described.items():
+            shape, dtype = tuple(want["shape"]), np.dtype(want["dtype"])
+            array = np.asarray(found[name]) if 0 not in shape else np.zeros(shape, dtype)
+            if (array.shape, array.dtype, _checksum(array)) != (shape, dtype, want["crc32"]):
+                raise ValueError(f"array '{name}' has changed")
+            arrays[name] = array
+        return arrays
+
+    def _manager(self, **options: Any) -> Any:
+        import orbax.checkpoint as ocp
+
+        every = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, **options)
+        return ocp.CheckpointManager(self.path, options=every)
+
+    def _remove_parts(self) -> None:
+        """Remove what was not written, or not removed, to its end."""
+        if self.path.is_dir():
+            whole = {str(number) for number in self.numbers()}
+            for entry in self.path.iterdir():
+                if entry.name not in whole:
+                    shutil.rmtree(entry, ignore_errors=True)
+
+    def _remove_parts_while_written(self) -> None:
+        """Remove parts until there are none: where one array fails, others are still written."""
+        deadline = time.monotonic() + MOST_SECONDS
+        while time.monotonic() < deadline:
+            self._remove_parts()
+            time.sleep(0.05)
+            if not any(_UNFINISHED in entry.name for entry in self.path.iterdir()):
+                return
+
+    @contextmanager
+    def _told(self, number: int) -> Iterator[None]:
+        """Say of what is raised that this fit is damaged."""
+        try:
+            yield
+        except PermissionError:
+            raise
+        except Exception as error:  # Orbax raises that class itself, among others
+            raise ValueError(
+                f"{self.path / str(number)} is damaged, or was not written by numpyro_largecat: "
+                f"{error}. Remove it to use the fit before it, if there is one."
+            ) from error
+
+
+def _checksum(array: NDArray[Any]) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Orbax and asyncio log each use, and each error besides raising it."""
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

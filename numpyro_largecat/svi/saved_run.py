@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fit of ``SubsampledSVI`` as arrays with names and plain values, and back, checked."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from numpyro_largecat.data.fit_folders import FitFolder, SavedArrays
+from numpyro_largecat.svi.array_batches import ArrayBatches
+from numpyro_largecat.svi.iterates import Recorded
+from numpyro_largecat.svi.plan import Plan
+from numpyro_largecat.svi.state import SubsampledSVIState, type_names
+
+KIND = "fit of SubsampledSVI"
+_ITERATES = "iterates of "
+_RUN_KEY = ".rng_key"  # of any kind and form: nothing else in the fit depends on them
+_PACKAGES = ("numpyro-largecat", "numpyro", "jax", "jaxlib", "optax")
+
+
+class SavedRun(NamedTuple):
+    """What a run has reached."""
+
+    state: SubsampledSVIState
+    losses: NDArray[Any]
+    iterates: Mapping[str, NDArray[Any]]
+    recorded: Recorded = {}  # what the iterates are the values of, if a run goes on from here
+    batches: list[int] | str | None = None  # as ``description_of`` has them, likewise
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return len(self.losses)
+
+
+def description_of(batches: Any) -> list[int] | str:
+    """What must be the same in a run that goes on with these batches."""
+    if batches is None:
+        return "none"
+    if not isinstance(batches, ArrayBatches):
+        return "a stream"
+    return [batches.size, batches.batch_size, *np.asarray(batches.orders).tolist()]
+
+
+def as_arrays(plan: Plan, run: SavedRun) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arrays by name, none of them copied where they are in the host's memory, and plain values."""
+    leaves = _named_leaves(run.state)
+    arrays: dict[str, Any] = {name: _key_data(leaf) for name, leaf in leaves.items()}
+    arrays["losses"] = run.losses
+    arrays |= {_ITERATES + name: values for name, values in run.iterates.items()}
+    about = {
+        "keys": {
+            n: (str(jax.random.key_impl(x)), _form(x)) for n, x in leaves.items() if is_key(x)
+        },
+        "recorded": {n: [_as_lists(i) for i in of] for n, of in run.recorded.items()},
+        "batches": run.batches,
+        "versions": _versions(),
+        **_description(plan),
+    }
+    return arrays, about
+
+
+def write_run(folder: FitFolder, plan: Plan, run: SavedRun) -> None:
+    """Write a run as the newest fit of a folder; its number is that of its steps, or larger."""
+    number = max([run.num_steps, *(n + 1 for n in folder.numbers())])
+    folder.write(number, *as_arrays(plan, run))
+
+
+def read_run(folder: FitFolder, plan: Plan) -> SavedRun:
+    """Read the newest run of a folder.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        ValueError: If it is damaged, or of another model, guide or optimiser.
+    """
+    saved = folder.read()
+    check_same_model(folder, saved, plan)
+    assert plan.shapes is not None
+    keys = saved.about["keys"]
+
+    def value(name: str) -> Array:
+        data = jnp.array(saved.arrays.pop(name))  # a copy, so that it can be donated
+        return jax.random.wrap_key_data(data, impl=keys[name][0]) if name in keys else data
+
+    values = [value(name) for name in _named_leaves(plan.shapes)]
+    arrays = saved.arrays.items()
+    return SavedRun(
+        jax.tree.unflatten(jax.tree.structure(plan.shapes), values),
+        saved.arrays["losses"],
+        {n.removeprefix(_ITERATES): a for n, a in arrays if n.startswith(_ITERATES)},
+        {n: [_as_index(i) for i in of] for n, of in saved.about["recorded"].items()},
+        saved.about["batches"],
+    )
+
+
+def check_same_model(folder: FitFolder, saved: SavedArrays, plan: Plan) -> None:
+    """Refuse a fit of another model, guide or optimiser than that of the plan.
+
+    Raises:
+        ValueError: With the first plate, parameter or part of the optimiser's state that differs.
+    """
+    for what, wanted in _description(plan).items():
+        found = saved.about[what]
+        if isinstance(wanted, dict):
+            for name in sorted(wanted.keys() | found.keys()):
+                got, want = found.get(name, "none"), wanted.get(name, "none")
+                if got != want:
+                    raise _differs(folder, saved, f"{what} '{name}'", got, want)
+        elif found != wanted:
+            raise _differs(folder, saved, what, found, wanted)
+    leaves = _named_leaves(plan.shapes)
+    for name in sorted((leaves.keys() | saved.arrays.keys()) - {"losses", _RUN_KEY}):
+        if name.startswith(_ITERATES):
+            continue
+        want = _form(leaves[name]) if name in leaves else "none"
+        held = _form(saved.arrays[name]) if name in saved.arrays else "none"
+        _, held = saved.about["keys"].get(name, (None, held))
+        if held != want:
+            raise _differs(folder, saved, f"state{name}", held, want)
+
+
+def _differs(folder: FitFolder, saved: SavedArrays, what: str, got: Any, want: Any) -> ValueError:
+    made = saved.about["versions"]
+    others = {n: f"{made[n]}, here {v}" for n, v in _versions().items() if made.get(n) != v}
+    note = f" It was saved with other versions: {others}." if others else ""
+    return ValueError(
+        f"{folder.path} must hold a fit of this model, guide and optimiser, with the same sizes "
+        f"and types; {what} differs: it is {got} in the saved fit, and here {want}.{note}"
+    )
+
+
+def _description(plan: Plan) -> dict[str, Any]:
+    """What makes a plan another, besides shapes and types of arrays; JSON can hold it."""
+    assert plan.shapes is not None
+    sizes: dict[str, Any] = {}
+    params: dict[str, Any] = {}
+    values = plan.optim.get_params(plan.computed) | {
+        name: local.value for name, local in plan.shapes.local_state.items()
+    }
+    for name, site in plan.stored.items():
+        params[name] = {
+            "transform": type(site.transform).__name__,
+            "rule": type(site.rule).__name__,
+            "plates": {str(axis): plate for axis, plate in site.plates.items()},
+        }
+        for axis, plate in site.plates.items():
+            sizes[plate] = jax.tree.leaves(values[name])[0].shape[axis]
+    types = type_names((plan.shapes.optim_state, plan.shapes.local_state))
+    return {"parameter": params, "size of plate": sizes, "types of the optimiser's state": types}
+
+
+def _named_leaves(tree: Any) -> dict[str, Any]:
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in paths}
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether an array holds typed random keys, which no file can hold as they are."""
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _key_data(leaf: Any) -> Any:
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+
+
+def _form(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def _as_lists(index: Any) -> Any:
+    return None if index is None else [axis.tolist() for axis in index]
+
+
+def _as_index(lists: Any) -> Any:
+    return None if lists is None else tuple(np.array(axis, np.int64) for axis in lists)
+
+
+def _versions() -> dict[str, str]:
+    return {"Python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}

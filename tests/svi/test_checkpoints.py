@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fit on disk is the fit itself, and one that is interrupted goes on as if it had not been."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import optax
+import pytest
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+
+import numpyro_largecat as lc
+from numpyro_largecat.data.fit_folders import FitFolder
+from numpyro_largecat.svi.saved_run import KIND
+from tests.models import class_points, hierarchical, make_data, point_guide
+
+pytestmark = pytest.mark.usefixtures("sigint_raises")
+
+KEY = jax.random.key(3)
+X, Y = make_data()
+QUIET = {"progress_bar": False}
+
+
+def batches_of(seed=0):
+    return lc.ArrayBatches(X, Y, batch_size=8, seed=seed)
+
+
+def svi_of(optim=None, guide=point_guide, num_categories=12, **options):
+    optim = optax.adam(0.05) if optim is None else optim
+    model = hierarchical(num_sampled=4, num_categories=num_categories)
+    return lc.SubsampledSVI(model, guide, optim, TraceMeanField_ELBO(), **options)
+
+
+def stream(stop_after=None, error=None):
+    """The batches of ``ArrayBatches``, as any iterator gives them."""
+    for step in range(10**6):
+        if step == stop_after:
+            raise error
+        yield tuple(np.asarray(a) for a in batches_of().batch(step))
+
+
+def assert_same(result, other):
+    """Equal in everything, bit by bit."""
+    ours, theirs = jax.tree.flatten(result.state), jax.tree.flatten(other.state)
+    assert ours[1] == theirs[1]
+    for a, b in zip(ours[0], theirs[0], strict=True):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(result.losses, other.losses)
+    assert result.iterates.keys() == other.iterates.keys()
+    for name, values in result.iterates.items():
+        np.testing.assert_array_equal(values, other.iterates[name])
+    for name, values in result.params.items():
+        np.testing.assert_array_equal(values, other.params[name])
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The fit of 30 steps that nothing interrupts."""
+    return svi_of().run(KEY, 30, batches=batches_of(), **QUIET)
+
+
+class TestSaveAndLoad:
+    """``svi.save`` and ``svi.load``."""
+
+    @pytest.mark.smoke
+    def test_a_fit_that_was_saved_goes_on_bit_by_bit(self, tmp_path, whole):
+        svi = svi_of()
+        first = svi.run(KEY, 20, batches=batches_of(), **QUIET)
+        svi.save(tmp_path / "fit", first)
+        another = svi_of()
+        loaded = another.load(tmp_path / "fit", X[:8], Y[:8], np.arange(8))
+        assert_same(loaded, first)
+        rest = another.run(KEY, 10, batches=batches_of(), init_state=loaded.state, **QUIET)
+        for name, values in rest.params.items():
+            np.testing.assert_array_equal(values, whole.params[name])
+
+    def test_a_new_fit_takes_the_place_of_the_old(self, tmp_path):
+        svi = svi_of()
+        first = svi.run(KEY, 3, batches=batches_of(), **QUIET)
+        second = svi.run(KEY, 2, batches=batches_of(seed=1), **QUIET)
+        svi.save(tmp_path, first)
+        svi.save(tmp_path, second)
+        assert_same(svi.load(tmp_path, X, Y), second)
+        assert len(list(tmp_path.iterdir())) == 1
+
+    @pytest.mark.parametrize("key", [jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")])
+    def test_a_key_of_any_kind_goes_on(self, tmp_path, key):
+        svi = svi_of()
+        result = svi.run(key, 3, batches=batches_of(), **QUIET)
+        svi.save(tmp_path, result)
+        loaded = svi_of().load(tmp_path, X[:8], Y[:8], np.arange(8))
+        assert_same(loaded, result)
+        both = [
+            svi.run(key, 3, batches=batches_of(), init_state=r.state, **QUIET)
+            for r in (result, loaded)
+        ]
+        assert_same(*both)
+
+    def test_tables_in_bfloat16_are_kept(self, tmp_path):
+        svi = svi_of(table_dtype=jnp.bfloat16)
+        result = svi.run(KEY, 3, batches=batches_of(), **QUIET)
+        svi.save(tmp_path, result)
+        loaded = svi_of(table_dtype=jnp.bfloat16).load(tmp_path, X[:8], Y[:8], np.arange(8))
+        assert_same(loaded, result)
+
+    def test_a_result_so_far_is_kept(self, tmp_path):
+        svi = svi_of()
+        with pytest.raises(OSError, match="unplugged") as error:
+            svi.run(KEY, 9, batches=stream(5, OSError("unplugged")), **QUIET)
+        svi.save(tmp_path, error.value.result_so_far)
+        assert len(svi.load(tmp_path, X[:8], Y[:8], np.arange(8)).losses) == 5
+
+    def test_a_loaded_fit_predicts_as_before(self, tmp_path, whole):
+        svi = svi_of()
+        svi.init(KEY, X, Y)
+        svi.save(tmp_path, whole)
+        another = svi_of()
+        loaded = another.load(tmp_path, X, Y)
+        want, got = (
+            lc.Fitted.from_svi(s, r).on(X).log_likelihood(Y, num_draws=2, rng_key=KEY)
+            for s, r in ((svi, whole), (another, loaded))
+        )
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, whole):
+    """A folder with that fit."""
+    svi = svi_of()
+    svi.init(KEY, X, Y)
+    path = tmp_path_factory.mktemp("fits") / "fit"
+    svi.save(path, whole)
+    return path
+
+
+class TestRefusals:
+    """A fit of anything else is refused, with what differs."""
+
+    @pytest.mark.parametrize(
+        ("other", "what"),
+        [
+            pytest.param({"optim": optax.sgd(0.1)}, "types of the optimiser's state", id="optim"),
+            pytest.param({"table_dtype": jnp.bfloat16}, r"b_auto_loc.*float32", id="dtype"),
+            pytest.param({"guide": class_points}, "parameter 'scale_auto_loc'.*none", id="name"),
+        ],
+    )
+    def test_another_model_guide_or_optimiser(self, folder, other, what):
+        with pytest.raises(ValueError, match=f"must hold a fit of this model.*{what}"):
+            svi_of(**other).load(folder, X, Y)
+
+    def test_another_number_of_rows(self, tmp_path):
+        def svi_of_rows(num_rows):
+            def model():
+                with lc.data_plate("people", num_rows):
+                    numpyro.param("m", jnp.zeros(num_rows), event_dim=0)
+
+            return lc.SubsampledSVI(model, lambda: None, optax.sgd(0.1), Trace_ELBO())
+
+        svi = svi_of_rows(3)
+        svi.save(tmp_path, svi.run(KEY, 1, **QUIET))
+        with pytest.raises(ValueError, match=r"plate .people. differs: it is 3 .* and here 4"):
+            svi_of_rows(4).load(tmp_path)
+
+    def test_other_versions_are_named_where_something_differs(self, folder, monkeypatch):
+        monkeypatch.setattr("numpyro_largecat.svi.saved_run.version", lambda name: "0.0")
+        with pytest.raises(ValueError, match=r"It was saved with other versions: .*jax.*here 0\.0"):
+            svi_of(optim=optax.sgd(0.1)).load(folder, X, Y)
+
+    def test_a_folder_without_a_fit(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="no saved fit"):
+            svi_of().load(tmp_path / "nothing", X, Y)
+
+    def test_a_result_of_another_model(self, tmp_path, whole):
+        svi = svi_of(optim=optax.sgd(0.1))
+        svi.init(KEY, X, Y)
+        with pytest.raises(ValueError, match="this optimiser"):
+            svi.save(tmp_path / "fit", whole)
+        assert not (tmp_path / "fit").exists()
+
+
+def run(folder, num_steps=30, svi=None, key=KEY, batches=None, every_steps=7, **options):
+    """A run with checkpoints that goes on from the newest one."""
+    checkpoints = lc.Checkpoints(folder, every_steps=every_steps)
+    batches = batches_of() if batches is None else batches
+    return (svi_of() if svi is None else svi).run(
+        key, num_steps, batches=batches, checkpoints=checkpoints, resume=True, **QUIET, **options
+    )
+
+
+class TestResume:
+    """A run that goes on is the run that was not interrupted, bit by bit."""
+
+    @pytest.mark.smoke
+    def test_arrays(self, tmp_path, whole):
+        run(tmp_path, 12)
+        assert_same(run(tmp_path), whole)
+
+    def test_a_stream_that_failed(self, tmp_path):
+        with pytest.raises(OSError, match="unplugged"):
+            run(tmp_path, batches=stream(12, OSError("unplugged")))
+        assert steps_of(tmp_path)[-1] == 12
+        whole = svi_of().run(KEY, 30, batches=stream(), **QUIET)
+        assert_same(run(tmp_path, batches=stream()), whole)
+
+    def test_a_stream_with_bad_batches_that_are_skipped(self, tmp_path):
+        def batches():
+            for step, (x, y, rows) in enumerate(stream()):
+                yield x, np.where(step in (0, 3, 14), -5, y), rows
+
+        with pytest.warns(RuntimeWarning, match="3 of 30 steps"):
+            whole = svi_of().run(KEY, 30, batches=batches(), stable_update=True, **QUIET)
+        with pytest.warns(RuntimeWarning, match="2 of 10 steps"):
+            run(tmp_path, 10, batches=batches(), stable_update=True)
+        with pytest.warns(RuntimeWarning):
+            assert_same(run(tmp_path, batches=batches(), stable_update=True), whole)
+
+    def test_ctrl_c(self, tmp_path, whole):
+        def batches():
+            for step, batch in enumerate(stream()):
+                if step == 11:
+                    signal.raise_signal(signal.SIGINT)
+                yield batch
+
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, batches=batches())
+        assert steps_of(tmp_path)[-1] == 11
+        assert_same(
+            run(tmp_path, batches=stream()), svi_of().run(KEY, 30, batches=stream(), **QUIET)
+        )
+
+    def test_a_fit_that_has_diverged_goes_on_from_its_last_good_state(self, tmp_path):
+        def batches(bad):
+            for step, (x, y, rows) in enumerate(stream()):
+                yield (np.full_like(x, np.nan) if step == bad else x), y, rows
+
+        with pytest.warns(RuntimeWarning, match="step 12"):
+            run(tmp_path, batches=batches(bad=12))
+        assert steps_of(tmp_path)[-1] == 12
+        whole = svi_of().run(KEY, 30, batches=stream(), **QUIET)
+        assert_same(run(tmp_path, batches=batches(bad=None)), whole)
+
+    def test_a_run_that_has_ended_is_returned(self, tmp_path, whole):
+        run(tmp_path)
+        before = sorted(tmp_path.rglob("*"))
+        assert_same(run(tmp_path), whole)
+        assert sorted(tmp_path.rglob("*")) == before
+
+    def test_by_the_minute(self, tmp_path, whole):
+        every = lc.Checkpoints(tmp_path, every_minutes=1e-9)
+        svi_of().run(KEY, 12, batches=batches_of(), checkpoints=every, **QUIET)
+        assert_same(run(tmp_path), whole)
+
+
+def steps_of(folder):
+    """The steps at which the checkpoints in a folder were made; it holds nothing else."""
+    return sorted(int(path.name) for path in Path(folder).iterdir())
+
+
+class TestCheckpoints:
+    """When they are written, and to where."""
+
+    def test_the_last_k_are_kept(self, tmp_path, monkeypatch):
+        checkpoints = lc.Checkpoints(tmp_path / "deep" / "fit", every_steps=2, keep=3)
+        written = []
+        write = FitFolder.write
+        monkeypatch.setattr(
+            FitFolder, "write", lambda self, n, *a: (written.append(n), write(self, n, *a))[1]
+        )
+        svi_of().run(KEY, 30, batches=batches_of(), checkpoints=checkpoints, **QUIET)
+        assert steps_of(tmp_path / "deep" / "fit") == written[-3:]
+        assert written[-1] == 30
+
+    def test_they_load_as_a_saved_fit_does(self, tmp_path, whole):
+        run(tmp_path)
+        assert_same(svi_of().load(tmp_path, X[:8], Y[:8], np.arange(8)), whole)
+
+    def test_a_used_folder_needs_resume(self, tmp_path):
+        run(tmp_path, 3)
+        with pytest.raises(ValueError, match=r"already has a checkpoint, number 3.*resume=True"):
+            svi_of().run(KEY, 3, batches=batches_of(), checkpoints=lc.Checkpoints(tmp_path))
+
+    def test_resume_needs_checkpoints(self):
+        with pytest.raises(ValueError, match="needs `checkpoints="):
+            svi_of().run(KEY, 3, batches=batches_of(), resume=True)
+
+    @pytest.mark.parametrize("wrong", ["a/folder", 3])
+    def test_a_bare_folder_is_refused(self, wrong):
+        with pytest.raises(TypeError, match="Checkpoints"):
+            svi_of().run(KEY, 3, batches=batches_of(), checkpoints=wrong)
+
+    @pytest.mark.parametrize(
+        ("options", "match"),
+        [
+            ({"every_steps": 0}, "every_steps"),
+            ({"every_minutes": 0.0}, "every_minutes"),
+            ({"every_minutes": float("nan")}, "every_minutes"),
+            ({"every_steps": 1, "every_minutes": 1.0}, "got both"),
+            ({"keep": 0}, "keep"),
+        ],
+    )
+    def test_numbers_out_of_range(self, options, match):
+        with pytest.raises(ValueError, match=match):
+            lc.Checkpoints("folder", **options)
+
+    @pytest.mark.parametrize(
+        "others",
+        [
+            pytest.param(lambda: batches_of(seed=1), id="seed"),
+            pytest.param(lambda: lc.ArrayBatches(X, Y, batch_size=4), id="batch_size"),
+            pytest.param(stream, id="stream"),
+        ],
+    )
+    def test_other_batches_are_refused(self, tmp_path, others):
+        run(tmp_path, 3)
+        with pytest.raises(ValueError, match="`batches` that its fit had"):
+            run(tmp_path, batches=others())
+
+    def test_a_saved_fit_is_no_checkpoint(self, tmp_path, whole):
+        svi = svi_of()
+        svi.init(KEY, X, Y)
+        svi.save(tmp_path, whole)
+        with pytest.raises(ValueError, match=r"svi.save"):
+            run(tmp_path, 40)
+
+    def test_another_model_is_refused_before_a_step(self, tmp_path):
+        run(tmp_path, 3)
+        before = steps_of(tmp_path)
+        with pytest.raises(ValueError, match="optimiser's state"):
+            run(tmp_path, svi=svi_of(optim=optax.sgd(0.1)))
+        assert steps_of(tmp_path) == before
+
+    def test_inside_jit(self, tmp_path):
+        svi = svi_of()
+        with pytest.raises(ValueError, match="outside of `jit`"):
+            jax.jit(lambda key: run(tmp_path, svi=svi, key=key).losses)(KEY)
+
+    def test_a_folder_that_cannot_be_written_fails_before_the_first_step(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(OSError, match="file"):
+            run(tmp_path / "file" / "fit")
+
+
+FIT = """
+import os, random, resource, signal, sys, threading, warnings
+import jax
+import numpyro_largecat as lc
+import tests.svi.test_checkpoints as t
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def limit_files():
+    while os.listdir(sys.argv[1]) != ["7"]:  # a thread is writing it
+        pass
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+
+def batches(at, act):
+    for step, batch in enumerate(t.stream()):
+        if step == at:
+            act()
+        yield batch
+"""
+
+
+def in_process(code, *arguments):
+    """Run code after ``FIT`` in a process of its own, with the tests' cache."""
+    return subprocess.run(
+        [sys.executable, "-c", FIT + code, *map(str, arguments)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+class TestEndsOfAProcess:
+    """What ends the process, or takes the disk from it, leaves a checkpoint to go on from."""
+
+    def test_sigterm(self, tmp_path):
+        code = """
+act = lambda: signal.raise_signal(signal.SIGTERM)
+t.run(sys.argv[1], batches=batches(12, act))
+"""
+        done = in_process(code, tmp_path)
+        assert done.returncode == 128 + signal.SIGTERM, done.stderr
+        assert steps_of(tmp_path)[-1] == 12
+
+    def test_a_full_disk(self, tmp_path, whole):
+        code = """
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    result = t.run(sys.argv[1], batches=batches(12, limit_files), every_steps=7)
+print(len(result.losses), str(caught[0].message))
+"""
+        done = in_process(code, tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("30 ")
+        assert "could not be written" in done.stdout
+        assert steps_of(tmp_path)[-1] == 7  # and no part of a file beside it
+        assert_same(
+            run(tmp_path, batches=stream()), svi_of().run(KEY, 30, batches=stream(), **QUIET)
+        )
+
+    @pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+    def test_kill_9(self, tmp_path, num_kills):
+        code = """
+folder, seed = sys.argv[1], int(sys.argv[2])
+wait = random.Random(seed).random() * 0.6
+t.run(folder, 3000, batches=batches(0, lambda: threading.Timer(wait, kill).start()), every_steps=3)
+"""
+        num_steps = [0]
+        for seed in range(num_kills):
+            done = in_process(code, tmp_path, seed)
+            assert done.returncode in (-signal.SIGKILL, 0), done.stderr
+            numbers = FitFolder(tmp_path, KIND).numbers()
+            num_steps.append(numbers[-1] if numbers else 0)
+        assert num_steps == sorted(num_steps)
+        whole = svi_of().run(KEY, 3000, batches=stream(), **QUIET)
+        assert_same(run(tmp_path, 3000, batches=stream()), whole)
