@@ -20,6 +20,7 @@ from numpyro_largecat.choices.error_posteriors import AmortizedErrors, LocalErro
 from numpyro_largecat.choices.gaussian_weights import gaussian_weights
 from numpyro_largecat.choices.sample_choice import sample_choice
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
+from numpyro_largecat.data.checkpoints import Checkpoints
 from numpyro_largecat.data.sparse_rows import SparseRows
 from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit
 from numpyro_largecat.double_sum.fit_double_sum import fit_double_sum
@@ -39,7 +40,6 @@ from numpyro_largecat.reading.predictions import TopClasses
 from numpyro_largecat.svi.adaptive_steps import adaptive_steps
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.averaging import average_iterates, averaged_params
-from numpyro_largecat.svi.checkpoints import Checkpoints
 from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
 from numpyro_largecat.top_l.hide_enumerated import hide_enumerated
 from numpyro_largecat.top_l.top_l_categorical import TopLCategorical

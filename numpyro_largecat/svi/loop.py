@@ -17,28 +17,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_largecat._checks import (
-    BadDataError,
-    check_arguments,
-    check_count,
-    describe,
-)
+from numpyro_largecat._checks import BadDataError, check_arguments, check_count, describe
 from numpyro_largecat._result_so_far import (
     attach_result,
     exit_at_sigterm,
     handled_signals,
     held_signals,
 )
+from numpyro_largecat.data.checkpoints import (
+    Checkpoints,
+    CheckpointWriter,
+    Reached,
+    has_checkpoint,
+)
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.static_arguments import StaticArguments, split_arguments
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.batch_checks import check_batches
-from numpyro_largecat.svi.checkpoints import Checkpoints, CheckpointWriter, has_checkpoint
 from numpyro_largecat.svi.iterates import IterateLog, Recorded, recorded_values
 from numpyro_largecat.svi.loss_log import LossLog
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
-from numpyro_largecat.svi.saved_run import SavedRun, description_of, read_run
+from numpyro_largecat.svi.saved_run import (
+    KIND,
+    SavedRun,
+    as_reached,
+    description_of,
+    read_run,
+)
 from numpyro_largecat.svi.state import SubsampledSVIState
 from numpyro_largecat.svi.step import take_step
 
@@ -112,7 +118,7 @@ def run_loop(
     is_traced = _is_traced((rng_key, init_state, args, kwargs, drawn))
     if is_traced and checkpoints is not None:
         raise ValueError("`checkpoints` need a run outside of `jit`, `vmap` and the like.")
-    has_saved = has_checkpoint(checkpoints, resume)
+    has_saved = has_checkpoint(checkpoints, resume, KIND)
     log = LossLog(num_steps, progress_bar and not is_traced, options.skip_bad_steps)
     with exit_at_sigterm(checkpoints is not None), ExitStack() as until_end:
         run = _Run(steps, plan, log, options)
@@ -120,7 +126,7 @@ def run_loop(
         until_end.enter_context(log)
         if checkpoints is not None:
             run.batches = description_of(batches)
-            run.writer = CheckpointWriter(checkpoints, run.reached)
+            run.writer = CheckpointWriter(checkpoints, KIND, run.reached)
             until_end.enter_context(run.writer)
         state = init_state
         if init_state is not None:
@@ -137,7 +143,7 @@ def run_loop(
         if checkpoints is not None and has_saved:
             del state
             passed = log.num_taken  # batches of the stream that were bad, before the first good one
-            state = run.go_on(read_run(checkpoints.fit_folder(), run.plan))
+            state = run.go_on(read_run(checkpoints.fit_folder(KIND), run.plan))
             stream = None if stream is None else islice(stream, log.num_taken - passed, None)
         if is_traced:
             return _run_traced(run.plan, state, num_steps, (args, kwargs, drawn), options)
@@ -243,14 +249,15 @@ class _Run:
         self.writer.go_on(len(saved.losses))
         return saved.state
 
-    def reached(self) -> tuple[Plan, SavedRun] | None:
+    def reached(self) -> Reached | None:
         """What a checkpoint holds; None before the first step, or if the state is gone."""
         losses = self.log.losses()
         losses = losses[: len(losses) - self.log.is_last_bad]
         if self.state is None or not len(losses) or self._is_gone():
             return None
         iterates = self.iterates.iterates()
-        return self.plan, SavedRun(self.state, losses, iterates, self.plan.recorded, self.batches)
+        saved = SavedRun(self.state, losses, iterates, self.plan.recorded, self.batches)
+        return as_reached(self.plan, saved)
 
     def _is_gone(self) -> bool:
         return any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))

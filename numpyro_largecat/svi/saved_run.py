@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from numpyro_largecat.data.checkpoints import Reached
 from numpyro_largecat.data.fit_folders import FitFolder, SavedArrays
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.iterates import Recorded
@@ -35,11 +36,6 @@ class SavedRun(NamedTuple):
     recorded: Recorded = {}  # what the iterates are the values of, if a run goes on from here
     batches: list[int] | str | None = None  # as ``description_of`` has them, likewise
 
-    @property
-    def num_steps(self) -> int:
-        """Number of steps."""
-        return len(self.losses)
-
 
 def description_of(batches: Any) -> list[int] | str:
     """What must be the same in a run that goes on with these batches."""
@@ -50,8 +46,8 @@ def description_of(batches: Any) -> list[int] | str:
     return [batches.size, batches.batch_size, *np.asarray(batches.orders).tolist()]
 
 
-def as_arrays(plan: Plan, run: SavedRun) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arrays by name, none of them copied where they are in the host's memory, and plain values."""
+def as_reached(plan: Plan, run: SavedRun) -> Reached:
+    """A run to be written; none of its arrays is copied where it is in the host's memory."""
     leaves = _named_leaves(run.state)
     arrays: dict[str, Any] = {name: _key_data(leaf) for name, leaf in leaves.items()}
     arrays["losses"] = run.losses
@@ -65,13 +61,14 @@ def as_arrays(plan: Plan, run: SavedRun) -> tuple[dict[str, Any], dict[str, Any]
         "versions": _versions(),
         **_description(plan),
     }
-    return arrays, about
+    return Reached(len(run.losses), arrays, about)
 
 
 def write_run(folder: FitFolder, plan: Plan, run: SavedRun) -> None:
     """Write a run as the newest fit of a folder; its number is that of its steps, or larger."""
-    number = max([run.num_steps, *(n + 1 for n in folder.numbers())])
-    folder.write(number, *as_arrays(plan, run))
+    reached = as_reached(plan, run)
+    number = max([reached.number, *(n + 1 for n in folder.numbers())])
+    folder.write(*reached._replace(number=number))
 
 
 def read_run(folder: FitFolder, plan: Plan) -> SavedRun:

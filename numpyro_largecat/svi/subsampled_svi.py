@@ -14,9 +14,9 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.elbo import ELBO
 
+from numpyro_largecat.data.checkpoints import Checkpoints
 from numpyro_largecat.data.fit_folders import FitFolder
 from numpyro_largecat.handlers.internals import takes_gradient_steps
-from numpyro_largecat.svi.checkpoints import Checkpoints
 from numpyro_largecat.svi.first_run import first_run
 from numpyro_largecat.svi.loop import CompiledSteps, RunOptions, run_loop
 from numpyro_largecat.svi.narrow_tables import check_table_dtype

@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing a fit to disk while it runs."""
+"""Writing a fit to disk while it runs, and going on from there."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from numpyro_largecat._checks import check_count, check_interval, check_kind
 from numpyro_largecat._result_so_far import held_signals
-from numpyro_largecat.data.fit_folders import FitFolder
-from numpyro_largecat.svi.plan import Plan
-from numpyro_largecat.svi.saved_run import KIND, SavedRun, as_arrays, is_key
+from numpyro_largecat.data.fit_folders import FitFolder, SavedArrays
 
 SECONDS_PER_MINUTE = 60
 DEFAULT_MINUTES = 10.0
@@ -27,19 +24,21 @@ DEFAULT_MINUTES = 10.0
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where and how often ``SubsampledSVI.run`` writes the fit to disk.
+    """Where and how often a fit is written to disk while it runs.
 
-    A checkpoint is the whole fit: parameters, optimiser's state, what is kept per row, the random
-    key, the position in the data, losses. So ``run(..., resume=True)`` goes on from the newest one
-    **bit by bit** as if it had not been interrupted, on the same machine with the same versions,
-    and ``SubsampledSVI.load`` reads it in another process.
+    For ``SubsampledSVI.run``, ``fit_mixture``, ``fit_topics`` and ``fit_double_sum``. A checkpoint
+    is all that the fit has reached: parameters, what is kept of each row or batch, the state of
+    random numbers, the position in the data. So the same call with ``resume=True`` goes on from the
+    newest one **bit by bit** as if it had not been interrupted, on the same machine with the same
+    versions. ``SubsampledSVI.load`` reads it in another process.
 
     It is written
 
     - every ``every_steps`` steps, or ``every_minutes`` minutes, in a thread while steps go on: the
-      pause is the time to copy the state;
-    - at the end of the run, and before any exception leaves it: Ctrl-C, SIGTERM (which then ends
-      the process as ``SystemExit``), an error of the model or of the stream of batches.
+      pause is the time to copy the state. A step is a batch of a mixture or of topics, and a pass
+      of the double sum;
+    - at the end of the fit, and before any exception leaves it: Ctrl-C, SIGTERM (which then ends
+      the process as ``SystemExit``), an error of the model or of the batches.
 
     A process that is killed while it writes leaves the earlier checkpoints as they are. So do a
     full disk and a lost permission: a warning says so, the fit goes on, and the next checkpoint is
@@ -89,13 +88,13 @@ class Checkpoints:
             if self.every_steps is not None:
                 raise ValueError("Checkpoints needs `every_steps` or `every_minutes`; got both.")
 
-    def fit_folder(self) -> FitFolder:
-        """The folder as that of fits of ``SubsampledSVI``."""
-        return FitFolder(self.folder, KIND, self.keep)
+    def fit_folder(self, kind: str) -> FitFolder:
+        """The folder as that of fits of a kind."""
+        return FitFolder(self.folder, kind, self.keep)
 
 
-def has_checkpoint(checkpoints: Checkpoints | None, resume: bool) -> bool:
-    """Whether the run goes on from a checkpoint.
+def has_checkpoint(checkpoints: Checkpoints | None, resume: bool, kind: str) -> bool:
+    """Whether a fit goes on from a checkpoint.
 
     Raises:
         ValueError: If there are checkpoints and ``resume`` is false, or the other way round.
@@ -105,7 +104,7 @@ def has_checkpoint(checkpoints: Checkpoints | None, resume: bool) -> bool:
             raise ValueError("`resume=True` needs `checkpoints=lc.Checkpoints(folder)`.")
         return False
     check_kind("checkpoints", checkpoints, Checkpoints, "`lc.Checkpoints(folder)`")
-    folder = checkpoints.fit_folder()
+    folder = checkpoints.fit_folder(kind)
     numbers = folder.numbers()
     if numbers and not resume:
         raise ValueError(
@@ -115,40 +114,77 @@ def has_checkpoint(checkpoints: Checkpoints | None, resume: bool) -> bool:
     return bool(numbers)
 
 
+def read_checkpoint(
+    checkpoints: Checkpoints, kind: str, settings: Mapping[str, Any]
+) -> SavedArrays:
+    """Read the newest checkpoint of a fit with these settings, which ``about`` must hold.
+
+    Raises:
+        ValueError: If it is damaged, or one of the settings is another, with the first.
+    """
+    folder = checkpoints.fit_folder(kind)
+    saved = folder.read()
+    for name, now in settings.items():
+        then = saved.about["settings"].get(name)
+        if then != now:
+            raise ValueError(
+                f"`resume` needs the data and the arguments of the fit in {folder.path}; its "
+                f"{name} was {then}, and is now {now}. Use those, or name another folder."
+            )
+    return saved
+
+
+class Reached(NamedTuple):
+    """What a fit has reached, to be written."""
+
+    number: int  # of steps
+    arrays: Mapping[str, NDArray[Any]]
+    about: Mapping[str, Any]  # values that JSON can hold
+
+
 class CheckpointWriter:
-    """Writes what a run has reached, at most one checkpoint at a time.
+    """Writes what a fit has reached, at most one checkpoint at a time, in a ``with`` block.
 
     Args:
-        checkpoints: Where and how often.
-        reached: Returns the plan and what the run has reached; None before its first step, or if
-            its state is gone.
+        checkpoints: Where and how often; None to write nothing.
+        kind: Of the fit.
+        reached: Returns what the fit has reached; None if there is nothing to write.
+        num_steps: Steps of the checkpoint that it goes on from.
     """
 
     def __init__(
-        self, checkpoints: Checkpoints, reached: Callable[[], tuple[Plan, SavedRun] | None]
+        self,
+        checkpoints: Checkpoints | None,
+        kind: str,
+        reached: Callable[[], Reached | None],
+        num_steps: int = 0,
     ) -> None:
-        self._every_steps = checkpoints.every_steps
-        minutes = checkpoints.every_minutes or DEFAULT_MINUTES
+        self._folder = None if checkpoints is None else checkpoints.fit_folder(kind)
+        self._every_steps = None if checkpoints is None else checkpoints.every_steps
+        minutes = (checkpoints and checkpoints.every_minutes) or DEFAULT_MINUTES
         self._every_seconds = minutes * SECONDS_PER_MINUTE
-        self._folder = checkpoints.fit_folder()
         self._reached = reached
-        self._last_steps, self._last_time = 0, time.monotonic()  # begun
-        self._last_written = 0
+        self._last_steps = self._last_written = num_steps
+        self._last_time = time.monotonic()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
-        self._copies: list[Any] | None = None
+        self._copies: dict[str, NDArray[Any]] = {}
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> CheckpointWriter:
         """Make the folder, to fail before the first step and not after hours."""
-        self._folder.make()
+        if self._folder is not None:
+            self._folder.make()
+        return self
 
     def __exit__(self, *_: object) -> None:
-        """Write what there is at the end, whatever has ended the run."""
+        """Write what there is at the end, whatever has ended the fit."""
+        if self._folder is None:
+            return
         with held_signals():
             self._wait()
             reached = self._reached()
-            if reached is not None and reached[1].num_steps > self._last_written:
-                self._start(*reached)
+            if reached is not None and reached.number > self._last_written:
+                self._start(reached)
                 self._wait()
             self._thread.shutdown()
 
@@ -164,37 +200,36 @@ class CheckpointWriter:
 
     def after_steps(self, num_steps: int) -> None:
         """Begin to write a checkpoint if one is due and none is being written."""
+        if self._folder is None:
+            return
         if self._writing is not None:
             if not self._writing.done():
                 return
             self._wait()
         if self._is_due(num_steps) and (reached := self._reached()) is not None:
-            plan, run = reached
-            self._start(plan, run._replace(state=self._copied(run.state)))
+            arrays = {name: self._copy(name, array) for name, array in reached.arrays.items()}
+            self._start(reached._replace(arrays=arrays))
 
     def _is_due(self, num_steps: int) -> bool:
         if self._every_steps is not None:
             return num_steps // self._every_steps > self._last_steps // self._every_steps
         return time.monotonic() - self._last_time >= self._every_seconds
 
-    def _start(self, plan: Plan, run: SavedRun) -> None:
-        self._last_steps, self._last_time = run.num_steps, time.monotonic()
-        arrays, about = as_arrays(plan, run)
-        self._writing = self._thread.submit(self._folder.write, run.num_steps, arrays, about)
+    def _start(self, reached: Reached) -> None:
+        assert self._folder is not None
+        self._last_steps, self._last_time = reached.number, time.monotonic()
+        self._writing = self._thread.submit(self._folder.write, *reached)
 
-    def _copied(self, state: Any) -> Any:
-        """A copy in the host's memory, since the next step reuses that of the state.
+    def _copy(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """A copy, since the next step may reuse the memory of an array.
 
         It is made in the memory of the last copy: new pages would cost ten times as much.
         """
-        leaves, tree = jax.tree.flatten(state)
-        if self._copies is None:
-            self._copies = [None if is_key(x) else np.empty(x.shape, x.dtype) for x in leaves]
-        for copy, leaf in zip(self._copies, leaves, strict=True):
-            if copy is not None:
-                np.copyto(copy, leaf)
-        copies = zip(self._copies, leaves, strict=True)
-        return jax.tree.unflatten(tree, [jnp.copy(x) if c is None else c for c, x in copies])
+        copy = self._copies.get(name)
+        if copy is None or (copy.shape, copy.dtype) != (array.shape, array.dtype):
+            copy = self._copies[name] = np.empty(array.shape, array.dtype)
+        np.copyto(copy, array)
+        return copy
 
     def _wait(self) -> None:
         if self._writing is not None:
