@@ -203,7 +203,7 @@ def start_run(
     jax.block_until_ready(model.sum_batch(problem.batches[0], posterior))
     if method == "memoized":
         return Run(model, memoized_steps(model, start, stream, num_passes))
-    steps = stochastic_steps(model, start, stream, num_passes, OPTIONS, rng)
+    steps = stochastic_steps(model, start, stream, num_passes, OPTIONS, jax.random.key(0))
     return Run(model, steps)
 
 

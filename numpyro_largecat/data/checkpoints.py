@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -132,6 +135,16 @@ def read_checkpoint(
                 f"{name} was {then}, and is now {now}. Use those, or name another folder."
             )
     return saved
+
+
+def fingerprint(tree: Any) -> int:
+    """A checksum of the arrays and numbers in a pytree, which others hardly ever share."""
+    value = 0
+    for leaf in jax.tree.leaves(tree):
+        is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        array = np.ascontiguousarray(jax.random.key_data(leaf) if is_key else leaf)
+        value = zlib.crc32(array.tobytes(), value)
+    return value
 
 
 class Reached(NamedTuple):

@@ -96,7 +96,7 @@ class FitFolder:
         import orbax.checkpoint as ocp  # takes a second
 
         self._remove_parts()  # of processes that were killed; and refuse a folder of other things
-        arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        arrays = {name: _in_native_order(np.asarray(array)) for name, array in arrays.items()}
         described = {
             name: {"shape": a.shape, "dtype": str(a.dtype), "crc32": _checksum(a)}
             for name, a in arrays.items()
@@ -197,6 +197,11 @@ class FitFolder:
                 f"{self.path / str(number)} is damaged, or was not written by numpyro_largecat: "
                 f"{error}. Remove it to use the fit before it, if there is one."
             ) from error
+
+
+def _in_native_order(array: NDArray[Any]) -> NDArray[Any]:
+    """The same numbers with the bytes in the machine's order, which Orbax reads."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _checksum(array: NDArray[Any]) -> int:

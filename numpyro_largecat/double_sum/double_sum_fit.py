@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_largecat.data.fit_files import load_fit, save_fit
+from numpyro_largecat.data.fit_values import load_fit, save_fit
 from numpyro_largecat.data.sparse_rows import SparseRows
 from numpyro_largecat.double_sum.feature_rows import FeatureRows, PaddedRows, check_data
 
@@ -68,7 +68,12 @@ class DoubleSumFit:
         return -float(log_loss(features, y, self.w))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the fit to one file, which ``load`` reads; a file that is there is replaced."""
+        """Write the fit to a folder of its own, in place of one there, for ``load`` to read.
+
+        Raises:
+            OSError: If it cannot be written. What was there before is there still.
+            ValueError: If the folder holds anything but fits.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values = {k: np.asarray(v) if isinstance(v, Array) else v for k, v in values.items()}
         save_fit(path, "DoubleSumFit", values, self.w.dtype)
@@ -78,9 +83,9 @@ class DoubleSumFit:
         """Read a fit that ``save`` wrote.
 
         Raises:
-            ValueError: If the file holds something else or is damaged, or has a fit of float64
-                where 64 bits are not enabled.
-            OSError: If the file is not there, or cannot be opened.
+            ValueError: If the folder holds something else, or a fit that is damaged, or one of
+                float64 where 64 bits are not enabled.
+            OSError: If there is none, or it cannot be read.
         """
         values = load_fit(path, "DoubleSumFit", {field.name for field in fields(cls)})
         arrays = {k: jnp.asarray(v) for k, v in values.items() if isinstance(v, np.ndarray)}

@@ -11,12 +11,21 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 from tqdm.auto import tqdm
 
 from numpyro_largecat._checks import check_count, check_interval, check_key, check_kind, check_shape
-from numpyro_largecat._result_so_far import attach_result, held_signals
+from numpyro_largecat._result_so_far import attach_result, exit_at_sigterm, held_signals
+from numpyro_largecat.data.checkpoints import (
+    Checkpoints,
+    CheckpointWriter,
+    Reached,
+    fingerprint,
+    has_checkpoint,
+    read_checkpoint,
+)
 from numpyro_largecat.data.sparse_rows import SparseRows
 from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit, log_loss
 from numpyro_largecat.double_sum.feature_rows import check_data
@@ -25,6 +34,7 @@ from numpyro_largecat.double_sum.pair_steps import LinearData, collect, run_pair
 from numpyro_largecat.double_sum.rules import DoubleSumRule, ImplicitSGD, step_sizes
 from numpyro_largecat.ops.double_sum.fixed_batches import FixedBatches, fixed_batches
 
+KIND = "fit of fit_double_sum"
 LARGEST_RESIDUAL = 1e-2  # of a minibatch, relative to its step, without a warning
 
 
@@ -42,6 +52,8 @@ def fit_double_sum(
     start: DoubleSumFit | None = None,
     progress_bar: bool = True,
     record_losses: bool = False,
+    checkpoints: Checkpoints | None = None,
+    resume: bool = False,
 ) -> DoubleSumFit:
     r"""Maximise the softmax likelihood with linear utilities, one observation and class at a time.
 
@@ -95,13 +107,17 @@ def fit_double_sum(
             together are one longer fit.
         progress_bar: Show passes and speed.
         record_losses: Evaluate -L / N on all classes after each pass.
+        checkpoints: Where and how often to write the fit to disk, ``lc.Checkpoints(folder)``; a
+            step is a pass.
+        resume: Go on from the newest checkpoint, if there is one, bit by bit as if the fit had not
+            been interrupted. Without it the folder must have no checkpoints.
 
     Returns:
         A ``DoubleSumFit``; ``w`` and ``u`` have the float type of ``x``.
 
     Raises:
         ValueError: If shapes do not match, ``x`` is not finite, a label is out of range, ``ridge``
-            is negative, or a step size is.
+            is negative, or a step size is, or a checkpoint is of other data or arguments.
         TypeError: If labels are not integers, ``x`` is a function (utilities must be linear), or
             ``rule`` is not one of the double sum.
         FloatingPointError: If the weights are no longer finite after a pass.
@@ -133,6 +149,17 @@ def fit_double_sum(
     check_kind("rule", rule, DoubleSumRule, rules)
     _check_batches(rule, len(y), num_categories, batch_size, num_sampled)
     _check_start(start, (num_categories, num_features), len(y))
+    goes_on = has_checkpoint(checkpoints, resume, KIND)
+    settings = {
+        "rng_key": fingerprint(rng_key),
+        "data": [len(y), num_categories, fingerprint((features, y))],
+        "rule": repr(rule),
+        "ridge": ridge,
+        "batch_size": batch_size,
+        "num_sampled": num_sampled,
+        "start": None if start is None else fingerprint((start.w, start.u, start.num_passes)),
+        "record_losses": record_losses,
+    }
     data = collect(features, y, num_categories, rule, ridge)
     if batch_size == num_sampled == 1:
         visit = _pairs(data, rule)
@@ -141,28 +168,40 @@ def fit_double_sum(
         batches = fixed_batches(batch_key, y, batch_size=batch_size, num_categories=num_categories)
         data = with_penalties_of(batches, data, num_sampled, num_categories, ridge)
         visit = _minibatches(data, batches, num_sampled, num_categories)
-    dtype, num_before = data.squared_norms.dtype, 0
+    dtype, num_before, num_done = data.squared_norms.dtype, 0, 0
     w = jnp.zeros((num_categories, num_features), dtype)
     u = jnp.full(y.shape, math.log(num_categories), dtype)
     if start is not None:
         w, u = jnp.asarray(start.w, dtype), jnp.asarray(start.u, dtype)
         num_before = start.num_passes
-    u = visit.arrange(u)
     losses: list[Array] = []
-    num_done = 0
+    if goes_on:
+        assert checkpoints is not None
+        saved = read_checkpoint(checkpoints, KIND, settings)
+        w, u = jnp.asarray(saved.arrays["w"]), jnp.asarray(saved.arrays["u"])
+        losses, num_done = list(jnp.asarray(saved.arrays["losses"])), saved.number
+    u = visit.arrange(u)
 
     def fit() -> DoubleSumFit:
         recorded = jnp.array(losses) if record_losses else None
         return DoubleSumFit(w, visit.by_row(u), recorded, num_before + num_done)
 
+    def to_write() -> Reached:
+        arrays = {"w": w, "u": visit.by_row(u), "losses": jnp.array(losses, dtype)}
+        return Reached(num_done, jax.tree.map(np.asarray, arrays), {"settings": settings})
+
     passes = range(num_before, num_before + num_passes)
     sizes = step_sizes(rule.step_size, passes)
-    keys = jax.random.split(rng_key, passes.stop)[num_before:]
+    keys = list(enumerate(jax.random.split(rng_key, passes.stop)[num_before:]))[num_done:]
     with (
+        exit_at_sigterm(checkpoints is not None),
+        CheckpointWriter(checkpoints, KIND, to_write, num_done) as writer,
         attach_result(lambda: (fit(), f"{num_done} of {num_passes} passes")),
-        tqdm(keys, disable=not progress_bar, unit="pass") as bar,
+        tqdm(
+            keys, None, num_passes, initial=num_done, disable=not progress_bar, unit="pass"
+        ) as bar,
     ):
-        for i, pass_key in enumerate(bar):
+        for i, pass_key in bar:
             # Nothing is donated: a pass that is interrupted or overflows leaves the last one.
             size = jnp.asarray(sizes[i], dtype)
             new_w, new_u, residual = visit.all(w, u, pass_key, size)
@@ -174,6 +213,7 @@ def fit_double_sum(
                 new_losses = [*losses, loss + ridge / (2 * len(y)) * jnp.vdot(new_w, new_w)]
             with held_signals():
                 w, u, losses, num_done = new_w, new_u, new_losses, i + 1
+            writer.after_steps(num_done)
         return fit()
 
 

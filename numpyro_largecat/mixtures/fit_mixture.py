@@ -19,14 +19,22 @@ from numpyro_largecat._checks import (
     check_one_of,
     is_concrete,
 )
-from numpyro_largecat._result_so_far import attach_result, held_signals
+from numpyro_largecat._result_so_far import attach_result, exit_at_sigterm, held_signals
+from numpyro_largecat.data.checkpoints import (
+    Checkpoints,
+    CheckpointWriter,
+    Reached,
+    has_checkpoint,
+    read_checkpoint,
+)
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import Objective, Statistics
 from numpyro_largecat.mixtures.mixing_priors import DirichletMixing, MixingPrior
 from numpyro_largecat.mixtures.mixture_fit import MixtureFit
 from numpyro_largecat.mixtures.options import Options
-from numpyro_largecat.mixtures.passes import Model, memoized_steps, stochastic_steps
+from numpyro_largecat.mixtures.passes import Model, Step, memoized_steps, stochastic_steps
 from numpyro_largecat.mixtures.row_stream import RowStream, look_at
+from numpyro_largecat.mixtures.saved_step import KIND, arrays_of, settings_of, step_of
 from numpyro_largecat.mixtures.start_statistics import Start, num_candidates, seed_statistics
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 
@@ -48,6 +56,8 @@ def fit_mixture(
     start: Start | MixtureFit = "kmeans++",
     progress_bar: bool = True,
     options: Options = DEFAULTS,
+    checkpoints: Checkpoints | None = None,
+    resume: bool = False,
 ) -> MixtureFit:
     r"""Fit a mixture of exponential families by closed-form steps with L-sparse responsibilities.
 
@@ -104,6 +114,10 @@ def fit_mixture(
             so after a memoized fit they begin at t = 1.
         progress_bar: Show batches, speed and the objective.
         options: See ``lc.mixtures.Options``.
+        checkpoints: Where and how often to write the fit to disk, ``lc.Checkpoints(folder)``; a
+            step is a batch. They hold the sums of all batches.
+        resume: Go on from the newest checkpoint, if there is one, bit by bit as if the fit had not
+            been interrupted. Without it the folder must have no checkpoints.
 
     Returns:
         A ``MixtureFit``. Its ``bounds`` are, for "memoized", the objective at the end of each pass;
@@ -111,7 +125,7 @@ def fit_mixture(
 
     Raises:
         ValueError: If a number is out of range, a batch is empty or has no finite row, or batches
-            change from pass to pass.
+            change from pass to pass, or a checkpoint is of other data or arguments.
         TypeError: If ``x`` is an iterator that can be read only once.
         FloatingPointError: If a component loses its posterior, as by a covariance that is no longer
             positive definite; the message names it.
@@ -143,20 +157,27 @@ def fit_mixture(
     num_components = check_count("num_components", num_components, 1)
     active = check_num_active(num_active, num_components, "components")
     num_passes = check_count("num_passes", num_passes, 1)
+    goes_on = has_checkpoint(checkpoints, resume, KIND)
     batch_key, seed_key = jax.random.split(rng_key)
     rng = numpy_generator(batch_key)
     stream = RowStream(x, batch_size, rng)
     look = look_at(stream, family, num_candidates(num_components), rng)
     model = Model(family, mixing, objective, active, look)
     first = _start_statistics(seed_key, start, family, num_components, look.sample)
-    num_steps = start.num_steps if isinstance(start, MixtureFit) else 0
+    num_before = start.num_steps if isinstance(start, MixtureFit) else 0
+    settings = settings_of(rng_key, model, first, method, options)
+    reached, bounds, num_batches = Step(first), list[float](), len(look.sizes)
+    if goes_on:
+        assert checkpoints is not None
+        saved = read_checkpoint(checkpoints, KIND, settings)
+        reached, bounds = step_of(saved.arrays), saved.arrays["bounds"].tolist()
+    num_done = len(bounds)
     if method == "memoized":
-        steps = memoized_steps(model, first, stream, num_passes)
+        memory = reached if goes_on else None
+        steps = memoized_steps(model, first, stream, num_passes, memory, num_done)
     else:
-        steps = stochastic_steps(model, first, stream, num_passes, options, rng, num_steps)
-    num_batches, statistics = len(look.sizes), first
-    total = num_passes * num_batches
-    bounds: list[float] = []
+        shared = model, reached.statistics, stream, num_passes, options, batch_key
+        steps = stochastic_steps(*shared, num_before, num_done)
 
     def fit() -> MixtureFit:
         whole_passes = len(bounds) // num_batches * num_batches
@@ -166,23 +187,31 @@ def fit_mixture(
             mixing,
             objective,
             active,
-            statistics.counts,
-            statistics.features,
+            reached.statistics.counts,
+            reached.statistics.features,
             by_pass[:, -1] if method == "memoized" else by_pass.mean(1),
             look.dtype,
-            num_steps + len(bounds) * (method == "stochastic"),
+            num_before + len(bounds) * (method == "stochastic"),
         )
 
+    def to_write() -> Reached:
+        arrays = arrays_of(reached) | {"bounds": np.array(bounds)}
+        return Reached(len(bounds), arrays, {"settings": settings})
+
+    total = num_passes * num_batches
     with (
+        exit_at_sigterm(checkpoints is not None),
+        CheckpointWriter(checkpoints, KIND, to_write, num_done) as writer,
         attach_result(lambda: (fit(), f"{len(bounds)} of {total} batches")),
-        tqdm(steps, total=total, disable=not progress_bar, unit="batch") as bar,
+        tqdm(steps, None, total, initial=num_done, disable=not progress_bar, unit="batch") as bar,
     ):
         for step in bar:
             with held_signals():
-                statistics = step.statistics
+                reached = step
                 bounds.append(step.bound)
             if np.isfinite(step.bound):
                 bar.set_postfix_str(f"objective per row {step.bound / look.num_rows:.6g}")
+            writer.after_steps(len(bounds))
         return fit()
 
 

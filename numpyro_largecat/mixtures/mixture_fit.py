@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_finite, check_num_active, is_concrete
-from numpyro_largecat.data.fit_files import load_fit, save_fit
+from numpyro_largecat.data.fit_values import load_fit, save_fit
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import GlobalStep, Objective, Statistics, global_step
 from numpyro_largecat.mixtures.hyperparameters import from_values, to_values
@@ -89,9 +89,11 @@ class MixtureFit:
         )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the fit to one file, which ``load`` reads; a file that is there is replaced.
+        """Write the fit to a folder of its own, in place of one there, for ``load`` to read.
 
         Raises:
+            OSError: If it cannot be written. What was there before is there still.
+            ValueError: If the folder holds anything but fits.
             TypeError: If an attribute of the family or the mixing prior is neither a number, a
                 string, None nor an array of numbers. Nothing is written then.
         """
@@ -107,9 +109,9 @@ class MixtureFit:
         Its arrays come back as NumPy's, with the types that they had.
 
         Raises:
-            ValueError: If the file holds something else or is damaged, has a family that is not
-                defined, or a fit whose ``dtype`` is float64 where 64 bits are not enabled.
-            OSError: If the file is not there, or cannot be opened.
+            ValueError: If the folder holds something else, or a fit that is damaged, has a family
+                that is not defined, or a ``dtype`` of float64 where 64 bits are not enabled.
+            OSError: If there is none, or it cannot be read.
         """
         values = load_fit(path, "MixtureFit", {field.name for field in fields(cls)})
         family = from_values("family", ConjugateFamily, values)

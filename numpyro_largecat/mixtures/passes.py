@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import Array
 
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import GlobalStep, Objective, Statistics, global_step
@@ -16,6 +17,7 @@ from numpyro_largecat.mixtures.local_step import BatchSums, chunk_rows, sum_batc
 from numpyro_largecat.mixtures.mixing_priors import MixingPrior
 from numpyro_largecat.mixtures.options import Options
 from numpyro_largecat.mixtures.row_stream import FirstLook, RowStream, as_rows, mark_of, padded
+from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.step_sizes import step_size
 
 
@@ -43,41 +45,58 @@ class Model(NamedTuple):
         )
 
 
+class KeptSums(NamedTuple):
+    """Sums of a batch at its last visit."""
+
+    counts: np.ndarray  # (K,)
+    features: np.ndarray  # (K, P)
+    local: np.ndarray  # (), the part of the bound that is the batch's own
+
+
 class Step(NamedTuple):
-    """State after a batch."""
+    """State after a batch, with all that the next one needs."""
 
     statistics: Statistics
-    bound: float  # the objective, or an estimate of it; NaN before all batches are seen
+    bound: float = np.nan  # the objective, or an estimate; NaN before all batches are seen
+    total: Statistics | None = None  # memoized: of the batches that were seen
+    kept: tuple[KeptSums, ...] = ()  # memoized: of each of them
 
 
 def memoized_steps(
-    model: Model, start: Statistics, stream: RowStream, num_passes: int
+    model: Model,
+    start: Statistics,
+    stream: RowStream,
+    num_passes: int,
+    reached: Step | None = None,
+    num_done: int = 0,
 ) -> Iterator[Step]:
-    """Coordinate ascent over batches, whose sums are kept.
+    """Coordinate ascent over batches, whose sums are kept; goes on where ``reached`` is given.
 
     In the first pass ``start`` stands for the rows that are not yet seen, with their share of its
     weight; so a component that no row of the first batches belongs to is still there for others.
     """
-    posterior = model.global_step(start)
-    total = Statistics(np.zeros_like(start.counts), np.zeros_like(start.features))
-    kept: list[BatchSums | None] = [None] * len(model.look.sizes)
-    for visit in range(num_passes):
-        for b, rows in _checked(stream.batches(), model.look, visit, same_rows=True):
-            new = jax.tree.map(np.asarray, model.sum_batch(rows, posterior))
-            counts, features = total.counts + new.counts, total.features + new.statistics
-            if (old := kept[b]) is not None:
-                counts, features = counts - old.counts, features - old.statistics
-            total, kept[b] = Statistics(np.maximum(counts, 0), features), new
-            seen = [s for s in kept if s is not None]
-            if len(seen) < len(kept):
-                unseen = 1 - sum(model.look.sizes[: len(seen)]) / model.look.num_rows
-                whole = _mixed(total, unseen, start)
-                posterior = model.global_step(whole)
-                yield Step(whole, np.nan)
-                continue
-            posterior = model.global_step(total)
-            local = sum(_total(s.entropies) + _total(s.log_bases) for s in seen)
-            yield Step(total, posterior.gain + local)
+    nothing = Statistics(np.zeros_like(start.counts), np.zeros_like(start.features))
+    whole, _, total, kept = Step(start, total=nothing) if reached is None else reached
+    assert total is not None
+    posterior = model.global_step(whole)
+    sizes, num_rows = model.look.sizes, model.look.num_rows
+    for b, rows in _batches_to_go(model.look, stream, num_passes, num_done, same_rows=True):
+        new = _kept(jax.tree.map(np.asarray, model.sum_batch(rows, posterior)))
+        counts, features = total.counts + new.counts, total.features + new.features
+        if b < len(kept):
+            counts, features = counts - kept[b].counts, features - kept[b].features
+        total = whole = Statistics(np.maximum(counts, 0), features)
+        kept = (*kept[:b], new, *kept[b + 1 :])
+        if len(kept) < len(sizes):
+            whole = _mixed(total, 1 - sum(sizes[: len(kept)]) / num_rows, start)
+        posterior = model.global_step(whole)
+        bound = posterior.gain + sum(float(sums.local) for sums in kept)
+        yield Step(whole, bound if len(kept) == len(sizes) else np.nan, total, kept)
+
+
+def _kept(sums: BatchSums) -> KeptSums:
+    local = np.array(_total(sums.entropies) + _total(sums.log_bases))
+    return KeptSums(np.asarray(sums.counts), np.asarray(sums.statistics), local)
 
 
 def stochastic_steps(
@@ -86,23 +105,46 @@ def stochastic_steps(
     stream: RowStream,
     num_passes: int,
     options: Options,
-    rng: np.random.Generator,
-    num_steps: int = 0,
+    rng_key: Array,
+    num_before: int = 0,
+    num_done: int = 0,
 ) -> Iterator[Step]:
-    """Natural gradient steps with decreasing sizes, of which ``num_steps`` were taken before."""
-    statistics, steps = start, itertools.count(num_steps + 1)
+    """Natural gradient steps with decreasing sizes; goes on from ``start`` after ``num_done``.
+
+    ``num_before`` steps were taken by an earlier fit. The order of the batches is a function of the
+    key and the number of the pass.
+    """
+    statistics, times = start, itertools.count(num_before + num_done + 1)
     posterior = model.global_step(statistics)
-    for visit in range(num_passes):
-        for _, rows in _checked(stream.batches(rng), model.look, visit):
-            scale = model.look.num_rows / len(rows)
-            size = step_size(next(steps), options.delay, options.forgetting)
-            new = jax.tree.map(np.asarray, model.sum_batch(rows, posterior))
-            local = scale * (_total(new.bounds) + _total(new.log_bases))
-            bound = posterior.prior_term(statistics) + local
-            kept = Statistics((1 - size) * statistics.counts, (1 - size) * statistics.features)
-            statistics = _mixed(kept, size * scale, new)
-            posterior = model.global_step(statistics)
-            yield Step(statistics, bound)
+    for _, rows in _batches_to_go(model.look, stream, num_passes, num_done, rng_key):
+        scale = model.look.num_rows / len(rows)
+        size = step_size(next(times), options.delay, options.forgetting)
+        new = jax.tree.map(np.asarray, model.sum_batch(rows, posterior))
+        local = scale * (_total(new.bounds) + _total(new.log_bases))
+        bound = posterior.prior_term(statistics) + local
+        kept = Statistics((1 - size) * statistics.counts, (1 - size) * statistics.features)
+        statistics = _mixed(kept, size * scale, new)
+        posterior = model.global_step(statistics)
+        yield Step(statistics, bound)
+
+
+def _batches_to_go(
+    look: FirstLook,
+    stream: RowStream,
+    num_passes: int,
+    num_done: int,
+    rng_key: Array | None = None,
+    *,
+    same_rows: bool = False,
+) -> Iterator[tuple[int, Any]]:
+    """The batches of all passes but those that were done."""
+    first, place = divmod(num_done, len(look.sizes))
+    for visit in range(first, num_passes):
+        key = None if rng_key is None else jax.random.fold_in(rng_key, visit)
+        batches = stream.batches(None if key is None else numpy_generator(key))
+        checked = _checked(batches, look, visit, same_rows=same_rows)
+        yield from itertools.islice(checked, place, None)
+        place = 0
 
 
 def _mixed(statistics: Statistics, weight: float, more: Statistics | BatchSums) -> Statistics:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -19,17 +20,26 @@ from numpyro_largecat._checks import (
     check_num_active,
     check_one_of,
 )
-from numpyro_largecat._result_so_far import attach_result
+from numpyro_largecat._result_so_far import attach_result, exit_at_sigterm
+from numpyro_largecat.data.checkpoints import (
+    Checkpoints,
+    CheckpointWriter,
+    Reached,
+    has_checkpoint,
+    read_checkpoint,
+)
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.topics.document_chunks import Solver, shapes_of
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.passes import (
+    Memory,
     Problem,
     make_batches,
     memoized_steps,
     stochastic_steps,
 )
+from numpyro_largecat.topics.saved_memory import KIND, arrays_of, go_on, settings_of
 from numpyro_largecat.topics.start_counts import start_at_random, start_from_documents
 from numpyro_largecat.topics.topic_fit import TopicFit, check_corpus
 from numpyro_largecat.topics.topic_table import Table
@@ -52,6 +62,8 @@ def fit_topics(
     start: Literal["documents", "random"] | TopicFit = "documents",
     progress_bar: bool = True,
     options: Options = DEFAULTS,
+    checkpoints: Checkpoints | None = None,
+    resume: bool = False,
 ) -> TopicFit:
     r"""Fit topics with Dirichlet posteriors by closed-form steps, a batch of documents at a time.
 
@@ -93,12 +105,17 @@ def fit_topics(
             visits are none, so after a memoized fit they begin at t = 1.
         progress_bar: Show batches, speed and the bound.
         options: See ``lc.topics.Options``.
+        checkpoints: Where and how often to write the fit to disk, ``lc.Checkpoints(folder)``; a
+            step is a batch. They hold the table and what is kept of each batch.
+        resume: Go on from the newest checkpoint, if there is one, bit by bit as if the fit had not
+            been interrupted. Without it the folder must have no checkpoints.
 
     Returns:
         A ``TopicFit``.
 
     Raises:
-        ValueError: If an argument is out of range, or no document has words.
+        ValueError: If an argument is out of range, no document has words, or a checkpoint is of
+            another corpus or other arguments.
         TypeError: If ``corpus`` is no ``Corpus``, or ``rng_key`` no key.
 
     Example:
@@ -122,10 +139,9 @@ def fit_topics(
     _check_options(options, method)
     prior = _concentration(concentration, num_topics)
     as_positive("word_concentration", word_concentration, "for each word in a topic")
-    rng = numpy_generator(rng_key)
-    num_steps = start.num_steps if isinstance(start, TopicFit) else 0
-    table = Table(_start_counts(rng, corpus, num_topics, start), prior.dtype)
-    batches = make_batches(rng, corpus, batch_size)
+    goes_on = has_checkpoint(checkpoints, resume, KIND)
+    division_key, order_key = jax.random.split(rng_key)
+    batches = make_batches(numpy_generator(division_key), corpus, batch_size)
     shapes = shapes_of(corpus, batch_size, len(batches[0].rows), num_passes)
     problem = Problem(
         corpus,
@@ -134,7 +150,18 @@ def fit_topics(
         Solver(active, options.effort, shapes),
         isinstance(start, TopicFit),
     )
-    bounds: list[float] = []
+    first: NDArray[np.floating] = np.zeros((corpus.num_words, num_topics))
+    if not goes_on:
+        first = _start_counts(numpy_generator(rng_key), corpus, num_topics, start)
+    table = Table(first, prior.dtype)
+    memory = Memory(len(batches), table)
+    settings = settings_of(rng_key, problem, batch_size, method, options, start)
+    if goes_on:
+        assert checkpoints is not None
+        saved = read_checkpoint(checkpoints, KIND, settings)
+        go_on(memory, saved.arrays, saved.number)
+    num_done, total = table.changes, num_passes * len(batches)
+    num_before = start.num_steps if isinstance(start, TopicFit) else 0
 
     def fit() -> TopicFit:
         return TopicFit(
@@ -143,24 +170,31 @@ def fit_topics(
             problem.word_concentration,
             active,
             corpus.vocabulary,
-            np.array(bounds),
-            num_steps + table.changes * (method == "stochastic"),
+            np.array(memory.bounds),
+            num_before + table.changes * (method == "stochastic"),
             shapes,
         )
 
     if method == "memoized":
-        steps = memoized_steps(rng, problem, batches, table, num_passes, options)
+        steps = memoized_steps(problem, batches, memory, num_passes, options, order_key)
     else:
-        steps = stochastic_steps(rng, problem, batches, table, num_passes, options, num_steps)
-    total = num_passes * len(batches)
+        shared = problem, batches, table, num_passes, options, order_key
+        steps = stochastic_steps(*shared, num_before)
     with (
+        exit_at_sigterm(checkpoints is not None),
+        CheckpointWriter(
+            checkpoints,
+            KIND,
+            lambda: Reached(table.changes, arrays_of(memory), {"settings": settings}),
+            num_done,
+        ) as writer,
         attach_result(lambda: (fit(), f"{table.changes} of {total} batches")),
-        tqdm(steps, total=total, disable=not progress_bar, unit="batch") as bar,
+        tqdm(steps, None, total, initial=num_done, disable=not progress_bar, unit="batch") as bar,
     ):
         for bound in bar:
             if np.isfinite(bound):
-                bounds.append(bound)
                 bar.set_postfix_str(f"bound per word {bound / corpus.num_tokens:.6g}")
+            writer.after_steps(table.changes)
         return fit()
 
 

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.special import gammaln
 
+from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.step_sizes import step_size
 from numpyro_largecat.ops.topics.document_fit import DocumentFit
 from numpyro_largecat.ops.topics.word_topic_counts import word_topic_counts
@@ -133,66 +135,101 @@ def _rise(counts: csr_array, concentration: NDArray[np.floating]) -> float:
     return float((gammaln(a + counts.data) - gammaln(a)).sum())
 
 
+class Memory:
+    """What is kept of each batch, and the bounds so far; ``table.changes`` batches were visited.
+
+    Whatever interrupts a fit, table and memory are those after the same batch.
+    """
+
+    def __init__(self, num_batches: int, table: Table) -> None:
+        self.table = table
+        self.counts: list[csr_array | None] = [None] * num_batches
+        self.visited: list[Visited | None] = [None] * num_batches  # for a warm start
+        self.rest = np.zeros(num_batches)
+        self.bounds: list[float] = []  # of the corpus, after each pass
+
+
 def memoized_steps(
-    rng: np.random.Generator,
     problem: Problem,
     batches: list[Batch],
-    table: Table,
+    memory: Memory,
     num_passes: int,
     options: Options,
+    rng_key: Array,
 ) -> Iterator[float]:
     """Replace the counts of a batch whenever it is visited, and the topics with them.
 
-    Changes ``table`` in place, and gives after each batch the bound of the corpus at stored local
-    variables; NaN but for the last batch of a pass.
+    Changes ``memory`` and its table in place, from where they are. Gives the bound of the corpus at
+    stored local variables after the last batch of a pass, and NaN after the others.
     """
-    memory: list[csr_array | None] = [None] * len(batches)
-    visited: list[Visited | None] = [None] * len(batches)
-    rest = np.zeros(len(batches))
-    for i in range(num_passes):
-        for place, b in enumerate(rng.permutation(len(batches)), start=1):
-            batch = batches[b]
-            is_first = i == 0 and not problem.goes_on
-            found = visit_batch(problem, batch, table, visited[b], is_first=is_first)
-            table.add(batch.rows, found.counts, less=memory[b])
-            memory[b] = csr_array(np.asarray(found.counts))
-            rest[b] = found.rest
+    table = memory.table
+    for i, b, is_last in _batches_to_go(rng_key, len(batches), num_passes, table.changes):
+        batch, bound = batches[b], np.nan
+        is_first = i == 0 and not problem.goes_on
+        found = visit_batch(problem, batch, table, memory.visited[b], is_first=is_first)
+        counts = csr_array(np.asarray(found.counts))
+        with held_signals():
+            table.add(batch.rows, found.counts, less=memory.counts[b])
+            memory.counts[b], memory.rest[b] = counts, found.rest
             if options.warm_start:
-                visited[b] = found.visited
-            if place < len(batches):
-                yield np.nan
-        # Sum again: the start leaves with the first pass, and rounding errors do not add up.
-        total = np.zeros(table.state.counts.shape)
-        for batch, part in zip(batches, memory, strict=True):
-            if part is not None:
-                entries = part.tocoo()  # each is there once
-                total[batch.rows[entries.row], entries.col] += entries.data
-        table.set(total)
-        yield topic_term(total, problem.word_concentration) + float(rest.sum())
+                memory.visited[b] = found.visited
+            if is_last:
+                # Sum again: the start leaves with the first pass, and rounding does not add up.
+                total = _sum_of(batches, memory.counts, table.shape)
+                bound = topic_term(total, problem.word_concentration) + float(memory.rest.sum())
+                table.set(total)
+                memory.bounds.append(bound)
+        yield bound
+
+
+def _sum_of(
+    batches: list[Batch], parts: list[csr_array | None], shape: tuple[int, int]
+) -> NDArray[np.float64]:
+    """Counts of words in topics, (V, K), from those of each batch."""
+    total = np.zeros(shape)
+    for batch, part in zip(batches, parts, strict=True):
+        if part is not None:
+            entries = part.tocoo()  # each is there once
+            total[batch.rows[entries.row], entries.col] += entries.data
+    return total
+
+
+def _batches_to_go(
+    rng_key: Array, num_batches: int, num_passes: int, num_done: int
+) -> Iterator[tuple[int, int, bool]]:
+    """The batches of all passes but those that were done: pass, batch, whether it is the last.
+
+    Their order is a function of the key and the number of the pass.
+    """
+    first, place = divmod(num_done, num_batches)
+    for i in range(first, num_passes):
+        order = numpy_generator(jax.random.fold_in(rng_key, i)).permutation(num_batches)
+        for n in range(place, num_batches):
+            yield i, int(order[n]), n == num_batches - 1
+        place = 0
 
 
 def stochastic_steps(
-    rng: np.random.Generator,
     problem: Problem,
     batches: list[Batch],
     table: Table,
     num_passes: int,
     options: Options,
-    num_steps: int = 0,
+    rng_key: Array,
+    num_before: int = 0,
 ) -> Iterator[float]:
     """Step towards the counts that each batch suggests, by ``step_size``.
 
-    Changes ``table`` in place. The bound of the corpus is never known: NaN after each batch.
-    ``num_steps`` such steps were taken before.
+    Changes ``table`` in place, from where it is. The bound of the corpus is never known: NaN after
+    each batch. ``num_before`` such steps were taken by an earlier fit.
     """
-    steps = itertools.count(num_steps + 1)
+    steps = itertools.count(num_before + table.changes + 1)
     delay = len(batches) if options.delay is None else options.delay
-    for i in range(num_passes):
-        for b in rng.permutation(len(batches)):
-            batch = batches[b]
-            is_first = i == 0 and not problem.goes_on
-            found = visit_batch(problem, batch, table, is_first=is_first)
-            rho = step_size(next(steps), delay, options.forgetting)
-            share = problem.corpus.num_documents / len(batch.documents)
-            table.add(batch.rows, found.counts, times=rho * share, keep=1 - rho)
-            yield np.nan
+    for i, b, _ in _batches_to_go(rng_key, len(batches), num_passes, table.changes):
+        batch = batches[b]
+        is_first = i == 0 and not problem.goes_on
+        found = visit_batch(problem, batch, table, is_first=is_first)
+        rho = step_size(next(steps), delay, options.forgetting)
+        share = problem.corpus.num_documents / len(batch.documents)
+        table.add(batch.rows, found.counts, times=rho * share, keep=1 - rho)
+        yield np.nan

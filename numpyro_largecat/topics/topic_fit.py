@@ -18,7 +18,7 @@ from scipy.sparse import csr_array
 
 from numpyro_largecat._checks import check_count, check_interval, check_kind
 from numpyro_largecat.data.corpus import Corpus
-from numpyro_largecat.data.fit_files import load_fit, save_fit
+from numpyro_largecat.data.fit_values import load_fit, save_fit
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.topics.document_chunks import Shapes, solve_corpus
 
@@ -87,7 +87,12 @@ class TopicFit:
         return "\n".join(lines + ["..."] * (num_topics > len(largest)))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the fit to one file, which ``load`` reads; a file that is there is replaced."""
+        """Write the fit to a folder of its own, in place of one there, for ``load`` to read.
+
+        Raises:
+            OSError: If it cannot be written. What was there before is there still.
+            ValueError: If the folder holds anything but fits.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         save_fit(path, "TopicFit", values, self.posterior.dtype)
 
@@ -96,9 +101,9 @@ class TopicFit:
         """Read a fit that ``save`` wrote.
 
         Raises:
-            ValueError: If the file holds something else or is damaged, or has a fit of float64
-                where 64 bits are not enabled.
-            OSError: If the file is not there, or cannot be opened.
+            ValueError: If the folder holds something else, or a fit that is damaged, or one of
+                float64 where 64 bits are not enabled.
+            OSError: If there is none, or it cannot be read.
         """
         values = load_fit(path, "TopicFit", {field.name for field in fields(cls)})
         words, shapes = values["vocabulary"], values["shapes"]

@@ -39,6 +39,12 @@ class Table:
         self.changes = 0  # batches that were added
         self.set(counts)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of words and of topics."""
+        num_words, num_topics = self.state.counts.shape
+        return num_words, num_topics
+
     def set(self, counts: NDArray[np.floating]) -> None:
         """Replace all counts, (V, K)."""
         table, totals = (jnp.asarray(x, self.dtype) for x in (counts, counts.sum(axis=0)))

@@ -437,8 +437,8 @@ def test_a_saved_fit_is_the_same(tmp_path):
     rule = lc.double_sum.ImplicitSGD(1.2)
     for record_losses in (False, True):
         found = fit(rule, x, y, num_passes=2, record_losses=record_losses)
-        found.save(tmp_path / "fit.npz")
-        loaded = lc.DoubleSumFit.load(tmp_path / "fit.npz")
+        found.save(tmp_path / "fit")
+        loaded = lc.DoubleSumFit.load(tmp_path / "fit")
         assert repr(loaded) == repr(found) and loaded.num_passes == 2
         for what in ("w", "u", "losses"):
             np.testing.assert_array_equal(getattr(loaded, what), getattr(found, what))

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a fit of topics has learned after a batch as arrays with names, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, vstack
+
+from numpyro_largecat.data.checkpoints import fingerprint
+from numpyro_largecat.topics.options import Options
+from numpyro_largecat.topics.passes import Memory, Problem, Visited
+from numpyro_largecat.topics.topic_table import Counts
+
+KIND = "fit of fit_topics"
+
+
+def settings_of(
+    rng_key: Array, problem: Problem, batch_size: int, method: str, options: Options, start: Any
+) -> dict[str, Any]:
+    """What must be the same in a fit that goes on; JSON can hold it."""
+    corpus = problem.corpus
+    return {
+        "rng_key": fingerprint(rng_key),
+        "corpus": [
+            corpus.num_documents,
+            corpus.num_words,
+            int(corpus.num_tokens),
+            fingerprint(np.asarray(corpus.offsets)),
+        ],
+        "number of topics": len(problem.concentration),
+        "concentration": fingerprint(problem.concentration),
+        "word_concentration": problem.word_concentration,
+        "num_active": problem.solver.num_active,
+        "batch_size": batch_size,
+        "method": method,
+        "start": start if isinstance(start, str) else fingerprint(start.posterior),
+        "options": repr(options),
+        "dtype": str(problem.concentration.dtype),
+    }
+
+
+def arrays_of(memory: Memory) -> dict[str, NDArray[Any]]:
+    """All that the next batch needs, by name; the counts of batches and chunks are joined."""
+    state = memory.table.state
+    arrays = {
+        "table": np.asarray(state.counts),
+        "totals": np.asarray(state.totals),
+        "scale": np.array(state.scale),
+        "rest": memory.rest,
+        "bounds": np.array(memory.bounds),
+    }
+    arrays |= _joined("counts", memory.counts)
+    chunks = [(b, *chunk) for b, visited in enumerate(memory.visited) for chunk in visited or ()]
+    arrays |= _joined("visited", [counts for _, _, counts in chunks])
+    arrays["visited: batch"] = np.array([b for b, _, _ in chunks], np.int64)
+    arrays["visited: size"] = np.array([len(ids) for _, ids, _ in chunks], np.int64)
+    documents = [ids for _, ids, _ in chunks]
+    arrays["visited: document"] = np.concatenate([np.zeros(0, np.intp), *documents])
+    return arrays
+
+
+def go_on(memory: Memory, arrays: Mapping[str, NDArray[Any]], num_done: int) -> None:
+    """Take over what ``arrays_of`` gave after so many batches."""
+    counts, totals = (jnp.array(arrays[name]) for name in ("table", "totals"))  # to be donated
+    memory.table.state = Counts(counts, totals, float(arrays["scale"]))
+    memory.table.changes = num_done
+    memory.rest = np.array(arrays["rest"])
+    memory.bounds = arrays["bounds"].tolist()
+    memory.counts = list(_parts("counts", arrays))
+    sizes, documents = arrays["visited: size"], arrays["visited: document"]
+    chunks: dict[int, Visited] = {}
+    of_chunks = np.split(documents, np.cumsum(sizes)[:-1]) if len(sizes) else []
+    counts_of = _parts("visited", arrays)
+    for b, ids, own in zip(arrays["visited: batch"], of_chunks, counts_of, strict=True):
+        assert own is not None
+        chunks.setdefault(int(b), []).append((ids, own))
+    memory.visited = [chunks.get(b) for b in range(len(memory.visited))]
+
+
+def _joined(name: str, parts: list[csr_array | None]) -> dict[str, NDArray[Any]]:
+    """Sparse arrays, some of them missing, as one, and the rows of each; -1 for those missing."""
+    rows = np.array([-1 if part is None else part.shape[0] for part in parts], np.int64)
+    there = [part for part in parts if part is not None]
+    found = {f"{name}: rows": rows}
+    if there:
+        joined = csr_array(vstack(there, format="csr"))
+        found |= {
+            f"{name}: data": joined.data,
+            f"{name}: indices": joined.indices,
+            f"{name}: indptr": joined.indptr,
+            f"{name}: width": np.array(joined.shape[1]),
+        }
+    return found
+
+
+def _parts(name: str, arrays: Mapping[str, NDArray[Any]]) -> Iterator[csr_array | None]:
+    """What ``_joined`` joined."""
+    first = 0
+    for rows in arrays[f"{name}: rows"].tolist():
+        if rows < 0:
+            yield None
+            continue
+        indptr = arrays[f"{name}: indptr"][first : first + rows + 1]
+        own = slice(indptr[0], indptr[-1])
+        data, indices = (arrays[f"{name}: {what}"][own] for what in ("data", "indices"))
+        shape = rows, int(arrays[f"{name}: width"])
+        yield csr_array((data, indices, indptr - indptr[0]), shape)
+        first += rows
