@@ -40,6 +40,8 @@ from numpyro_largecat.reading.predictions import TopClasses
 from numpyro_largecat.svi.adaptive_steps import adaptive_steps
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.averaging import average_iterates, averaged_params
+from numpyro_largecat.svi.callbacks import Callback, JsonLines, Progress
+from numpyro_largecat.svi.held_out import HeldOut
 from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
 from numpyro_largecat.top_l.hide_enumerated import hide_enumerated
 from numpyro_largecat.top_l.top_l_categorical import TopLCategorical
@@ -78,6 +80,10 @@ __all__ = [  # noqa: RUF022  grouped by idea
     "SubsampledSVI",
     "ArrayBatches",
     "Checkpoints",
+    "HeldOut",
+    "Callback",
+    "Progress",
+    "JsonLines",
     "adaptive_steps",
     "average_iterates",
     "averaged_params",

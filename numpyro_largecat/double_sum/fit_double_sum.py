@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
-from tqdm.auto import tqdm
 
 from numpyro_largecat._checks import check_count, check_interval, check_key, check_kind, check_shape
+from numpyro_largecat._progress_bar import progress_bar as bar_of
 from numpyro_largecat._result_so_far import attach_result, exit_at_sigterm, held_signals
 from numpyro_largecat.data.checkpoints import (
     Checkpoints,
@@ -197,8 +197,8 @@ def fit_double_sum(
         exit_at_sigterm(checkpoints is not None),
         CheckpointWriter(checkpoints, KIND, to_write, num_done) as writer,
         attach_result(lambda: (fit(), f"{num_done} of {num_passes} passes")),
-        tqdm(
-            keys, None, num_passes, initial=num_done, disable=not progress_bar, unit="pass"
+        bar_of(
+            keys, total=num_passes, initial=num_done, disable=not progress_bar, unit="pass"
         ) as bar,
     ):
         for i, pass_key in bar:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from tqdm.auto import tqdm
 
 from numpyro_largecat._checks import (
     check_count,
@@ -19,6 +18,7 @@ from numpyro_largecat._checks import (
     check_one_of,
     is_concrete,
 )
+from numpyro_largecat._progress_bar import progress_bar as bar_of
 from numpyro_largecat._result_so_far import attach_result, exit_at_sigterm, held_signals
 from numpyro_largecat.data.checkpoints import (
     Checkpoints,
@@ -203,14 +203,16 @@ def fit_mixture(
         exit_at_sigterm(checkpoints is not None),
         CheckpointWriter(checkpoints, KIND, to_write, num_done) as writer,
         attach_result(lambda: (fit(), f"{len(bounds)} of {total} batches")),
-        tqdm(steps, None, total, initial=num_done, disable=not progress_bar, unit="batch") as bar,
+        bar_of(steps, total=total, initial=num_done, disable=not progress_bar, unit="batch") as bar,
     ):
         for step in bar:
             with held_signals():
                 reached = step
                 bounds.append(step.bound)
             if np.isfinite(step.bound):
-                bar.set_postfix_str(f"objective per row {step.bound / look.num_rows:.6g}")
+                bar.set_postfix_str(
+                    f"objective per row {step.bound / look.num_rows:.6g}", refresh=False
+                )
             writer.after_steps(len(bounds))
         return fit()
 

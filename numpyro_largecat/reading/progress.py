@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from tqdm import tqdm
+
+from numpyro_largecat._progress_bar import progress_bar
 
 
 def count_steps(unit: str, total: int, show: bool) -> Callable[[], None]:
@@ -22,7 +23,7 @@ def count_steps(unit: str, total: int, show: bool) -> Callable[[], None]:
 
     def advance() -> None:
         if not bar:
-            bar.append(tqdm(total=total, unit=f" {unit}"))
+            bar.append(progress_bar(total=total, unit=f" {unit}"))
         bar[0].update()
         if bar[0].n == total:
             bar.pop().close()

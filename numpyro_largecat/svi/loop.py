@@ -34,6 +34,7 @@ from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.static_arguments import StaticArguments, split_arguments
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.batch_checks import check_batches
+from numpyro_largecat.svi.callback_calls import CallbackCalls
 from numpyro_largecat.svi.iterates import IterateLog, Recorded, recorded_values
 from numpyro_largecat.svi.loss_log import LossLog
 from numpyro_largecat.svi.plan import Plan
@@ -104,6 +105,7 @@ def run_loop(
     progress_bar: bool,
     options: RunOptions,
     init_state: SubsampledSVIState | None,
+    calls: CallbackCalls,
     checkpoints: Checkpoints | None,
     resume: bool,
 ) -> SubsampledSVIRunResult:
@@ -116,12 +118,15 @@ def run_loop(
     drawn = batches if isinstance(batches, ArrayBatches) else None
     stream = None if batches is None or drawn is not None else _stream_of(batches)
     is_traced = _is_traced((rng_key, init_state, args, kwargs, drawn))
-    if is_traced and checkpoints is not None:
-        raise ValueError("`checkpoints` need a run outside of `jit`, `vmap` and the like.")
+    if is_traced and (checkpoints is not None or calls):
+        raise ValueError(
+            "`checkpoints`, `held_out` and `callbacks` need a run outside of `jit`, `vmap` and the "
+            "like; leave them out, or take this run out of the transformation."
+        )
     has_saved = has_checkpoint(checkpoints, resume, KIND)
     log = LossLog(num_steps, progress_bar and not is_traced, options.skip_bad_steps)
     with exit_at_sigterm(checkpoints is not None), ExitStack() as until_end:
-        run = _Run(steps, plan, log, options)
+        run = _Run(steps, plan, log, options, calls)
         until_end.enter_context(attach_result(run.interrupted))
         until_end.enter_context(log)
         if checkpoints is not None:
@@ -163,11 +168,19 @@ class _Run:
     writer: CheckpointWriter | None = None
     batches: list[int] | str | None = None  # in the words of a checkpoint
 
-    def __init__(self, steps: CompiledSteps, plan: Plan, log: LossLog, options: RunOptions) -> None:
+    def __init__(
+        self,
+        steps: CompiledSteps,
+        plan: Plan,
+        log: LossLog,
+        options: RunOptions,
+        calls: CallbackCalls,
+    ) -> None:
         self.steps = steps
         self.plan = plan
         self.log = log
         self.options = options
+        self.calls = calls
         self.iterates = IterateLog()
         self.signals = handled_signals()
 
@@ -196,6 +209,7 @@ class _Run:
             except BadDataError as error:
                 if log.skip_bad_steps:
                     log.skip_batch(error)
+                    self._after_steps()
                 else:
                     log.stop(str(error).rstrip("."), log.num_taken)
                 continue
@@ -206,6 +220,7 @@ class _Run:
             self._take(steps[form], 1, arrays)
 
     def _steps_to_go(self, most: int) -> int:
+        most = self.calls.steps_to_go(self.log.num_taken, most)
         if self.writer is not None:
             most = self.writer.steps_to_go(self.log.num_taken, most)
         return self.log.steps_to_go(most)
@@ -226,8 +241,19 @@ class _Run:
             losses = np.array(losses)[:count]  # a copy: a view would keep the device's buffer
             self.state = state
             self.iterates.add(values, self.log.add(losses))
+        self._after_steps()
+
+    def _after_steps(self) -> None:
+        """Do what is due between steps: scores, callbacks, a checkpoint."""
+        log = self.log
+        if self.calls and not log.is_over:
+            what = log.num_taken, log.smoothed, self.last, self._copy_of_state
+            log.is_over = self.calls.after_steps(*what)
         if self.writer is not None:
-            self.writer.after_steps(self.log.num_taken)
+            self.writer.after_steps(log.num_taken)
+
+    def _copy_of_state(self) -> Any:
+        return jax.tree.map(jnp.copy, self.state)
 
     def go_on(self, saved: SavedRun) -> SubsampledSVIState:
         """Take over what a checkpoint holds; return its state.
@@ -247,6 +273,8 @@ class _Run:
         self.iterates.go_on(saved.iterates, len(saved.losses))
         assert self.writer is not None
         self.writer.go_on(len(saved.losses))
+        self.calls.go_on(len(saved.losses), saved.scores)
+        self.log.is_over = self.calls.is_patience_over()
         return saved.state
 
     def reached(self) -> Reached | None:
@@ -256,35 +284,41 @@ class _Run:
         if self.state is None or not len(losses) or self._is_gone():
             return None
         iterates = self.iterates.iterates()
-        saved = SavedRun(self.state, losses, iterates, self.plan.recorded, self.batches)
+        others = self.calls.scores, self.plan.recorded, self.batches
+        saved = SavedRun(self.state, losses, iterates, *others)
         return as_reached(self.plan, saved)
 
     def _is_gone(self) -> bool:
         return any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))
 
     def result(self) -> SubsampledSVIRunResult:
-        """The result, as ``run`` returns it."""
+        """The result, as ``run`` returns it: of the best held-out score if it may stop by that."""
+        best = self.calls.scores.best
+        return self.last() if best is None else self._of(best, self.plan.params(best))
+
+    def last(self) -> SubsampledSVIRunResult:
+        """The result after the last step."""
         assert self.state is not None
-        return self._with_params(self.plan.params(self.state))
+        return self._of(self.state, self.plan.params(self.state))
 
     def interrupted(self) -> tuple[SubsampledSVIRunResult, str] | None:
-        """The result, and how far it came. Without memory for ``params``, these are left out."""
+        """The last result, without ``params`` if there is no memory for them; how far it came."""
         if self.state is None:
             return None
         progress = f"{self.log.num_taken} of {self.log.num_steps} steps"
         if self._is_gone():
             progress += "; its state is gone, in memory that a compiled step had been given"
-            return self._with_params({}), progress
+            return self._of(self.state, {}), progress
         try:
-            return self.result(), progress
+            return self.last(), progress
         except (RuntimeError, MemoryError) as error:
             progress += f"; its `params` cannot be computed ({error}), but its `state` is there"
-            return self._with_params({}), progress
+            return self._of(self.state, {}), progress
 
-    def _with_params(self, params: dict[str, Any]) -> SubsampledSVIRunResult:
-        assert self.state is not None
-        losses = jnp.asarray(self.log.losses())
-        return SubsampledSVIRunResult(params, self.state, losses, self.iterates.iterates())
+    def _of(self, state: Any, params: dict[str, Any]) -> SubsampledSVIRunResult:
+        losses, iterates = jnp.asarray(self.log.losses()), self.iterates.iterates()
+        scores = self.calls.scores.of_result()
+        return SubsampledSVIRunResult(params, state, losses, iterates, scores)
 
 
 def _take_steps(

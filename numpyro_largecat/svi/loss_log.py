@@ -6,9 +6,9 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from numpyro_largecat._checks import BadDataError
+from numpyro_largecat._progress_bar import progress_bar as bar_of
 
 ELBO_MEMORY = 0.98  # weight of the past in the smoothed ELBO, per step
 
@@ -19,10 +19,11 @@ class LossLog:
     def __init__(self, num_steps: int, progress_bar: bool, skip_bad_steps: bool) -> None:
         self.num_steps = num_steps
         self.skip_bad_steps = skip_bad_steps
-        self.bar = tqdm(total=num_steps, disable=not progress_bar, unit="step")
+        self.bar = bar_of(total=num_steps, disable=not progress_bar, unit="step")
         self.parts: list[np.ndarray] = []
         self.num_taken = 0
-        self.reason: str | None = None
+        self.is_over = False
+        self.reason: str | None = None  # of an end that is worth a warning
         self.is_last_bad = False  # whether the last loss is that of a step which ended the fit
         self.bad_batches: list[BadDataError] = []
         self.smoothed: float | None = None
@@ -35,7 +36,7 @@ class LossLog:
 
     def steps_to_go(self, most: int) -> int:
         """Steps to take next, at most ``most``; 0 at the end."""
-        return 0 if self.reason else max(0, min(most, self.num_steps - self.num_taken))
+        return 0 if self.is_over else max(0, min(most, self.num_steps - self.num_taken))
 
     def go_on(self, losses: np.ndarray) -> None:
         """Begin with the losses of earlier steps, in place of what is there."""
@@ -66,12 +67,12 @@ class LossLog:
     def _append(self, losses: np.ndarray) -> None:
         self.parts.append(losses)
         self.num_taken += len(losses)
-        self.bar.update(len(losses))
         for loss in losses[np.isfinite(losses)]:
             kept = ELBO_MEMORY if self.smoothed is not None else 0.0
             self.smoothed = kept * (self.smoothed or 0.0) - (1 - kept) * float(loss)
         if self.smoothed is not None:
-            self.bar.set_postfix_str(f"smoothed ELBO {self.smoothed:.6g}")
+            self.bar.set_postfix_str(f"smoothed ELBO {self.smoothed:.6g}", refresh=False)
+        self.bar.update(len(losses))
 
     def skip_batch(self, error: BadDataError) -> None:
         """Count a batch that was not used as a step that was skipped."""
@@ -79,7 +80,8 @@ class LossLog:
         self.add(np.full(1, np.nan))
 
     def stop(self, reason: str, step: int) -> None:
-        """End the fit before ``step``, counted from 0."""
+        """End the fit before ``step``, counted from 0, with a warning."""
+        self.is_over = True
         self.reason = f"SubsampledSVI.run ended at step {step} of {self.num_steps}: {reason}."
 
     def losses(self) -> np.ndarray:

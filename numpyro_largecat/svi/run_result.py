@@ -19,20 +19,29 @@ class SubsampledSVIRunResult(SVIRunResult):
         losses: Loss of each step, shape (steps,).
         iterates: Unconstrained values of a few entries of each parameter, shape (iterates,
             entries), evenly spaced over the steps. Empty where the fit ran inside a transformation.
+        scores: Held-out scores: ``step``, the steps before each, and ``score``, shapes (scores,).
+            Empty without ``held_out``.
     """
 
     iterates: Mapping[str, Any]
+    scores: Mapping[str, Any]
 
     def __new__(
-        cls, params: dict[str, Any], state: Any, losses: Array, iterates: Any = None
+        cls,
+        params: dict[str, Any],
+        state: Any,
+        losses: Array,
+        iterates: Any = None,
+        scores: Any = None,
     ) -> SubsampledSVIRunResult:
-        """Make a result of these three fields and of ``iterates``, which are none of its items."""
+        """Make a result of three fields, and of ``iterates`` and ``scores``, none of its items."""
         result = super().__new__(cls, params, state, losses)
         result.iterates = {} if iterates is None else iterates
+        result.scores = {} if scores is None else scores
         return result
 
     def _replace(self, **changes: Any) -> SubsampledSVIRunResult:
-        """The result with some fields changed; its iterates stay."""
-        iterates = changes.pop("iterates", self.iterates)
+        """The result with some fields changed; its iterates and scores stay."""
+        others = [changes.pop(name, getattr(self, name)) for name in ("iterates", "scores")]
         new = super()._replace(**changes)
-        return SubsampledSVIRunResult(new.params, new.state, new.losses, iterates)
+        return SubsampledSVIRunResult(new.params, new.state, new.losses, *others)

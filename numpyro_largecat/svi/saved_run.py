@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 from numpyro_largecat.data.checkpoints import Reached
 from numpyro_largecat.data.fit_folders import FitFolder, SavedArrays
 from numpyro_largecat.svi.array_batches import ArrayBatches
+from numpyro_largecat.svi.held_out import Scores
 from numpyro_largecat.svi.iterates import Recorded
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.state import SubsampledSVIState, type_names
 
 KIND = "fit of SubsampledSVI"
 _ITERATES = "iterates of "
+_SCORES = "scores: "
+_BEST = "best"  # before the names of the parts of the best state
 _RUN_KEY = ".rng_key"  # of any kind and form: nothing else in the fit depends on them
 _PACKAGES = ("numpyro-largecat", "numpyro", "jax", "jaxlib", "optax")
 
@@ -33,6 +36,7 @@ class SavedRun(NamedTuple):
     state: SubsampledSVIState
     losses: NDArray[Any]
     iterates: Mapping[str, NDArray[Any]]
+    scores: Scores
     recorded: Recorded = {}  # what the iterates are the values of, if a run goes on from here
     batches: list[int] | str | None = None  # as ``description_of`` has them, likewise
 
@@ -49,9 +53,12 @@ def description_of(batches: Any) -> list[int] | str:
 def as_reached(plan: Plan, run: SavedRun) -> Reached:
     """A run to be written; none of its arrays is copied where it is in the host's memory."""
     leaves = _named_leaves(run.state)
+    best = {} if run.scores.best is None else _named_leaves(run.scores.best)
     arrays: dict[str, Any] = {name: _key_data(leaf) for name, leaf in leaves.items()}
+    arrays |= {_BEST + name: _key_data(leaf) for name, leaf in best.items()}
     arrays["losses"] = run.losses
     arrays |= {_ITERATES + name: values for name, values in run.iterates.items()}
+    arrays |= {_SCORES + name: values for name, values in run.scores.arrays().items()}
     about = {
         "keys": {
             n: (str(jax.random.key_impl(x)), _form(x)) for n, x in leaves.items() if is_key(x)
@@ -83,16 +90,22 @@ def read_run(folder: FitFolder, plan: Plan) -> SavedRun:
     assert plan.shapes is not None
     keys = saved.about["keys"]
 
-    def value(name: str) -> Array:
-        data = jnp.array(saved.arrays.pop(name))  # a copy, so that it can be donated
+    def value(name: str, before: str) -> Array:
+        data = jnp.array(saved.arrays.pop(before + name))  # a copy, so that it can be donated
         return jax.random.wrap_key_data(data, impl=keys[name][0]) if name in keys else data
 
-    values = [value(name) for name in _named_leaves(plan.shapes)]
-    arrays = saved.arrays.items()
+    def state(before: str = "") -> SubsampledSVIState:
+        values = [value(name, before) for name in _named_leaves(plan.shapes)]
+        return jax.tree.unflatten(jax.tree.structure(plan.shapes), values)
+
+    arrays = saved.arrays
+    steps, scores = (arrays[_SCORES + name].tolist() for name in ("step", "score"))
+    best = state(_BEST) if any(name.startswith(_BEST) for name in arrays) else None
     return SavedRun(
-        jax.tree.unflatten(jax.tree.structure(plan.shapes), values),
-        saved.arrays["losses"],
-        {n.removeprefix(_ITERATES): a for n, a in arrays if n.startswith(_ITERATES)},
+        state(),
+        arrays["losses"],
+        {n.removeprefix(_ITERATES): a for n, a in arrays.items() if n.startswith(_ITERATES)},
+        Scores(steps, scores, best),
         {n: [_as_index(i) for i in of] for n, of in saved.about["recorded"].items()},
         saved.about["batches"],
     )
@@ -115,7 +128,7 @@ def check_same_model(folder: FitFolder, saved: SavedArrays, plan: Plan) -> None:
             raise _differs(folder, saved, what, found, wanted)
     leaves = _named_leaves(plan.shapes)
     for name in sorted((leaves.keys() | saved.arrays.keys()) - {"losses", _RUN_KEY}):
-        if name.startswith(_ITERATES):
+        if name.startswith((_ITERATES, _SCORES, _BEST)):
             continue
         want = _form(leaves[name]) if name in leaves else "none"
         held = _form(saved.arrays[name]) if name in saved.arrays else "none"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -17,7 +17,10 @@ from numpyro.infer.elbo import ELBO
 from numpyro_largecat.data.checkpoints import Checkpoints
 from numpyro_largecat.data.fit_folders import FitFolder
 from numpyro_largecat.handlers.internals import takes_gradient_steps
+from numpyro_largecat.svi.callback_calls import CallbackCalls
+from numpyro_largecat.svi.callbacks import Callback
 from numpyro_largecat.svi.first_run import first_run
+from numpyro_largecat.svi.held_out import HeldOut, Scores
 from numpyro_largecat.svi.loop import CompiledSteps, RunOptions, run_loop
 from numpyro_largecat.svi.narrow_tables import check_table_dtype
 from numpyro_largecat.svi.plan import Plan
@@ -233,6 +236,8 @@ class SubsampledSVI(SVI):
         forward_mode_differentiation: bool = False,
         init_state: SubsampledSVIState | None = None,
         init_params: dict[str, Any] | None = None,
+        held_out: HeldOut | None = None,
+        callbacks: Sequence[Callback] = (),
         checkpoints: Checkpoints | None = None,
         resume: bool = False,
         **kwargs: Any,
@@ -262,6 +267,8 @@ class SubsampledSVI(SVI):
             forward_mode_differentiation: Differentiate in forward mode.
             init_state: State to go on from, as an earlier result holds it; it is copied.
             init_params: Initial values of parameters, by name.
+            held_out: A held-out score every so often, and where to stop by it, ``HeldOut(score)``.
+            callbacks: Functions to call every so often, each in a ``Callback(function)``.
             checkpoints: Where and how often to write the fit to disk, ``Checkpoints(folder)``.
             resume: Go on from the newest checkpoint, if there is one, bit by bit as if the run had
                 not been interrupted; ``num_steps`` and the losses count from its beginning. The
@@ -272,8 +279,9 @@ class SubsampledSVI(SVI):
         Returns:
             A named tuple with the fields of NumPyro's ``SVIRunResult``, ``params``, ``state`` and
             ``losses``, one loss for each step taken (and NaN for the step at which a fit ended),
-            and ``iterates``, up to 1000 earlier values of a few entries of each parameter, for
-            ``diagnose``.
+            ``iterates``, up to 1000 earlier values of a few entries of each parameter, for
+            ``diagnose``, and ``scores``, those of ``held_out``. With its ``patience``, ``params``
+            and ``state`` are those of the best score.
 
         Raises:
             ValueError: If ``num_steps`` is less than 1, if data or labels are refused, if what a
@@ -299,6 +307,7 @@ class SubsampledSVI(SVI):
             progress_bar=progress_bar,
             options=RunOptions(stable_update, forward_mode_differentiation),
             init_state=init_state,
+            calls=CallbackCalls(callbacks, held_out, num_steps),
             checkpoints=checkpoints,
             resume=resume,
         )
@@ -323,7 +332,8 @@ class SubsampledSVI(SVI):
         """
         self.plan.check(result.state)
         iterates = {name: np.asarray(values) for name, values in result.iterates.items()}
-        run = SavedRun(result.state, np.asarray(result.losses), iterates)
+        scores = Scores(*(np.asarray(of).tolist() for of in result.scores.values()))
+        run = SavedRun(result.state, np.asarray(result.losses), iterates, scores)
         write_run(FitFolder(folder, KIND), self.plan, run)
 
     def load(
@@ -369,6 +379,7 @@ class SubsampledSVI(SVI):
             raise FileNotFoundError(f"{fits.path} has no saved fit.")
         self.init(jax.random.key(0), *args, **kwargs)
         saved = read_run(fits, self.plan)
-        params = self.get_params(saved.state)
-        losses = jnp.asarray(saved.losses)
-        return SubsampledSVIRunResult(params, saved.state, losses, saved.iterates)
+        state = saved.state if saved.scores.best is None else saved.scores.best
+        others = saved.iterates, saved.scores.of_result()
+        params = self.get_params(state)
+        return SubsampledSVIRunResult(params, state, jnp.asarray(saved.losses), *others)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike, NDArray
-from tqdm.auto import tqdm
 
 from numpyro_largecat._checks import (
     as_positive,
@@ -20,6 +19,7 @@ from numpyro_largecat._checks import (
     check_num_active,
     check_one_of,
 )
+from numpyro_largecat._progress_bar import progress_bar as bar_of
 from numpyro_largecat._result_so_far import attach_result, exit_at_sigterm
 from numpyro_largecat.data.checkpoints import (
     Checkpoints,
@@ -189,11 +189,13 @@ def fit_topics(
             num_done,
         ) as writer,
         attach_result(lambda: (fit(), f"{table.changes} of {total} batches")),
-        tqdm(steps, None, total, initial=num_done, disable=not progress_bar, unit="batch") as bar,
+        bar_of(steps, total=total, initial=num_done, disable=not progress_bar, unit="batch") as bar,
     ):
         for bound in bar:
             if np.isfinite(bound):
-                bar.set_postfix_str(f"bound per word {bound / corpus.num_tokens:.6g}")
+                bar.set_postfix_str(
+                    f"bound per word {bound / corpus.num_tokens:.6g}", refresh=False
+                )
             writer.after_steps(table.changes)
         return fit()
 

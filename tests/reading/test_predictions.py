@@ -469,7 +469,7 @@ def test_the_progress_bar_counts_the_chunks(fitted, capsys):
     for _ in range(2):  # compiled once, shown twice
         shown.log_likelihood(jnp.array([1]), rng_key=jax.random.key(0), num_draws=2)
         jax.effects_barrier()
-        assert "6/6" in capsys.readouterr().err
+        assert "6 of 6" in capsys.readouterr().err
 
 
 def test_labels_out_of_range_have_no_likelihood_under_jit(fitted):

@@ -293,7 +293,7 @@ def test_the_progress_bar_shows_a_smoothed_elbo(capsys, shared):
     x, y = make_data()
     result = shared.run(jax.random.key(0), 3, batches=lc.ArrayBatches(x, y, batch_size=8))
     shown = capsys.readouterr().err
-    assert "3/3" in shown and "smoothed ELBO" in shown
+    assert "3 of 3" in shown and "smoothed ELBO" in shown
     expected = -float(result.losses[0])
     for loss in result.losses[1:]:
         expected = 0.98 * expected - 0.02 * float(loss)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calling what a run was given to call, when it is due."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from numpyro_largecat._checks import check_kind
+from numpyro_largecat.svi.callbacks import Callback, Progress
+from numpyro_largecat.svi.held_out import HeldOut, Scores
+from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
+
+
+class CallbackCalls:
+    """Calls the callbacks of a run when they are due.
+
+    Args:
+        callbacks: All of them, in the order of the calls.
+        num_steps: Steps of the fit.
+    """
+
+    def __init__(self, callbacks: Any, held_out: HeldOut | None, num_steps: int) -> None:
+        for i, callback in enumerate(callbacks):
+            form = "`lc.Callback(function, every_steps)`"
+            check_kind(f"callbacks[{i}]", callback, Callback, form)
+        if held_out is not None:
+            check_kind("held_out", held_out, HeldOut, "`lc.HeldOut(score, every_steps)`")
+        self.callbacks, self.held_out = tuple(callbacks), held_out
+        self.num_steps = num_steps
+        self.scores = Scores()
+        self._start_time, self._start_steps = time.monotonic(), 0
+        self._last_step = 0
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to call."""
+        return bool(self.callbacks) or self.held_out is not None
+
+    def go_on(self, num_steps: int, scores: Scores) -> None:
+        """Begin with the scores of so many earlier steps."""
+        self.scores = scores
+        self._start_steps = self._last_step = num_steps
+
+    def steps_to_go(self, num_steps: int, most: int) -> int:
+        """Steps until the next call, at most ``most``."""
+        every = [callback.every_steps for callback in self.callbacks]
+        every += [] if self.held_out is None else [self.held_out.every_steps]
+        return min([most, *(n - num_steps % n for n in every)])
+
+    def is_patience_over(self) -> bool:
+        """Whether the scores say that the fit ends."""
+        patience = None if self.held_out is None else self.held_out.patience
+        return patience is not None and self.scores.since_best() >= patience
+
+    def after_steps(
+        self,
+        step: int,
+        elbo: float | None,
+        result: Callable[[], SubsampledSVIRunResult],
+        copy_of_state: Callable[[], Any],
+    ) -> bool:
+        """Call what is due after so many steps; return whether the fit ends."""
+        if step == self._last_step:  # no step was taken since
+            return False
+        self._last_step = step
+        if self.held_out is not None and self._is_due(self.held_out.every_steps, step):
+            is_best = self.scores.add(step, self.held_out.score(result()))
+            if self.held_out.patience is not None and is_best:
+                self.scores.best = copy_of_state()
+        metrics = self._metrics(step, elbo)
+        for callback in self.callbacks:
+            if self._is_due(callback.every_steps, step):
+                try:
+                    callback.function(Progress(step, self.num_steps, metrics, result))
+                except StopIteration:
+                    return True
+        return self.is_patience_over()
+
+    def _is_due(self, every_steps: int, step: int) -> bool:
+        return step % every_steps == 0 or step == self.num_steps
+
+    def _metrics(self, step: int, elbo: float | None) -> dict[str, float]:
+        seconds = time.monotonic() - self._start_time
+        metrics = {"seconds": seconds, "steps_per_second": (step - self._start_steps) / seconds}
+        if elbo is not None:
+            metrics["elbo"] = elbo
+        if self.scores.scores:
+            metrics["held_out"] = self.scores.scores[-1]
+        return metrics

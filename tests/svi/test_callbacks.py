@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Held-out scores, early stops and callbacks between the steps of a fit."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import Trace_ELBO
+
+import numpyro_largecat as lc
+
+KEY = jax.random.key(0)
+NUM_ROWS = 8
+X = np.ones(NUM_ROWS, np.float32)
+QUIET = {"progress_bar": False}
+
+
+def means(x, rows=None):
+    """A mean of each row, drawn towards 1 by every step."""
+    with lc.data_plate("data", NUM_ROWS, rows):
+        m = numpyro.param("m", jnp.zeros(NUM_ROWS), event_dim=0)
+        numpyro.sample("x", dist.Normal(m, 1), obs=x)
+
+
+@pytest.fixture(scope="module")
+def svi():
+    return lc.SubsampledSVI(means, lambda *a: None, optax.adam(0.1), Trace_ELBO())
+
+
+@pytest.fixture(params=["array", "arrays", "stream"])
+def data(request):
+    """The same fit from whole arrays, from batches of them, and from a stream."""
+    if request.param == "array":
+        return lambda: ((X,), {})
+    if request.param == "arrays":
+        return lambda: ((), {"batches": lc.ArrayBatches(X, batch_size=4)})
+    return lambda: ((), {"batches": iter([(X[:4], np.arange(4))] * 1_000)})
+
+
+def nearness(target):
+    """A score that is best where the first row's mean is at the target."""
+    return lambda result: -abs(float(result.params["m"][0]) - target)
+
+
+def test_callbacks_see_the_fit_at_their_steps(svi, data):
+    args, kwargs = data()
+    seen = []
+    called = [
+        lc.Callback(lambda p: seen.append(("a", p.step, len(p.result().losses))), every_steps=3),
+        lc.Callback(lambda p: seen.append(("b", p.step, len(p.result().losses))), every_steps=4),
+    ]
+    svi.run(KEY, 10, *args, callbacks=called, **kwargs, **QUIET)
+    steps = [("a", 3), ("b", 4), ("a", 6), ("b", 8), ("a", 9), ("a", 10), ("b", 10)]
+    assert seen == [(name, step, step) for name, step in steps]
+
+
+def test_a_fit_with_callbacks_is_the_same(svi, data):
+    args, kwargs = data()
+    plain = svi.run(KEY, 10, *args, **kwargs, **QUIET)
+    args, kwargs = data()
+    held_out = lc.HeldOut(nearness(1), every_steps=3)
+    scored = svi.run(KEY, 10, *args, held_out=held_out, **kwargs, **QUIET)
+    np.testing.assert_array_equal(scored.params["m"], plain.params["m"])
+    np.testing.assert_array_equal(scored.losses, plain.losses)
+    assert plain.scores == {}
+
+
+def test_metrics_are_those_of_the_fit(svi):
+    seen = []
+    result = svi.run(
+        KEY,
+        4,
+        X,
+        held_out=lc.HeldOut(nearness(1), every_steps=2),
+        callbacks=[lc.Callback(lambda p: seen.append(p.metrics), every_steps=1)],
+        **QUIET,
+    )
+    elbo = -float(result.losses[0])
+    for metrics, loss in zip(seen[1:], result.losses[1:], strict=True):
+        elbo = 0.98 * elbo - 0.02 * float(loss)
+        assert metrics["elbo"] == pytest.approx(elbo, rel=1e-5)
+    assert all(metrics["steps_per_second"] > 0 and metrics["seconds"] > 0 for metrics in seen)
+    assert "held_out" not in seen[0]
+    assert [m["held_out"] for m in seen[1:]] == [*result.scores["score"][[0, 0, 1]]]
+
+
+def test_a_callback_adds_metrics_for_those_after_it(svi, tmp_path):
+    def add(progress):
+        progress.metrics |= {"mine": progress.step / 2, "bad": float("nan")}
+
+    path = tmp_path / "metrics.jsonl"
+    called = [lc.Callback(add, 2), lc.Callback(lc.JsonLines(path), 2)]
+    svi.run(KEY, 5, X, callbacks=called, **QUIET)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4, 5]
+    assert [line["mine"] for line in lines] == [1, 2, 2.5]
+    assert all(line["bad"] is None and line["elbo"] < 0 for line in lines)
+
+
+def test_scores_are_in_the_result(svi, data):
+    args, kwargs = data()
+    held_out = lc.HeldOut(lambda result: len(result.losses), every_steps=4)
+    result = svi.run(KEY, 10, *args, held_out=held_out, **kwargs, **QUIET)
+    assert result.scores["step"].tolist() == [4, 8, 10]
+    assert result.scores["score"].tolist() == [4.0, 8.0, 10.0]
+    assert result._replace(losses=None).scores == result.scores
+
+
+def test_a_fit_stops_early_with_the_best_state(svi, data):
+    """The best is at step 10 of 2, 4, ..., 16: of the fit of ten steps, bit by bit."""
+    args, kwargs = data()
+    ten = svi.run(KEY, 10, *args, **kwargs, **QUIET)
+    args, kwargs = data()
+    held_out = lc.HeldOut(nearness(float(ten.params["m"][0])), every_steps=2, patience=3)
+    result = svi.run(KEY, 100, *args, held_out=held_out, **kwargs, **QUIET)
+    best = result.scores["step"][np.argmax(result.scores["score"])]
+    assert len(result.losses) == best + 6 < 100
+    fit = svi.run(KEY, int(best), *data()[0], **data()[1], **QUIET)
+    np.testing.assert_array_equal(result.params["m"], fit.params["m"])
+    assert int(result.state.num_steps) == best
+
+
+def test_scores_that_are_nan_are_not_the_best(svi):
+    scores = iter([float("nan"), 1.0, float("nan"), 0.5])
+    held_out = lc.HeldOut(lambda result: next(scores), every_steps=1, patience=2)
+    result = svi.run(KEY, 100, X, held_out=held_out, **QUIET)
+    assert len(result.losses) == 4
+    assert int(result.state.num_steps) == 2
+
+
+def test_a_callback_ends_the_fit(svi, data):
+    def stop(progress):
+        if progress.step >= 5:
+            raise StopIteration
+
+    args, kwargs = data()
+    result = svi.run(KEY, 100, *args, callbacks=[lc.Callback(stop, 1)], **kwargs, **QUIET)
+    assert len(result.losses) == 5
+
+
+def test_what_a_callback_raises_has_the_fit_so_far(svi, data):
+    def fail(progress):
+        raise OSError("no space left")
+
+    args, kwargs = data()
+    with pytest.raises(OSError, match="no space") as error:
+        svi.run(KEY, 100, *args, callbacks=[lc.Callback(fail, 7)], **kwargs, **QUIET)
+    assert len(error.value.result_so_far.losses) == 7
+
+
+@pytest.mark.parametrize("score", [lambda result: "good", lambda result: np.ones(2)])
+def test_scores_that_are_no_numbers_are_refused(svi, score):
+    with pytest.raises(TypeError, match="`score` of HeldOut must return a number; got"):
+        svi.run(KEY, 3, X, held_out=lc.HeldOut(score, 1), **QUIET)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: lc.HeldOut(len, every_steps=0), ValueError, "every_steps"),
+        (lambda: lc.HeldOut(len, patience=0), ValueError, "patience"),
+        (lambda: lc.HeldOut(0.5), TypeError, "`score` must be callable"),
+        (lambda: lc.Callback(len, every_steps=0), ValueError, "every_steps"),
+        (lambda: lc.Callback("len"), TypeError, "`function` must be callable"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
+
+
+@pytest.mark.parametrize("wrong", [{"callbacks": [print]}, {"held_out": print}])
+def test_bare_functions_are_refused(svi, wrong):
+    with pytest.raises(TypeError, match=r"lc\.(Callback|HeldOut)\("):
+        svi.run(KEY, 3, X, **wrong, **QUIET)
+
+
+def test_inside_jit(svi):
+    held_out = lc.HeldOut(nearness(1))
+    with pytest.raises(ValueError, match="outside of `jit`"):
+        jax.jit(lambda key: svi.run(key, 3, X, held_out=held_out).losses)(KEY)
+
+
+class TestWithCheckpoints:
+    """Scores and the best state are part of a checkpoint."""
+
+    HELD_OUT = lc.HeldOut(nearness(0.6), every_steps=2, patience=3)
+
+    def run(self, svi, folder, num_steps, **options):
+        checkpoints = lc.Checkpoints(folder, every_steps=1)
+        shared = {"held_out": self.HELD_OUT, "checkpoints": checkpoints, "resume": True}
+        return svi.run(KEY, num_steps, X, **(shared | options), **QUIET)
+
+    def test_an_early_stop_is_the_same_after_an_interruption(self, svi, tmp_path):
+        whole = svi.run(KEY, 100, X, held_out=self.HELD_OUT, **QUIET)
+
+        def stop(progress):
+            if progress.step == len(whole.losses) - 3:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            self.run(svi, tmp_path, 100, callbacks=[lc.Callback(stop, 1)])
+        for _ in range(2):  # the second time nothing is left to be done
+            result = self.run(svi, tmp_path, 100)
+            np.testing.assert_array_equal(result.params["m"], whole.params["m"])
+            np.testing.assert_array_equal(result.losses, whole.losses)
+            np.testing.assert_array_equal(result.scores["score"], whole.scores["score"])
+            assert int(result.state.num_steps) == int(whole.state.num_steps)
+
+    def test_a_fit_that_stopped_early_is_loaded_as_it_was(self, svi, tmp_path):
+        whole = self.run(svi, tmp_path / "run", 100)
+        svi.save(tmp_path / "saved", whole)
+        for folder in ("run", "saved"):
+            loaded = svi.load(tmp_path / folder, X)
+            np.testing.assert_array_equal(loaded.params["m"], whole.params["m"])
+            np.testing.assert_array_equal(loaded.scores["score"], whole.scores["score"])
+            assert int(loaded.state.num_steps) == int(whole.state.num_steps)
