@@ -42,6 +42,7 @@ from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.averaging import average_iterates, averaged_params
 from numpyro_largecat.svi.callbacks import Callback, JsonLines, Progress
 from numpyro_largecat.svi.held_out import HeldOut
+from numpyro_largecat.svi.streamed_batches import StreamedBatches
 from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
 from numpyro_largecat.top_l.hide_enumerated import hide_enumerated
 from numpyro_largecat.top_l.top_l_categorical import TopLCategorical
@@ -79,6 +80,7 @@ __all__ = [  # noqa: RUF022  grouped by idea
     # 3. only touched rows move
     "SubsampledSVI",
     "ArrayBatches",
+    "StreamedBatches",
     "Checkpoints",
     "HeldOut",
     "Callback",

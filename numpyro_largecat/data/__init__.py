@@ -9,9 +9,11 @@ from numpyro_largecat.data.corpus_files import (
 )
 from numpyro_largecat.data.extreme_classification import read_xml_classification
 from numpyro_largecat.data.padded_lists import padded_lists
+from numpyro_largecat.data.shards import Shards
 
 __all__ = [
     "Corpus",
+    "Shards",
     "padded_lists",
     "read_lda_c",
     "read_uci_bag_of_words",

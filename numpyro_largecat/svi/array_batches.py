@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_count, check_integers, check_no_overflow
 from numpyro_largecat.ops.shuffle import shuffled
+from numpyro_largecat.svi.batch_order import orders_of, rows_of_step
 
 
 @jax.tree_util.register_pytree_node_class
@@ -73,8 +74,7 @@ class ArrayBatches:
             )
         check_no_overflow((f"array {i}", array) for i, array in enumerate(arrays))
         self.arrays = tuple(jnp.asarray(a) for a in arrays)
-        key = jax.random.key(check_count("seed", seed, 0), impl="threefry2x32")
-        self.orders = jax.random.key_data(key)
+        self.orders = orders_of(seed)
         self.size = shapes[0][0]
         self.batch_size = check_count("batch_size", batch_size, 1)
         if self.batch_size > self.size:
@@ -91,12 +91,7 @@ class ArrayBatches:
     def batch(self, step: Array | int) -> tuple[Array, ...]:
         """Return the batch of a step, an integer that counts from 0."""
         check_integers("step", step)
-        step = jnp.asarray(step).astype(jnp.uint32)
-        num_passes, place = jnp.divmod(step, -(-self.size // self.batch_size))
-        start = jnp.minimum(place * self.batch_size, self.size - self.batch_size)
-        places = start + jnp.arange(self.batch_size, dtype=jnp.uint32)
-        orders = jax.random.wrap_key_data(self.orders, impl="threefry2x32")
-        return self.take(shuffled(jax.random.fold_in(orders, num_passes), places, self.size))
+        return self.take(rows_of_step(self.orders, step, self.size, self.batch_size))
 
     @jax.jit
     def draw(self, rng_key: Array) -> tuple[Array, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -48,6 +48,7 @@ from numpyro_largecat.svi.saved_run import (
 )
 from numpyro_largecat.svi.state import SubsampledSVIState
 from numpyro_largecat.svi.step import take_step
+from numpyro_largecat.svi.streamed_batches import StreamedBatches
 
 MAX_CHUNK = 100  # steps of one compiled loop, between two looks at the losses
 CHUNK_SECONDS = 1.0  # that it may take, since signals wait until its end
@@ -116,7 +117,9 @@ def run_loop(
     """
     num_steps = check_count("num_steps", num_steps, 1)
     drawn = batches if isinstance(batches, ArrayBatches) else None
-    stream = None if batches is None or drawn is not None else _stream_of(batches)
+    read = batches if isinstance(batches, StreamedBatches) else None
+    has_place = batches is None or drawn is not None or read is not None
+    stream = None if has_place else _stream_of(batches)
     is_traced = _is_traced((rng_key, init_state, args, kwargs, drawn))
     if is_traced and (checkpoints is not None or calls):
         raise ValueError(
@@ -141,7 +144,7 @@ def run_loop(
         if drawn is not None and not _is_traced((drawn, args)):
             _check_batches(plan, drawn, args, kwargs, options.skip_bad_steps)
         if state is None:
-            candidates = islice(_first_batches(drawn, stream), num_steps)
+            candidates = islice(_first_batches(drawn or read, stream), num_steps)
             made, first = _first_good(init, candidates, log, are_steps=stream is not None)
             run.plan, state = made
             stream = None if stream is None else chain([first], stream)
@@ -153,7 +156,9 @@ def run_loop(
         if is_traced:
             return _run_traced(run.plan, state, num_steps, (args, kwargs, drawn), options)
         run.state = state
-        if stream is None:
+        if read is not None:
+            run.take_stacks(read, args, kwargs)
+        elif stream is None:
             run.take_chunks((args, kwargs, drawn))
         else:
             run.take_batches(stream, args, kwargs)
@@ -167,6 +172,7 @@ class _Run:
     state: SubsampledSVIState | None = None  # until `init` has made one
     writer: CheckpointWriter | None = None
     batches: list[int] | str | None = None  # in the words of a checkpoint
+    pace = 1  # steps of a chunk that lasts as long as it may
 
     def __init__(
         self,
@@ -188,12 +194,28 @@ class _Run:
         """Take steps on the same arguments, many in each compiled loop."""
         arrays, static = split_arguments(arguments)
         chunk = self._chunk(arrays, static, MAX_CHUNK)
-        pace = 1
-        while count := self._steps_to_go(pace):
-            start = time.monotonic()
+        while count := self._steps_to_go(self.pace):
             self._take(chunk, count, arrays)
-            per_second = count / max(time.monotonic() - start, 1e-9)
-            pace = max(1, min(MAX_CHUNK, int(CHUNK_SECONDS * per_second)))
+
+    def take_stacks(self, batches: StreamedBatches, args: Any, kwargs: Any) -> None:
+        """Take steps on batches that a thread reads meanwhile, some in each compiled loop."""
+        assert self.state is not None
+        chunk = None
+        with closing(batches.stacks(int(self.state.num_steps))) as stacks:
+            while self._steps_to_go(1):
+                stack = next(stacks)
+                arrays, static = split_arguments((args, kwargs, stack))
+                chunk = chunk or self._chunk(arrays, static, MAX_CHUNK)
+                left = batches.num_in_stack
+                while left and (count := self._steps_to_go(min(left, self.pace))):
+                    self._take(chunk, count, arrays)
+                    left -= count
+        if self.log.is_last_bad:
+            bad = stack.batch(self.state.num_steps - 1)
+            try:
+                check_arguments(self.plan.model, (*args, *bad), kwargs)
+            except BadDataError as error:
+                self.log.stop(str(error).rstrip("."), self.log.num_taken - 1)
 
     def take_batches(self, stream: Iterator[Any], args: Any, kwargs: Any) -> None:
         """Take a step on each batch of a stream; one that is bad ends the fit, or is skipped."""
@@ -217,6 +239,8 @@ class _Run:
             form = static, tuple(None if x is None else jax.typeof(x) for x in arrays)
             if form not in steps:
                 steps[form] = self._chunk(arrays, static, 1)
+                if len(steps) == 2:
+                    _warn_of_another_form(log.num_taken, *(arrays for _, arrays in steps))
             self._take(steps[form], 1, arrays)
 
     def _steps_to_go(self, most: int) -> int:
@@ -236,11 +260,14 @@ class _Run:
 
         The state is replaced when the steps are known to have run.
         """
+        start = time.monotonic()
         with held_signals(self.signals):
             state, losses, values = chunk(self.state, count, self.plan.recorded, arrays)
             losses = np.array(losses)[:count]  # a copy: a view would keep the device's buffer
             self.state = state
             self.iterates.add(values, self.log.add(losses))
+        seconds = max(time.monotonic() - start, 1e-9)
+        self.pace = max(1, min(MAX_CHUNK, int(CHUNK_SECONDS * count / seconds)))
         self._after_steps()
 
     def _after_steps(self) -> None:
@@ -280,7 +307,6 @@ class _Run:
     def reached(self) -> Reached | None:
         """What a checkpoint holds; None before the first step, or if the state is gone."""
         losses = self.log.losses()
-        losses = losses[: len(losses) - self.log.is_last_bad]
         if self.state is None or not len(losses) or self._is_gone():
             return None
         iterates = self.iterates.iterates()
@@ -392,6 +418,19 @@ def _take_step(
     )
 
 
+def _warn_of_another_form(step: int, first: Any, other: Any) -> None:
+    """Say that a batch is compiled for, with the first array that is another."""
+    pairs = zip(first, other, strict=False)
+    differs = [f"{b} after {a}" for a, b in pairs if a != b] or ["none of the arrays"]
+    warnings.warn(
+        f"the batch of step {step} has arrays of other shapes or types than those before, first "
+        f"{differs[0]}. It is compiled for, as each new form is. Give batches of one size, such as "
+        "those of `lc.StreamedBatches`, or leave out the last of a pass. This is said once.",
+        RuntimeWarning,
+        stacklevel=5,
+    )
+
+
 def _stream_of(batches: Any) -> Iterator[Any]:
     """The batches of an iterator, each a tuple of arrays.
 
@@ -399,8 +438,8 @@ def _stream_of(batches: Any) -> Iterator[Any]:
         TypeError: If there is no iterator, or when a batch is no tuple.
     """
     fix = (
-        "`batches` must be an `lc.ArrayBatches(x, y, batch_size=...)` or an iterator of tuples of "
-        "arrays, whose arrays come after the arguments of the model"
+        "`batches` must be an `lc.ArrayBatches(x, y, batch_size=...)`, `lc.StreamedBatches`, or an "
+        "iterator of tuples of arrays, whose arrays come after the arguments of the model"
     )
     if callable(batches) or not hasattr(batches, "__iter__"):
         raise TypeError(f"{fix}; got {describe(batches)}.")
@@ -428,7 +467,9 @@ def _check_batches(plan: Plan, drawn: ArrayBatches, args: Any, kwargs: Any, skip
         )
 
 
-def _first_batches(drawn: ArrayBatches | None, stream: Iterator[Any] | None) -> Iterator[Any]:
+def _first_batches(
+    drawn: ArrayBatches | StreamedBatches | None, stream: Iterator[Any] | None
+) -> Iterator[Any]:
     """Batches to make the initial state from."""
     if stream is not None:
         return stream

@@ -21,6 +21,7 @@ from numpyro_largecat.svi.held_out import Scores
 from numpyro_largecat.svi.iterates import Recorded
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.state import SubsampledSVIState, type_names
+from numpyro_largecat.svi.streamed_batches import StreamedBatches
 
 KIND = "fit of SubsampledSVI"
 _ITERATES = "iterates of "
@@ -45,7 +46,7 @@ def description_of(batches: Any) -> list[int] | str:
     """What must be the same in a run that goes on with these batches."""
     if batches is None:
         return "none"
-    if not isinstance(batches, ArrayBatches):
+    if not isinstance(batches, ArrayBatches | StreamedBatches):
         return "a stream"
     return [batches.size, batches.batch_size, *np.asarray(batches.orders).tolist()]
 

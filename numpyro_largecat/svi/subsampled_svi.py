@@ -261,7 +261,8 @@ class SubsampledSVI(SVI):
             num_steps: Number of steps, at least 1.
             *args: Arguments of model and guide, the same in each step.
             batches: Minibatches whose arrays come after ``args``: ``ArrayBatches``, drawn inside
-                the compiled loop, or any iterator of tuples of arrays, such as a stream from disk.
+                the compiled loop; ``StreamedBatches``, read from disk while steps run; or any
+                iterator of tuples of arrays, of which each new shape is compiled for.
             progress_bar: Show steps, speed and a smoothed ELBO.
             stable_update: Skip steps that are not finite, and batches with bad data, and go on.
             forward_mode_differentiation: Differentiate in forward mode.

@@ -238,7 +238,7 @@ class TestResume:
             run(tmp_path, batches=stream()), svi_of().run(KEY, 30, batches=stream(), **QUIET)
         )
 
-    def test_a_fit_that_has_diverged_goes_on_from_its_last_good_state(self, tmp_path):
+    def test_a_fit_that_met_a_bad_batch_goes_on_with_a_good_one(self, tmp_path):
         def batches(bad):
             for step, (x, y, rows) in enumerate(stream()):
                 yield (np.full_like(x, np.nan) if step == bad else x), y, rows
@@ -248,6 +248,16 @@ class TestResume:
         assert steps_of(tmp_path)[-1] == 12
         whole = svi_of().run(KEY, 30, batches=stream(), **QUIET)
         assert_same(run(tmp_path, batches=batches(bad=None)), whole)
+
+    def test_a_fit_with_a_step_that_was_not_finite_goes_on_with_the_next_batch(self, tmp_path):
+        """Its state counts the step as those that are skipped."""
+        jump = optax.chain(optax.adam(0.05), optax.scale_by_schedule(_nan_at_12))
+        with pytest.warns(RuntimeWarning, match="step 12 of 30"):
+            run(tmp_path, svi=svi_of(optim=jump))
+        assert steps_of(tmp_path)[-1] == 13
+        with pytest.warns(RuntimeWarning, match="step 13 of 30"):
+            result = run(tmp_path, svi=svi_of(optim=jump))
+        assert np.flatnonzero(np.isnan(result.losses)).tolist() == [12, 13]
 
     def test_a_run_that_has_ended_is_returned(self, tmp_path, whole):
         run(tmp_path)
@@ -259,6 +269,10 @@ class TestResume:
         every = lc.Checkpoints(tmp_path, every_minutes=1e-9)
         svi_of().run(KEY, 12, batches=batches_of(), checkpoints=every, **QUIET)
         assert_same(run(tmp_path), whole)
+
+
+def _nan_at_12(count):
+    return jnp.where(count == 12, jnp.nan, 1.0)
 
 
 def steps_of(folder):

@@ -325,3 +325,12 @@ def test_run_under_vmap_and_jit(shared):
     losses = jax.jit(jax.vmap(fit))(keys)
     for key, expected in zip(keys, losses, strict=True):
         np.testing.assert_allclose(fit(key), expected, rtol=1e-4)
+
+
+def test_a_stream_that_compiles_again_says_so_once(shared):
+    x, y = make_data()
+    sizes = [8, 8, 5, 8, 3, 5]
+    batches = [(x[:n], y[:n], jnp.arange(n)) for n in sizes]
+    with pytest.warns(RuntimeWarning, match=r"step 2 .*first float32\[5,3\] after") as caught:
+        shared.run(jax.random.key(0), 6, batches=iter(batches), progress_bar=False)
+    assert len(caught) == 1

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Minibatches of data that are not in memory, read while steps run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from numpyro_largecat._checks import check_count, check_integers, describe
+from numpyro_largecat.svi.batch_order import orders_of, rows_of_step
+
+STACK_BYTES = 2**24  # of the batches that are read and moved to the device at once
+MOST_IN_STACK = 100
+NUM_AHEAD = 2  # stacks that are read before they are needed
+
+
+class StreamedBatches:
+    """Minibatches of rows that are read from disk, or from wherever they are, while steps run.
+
+    They are **the batches of ``ArrayBatches``** with the same ``batch_size`` and ``seed``, bit by
+    bit: shuffled passes, in which the rows of a batch follow from the seed and the number of the
+    step alone. A run goes on from a checkpoint at the batch where it was, without reading those
+    before. The arguments of the model are ``(source[rows], ..., rows)``.
+
+    A source is anything with a length and ``[]``:
+
+    - an array, a memory map (``np.load(path, mmap_mode="r")``), an array of h5py or zarr, or
+      ``lc.data.Shards`` of them: rows are read by ``source[rows]`` with ascending integers;
+    - anything else, such as a dataset of your own: ``source[i]`` gives the i-th row.
+
+    Numbers of 64 bits become those of 32, unless JAX is set to 64. Values are not checked before
+    the fit, which would read all of the data: a row that is not finite, or a label out of range,
+    ends the fit at its step, and the warning says what is wrong with the batch.
+
+    Cost: some batches, of 16 MB together or one, are read at once by a thread in the background and
+    put on the device; memory for three times that. Nothing of size N.
+
+    Args:
+        *sources: Sources of N rows each.
+        batch_size: Rows B of a batch, a Python int in [1, N].
+        seed: Seed of the orders, a Python int in [0, 2**31).
+
+    Raises:
+        TypeError: If a source has no length or no ``[]``, or rows that are no numbers.
+        ValueError: If the sources differ in their number of rows, or ``batch_size`` is larger.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> import numpyro_largecat as lc
+        >>> path = tempfile.mkdtemp() + "/x.npy"
+        >>> np.save(path, np.arange(20.0).reshape(10, 2))
+        >>> x, y = np.load(path, mmap_mode="r"), np.arange(10)
+        >>> batches = lc.StreamedBatches(x, y, batch_size=4)
+        >>> [array.shape for array in batches.batch(0)]
+        [(4, 2), (4,), (4,)]
+        >>> of_arrays = lc.ArrayBatches(x, y, batch_size=4)
+        >>> all(bool((batches.batch(t)[0] == of_arrays.batch(t)[0]).all()) for t in range(7))
+        True
+    """
+
+    def __init__(self, *sources: Any, batch_size: int, seed: int = 0) -> None:
+        if not sources:
+            raise ValueError("StreamedBatches needs at least one source, such as x and y.")
+        self.sources = tuple(_source(i, source) for i, source in enumerate(sources))
+        sizes = [_length(source) or 0 for source in self.sources]
+        if len(set(sizes)) > 1:
+            raise ValueError(f"the sources must have the same number of rows; got {sizes}.")
+        self.size = sizes[0]
+        self.batch_size = check_count("batch_size", batch_size, 1, self.size, "number of rows")
+        self.orders = orders_of(seed)
+        for i, row in enumerate(self._read(np.zeros(1, np.int64))):
+            if not any(jnp.issubdtype(row.dtype, kind) for kind in (jnp.number, jnp.bool_)):
+                raise TypeError(f"source {i} must hold numbers; got dtype {row.dtype}.")
+        row_bytes = sum(row.nbytes for row in self._read(np.zeros(1, np.int64)))
+        in_stack = STACK_BYTES // max(1, self.batch_size * row_bytes)
+        self.num_in_stack = max(1, min(MOST_IN_STACK, in_stack))
+
+    def batch(self, step: int) -> tuple[Array, ...]:
+        """Return the batch of a step, an integer that counts from 0."""
+        check_integers("step", step)
+        return self._stack(int(step), 1).batch(step)
+
+    def stacks(self, first_step: int) -> Generator[BatchStack, None, None]:
+        """The batches from a step on, without end, some at a time; read ahead in a thread.
+
+        What reading raises is raised when its batches are asked for. Close the iterator to end the
+        thread.
+        """
+        with ThreadPoolExecutor(1, "batches") as thread:
+            # A thread has JAX's settings of the process, not those of a `with` block.
+            enabled = jnp.result_type(float) == jnp.float64
+
+            def read(step: int) -> BatchStack:
+                with jax.enable_x64(enabled):
+                    return self._stack(step, self.num_in_stack)
+
+            step, ahead = first_step, deque[Any]()
+            while True:
+                while len(ahead) < NUM_AHEAD:
+                    ahead.append(thread.submit(read, step))
+                    step += self.num_in_stack
+                yield ahead.popleft().result()
+
+    def _stack(self, step: int, num_batches: int) -> BatchStack:
+        rows = np.asarray(self._rows(step, num_batches))
+        read = (jnp.asarray(a.reshape(*rows.shape, *a.shape[1:])) for a in self._read(rows.ravel()))
+        return BatchStack((*read, jnp.asarray(rows)), jnp.asarray(step, jnp.int32))
+
+    def _rows(self, step: int, num_batches: int) -> Array:
+        return _rows_of_steps(self.orders, step, num_batches, self.size, self.batch_size)
+
+    def _read(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
+        """Rows of each source, read in ascending order."""
+        ascending, places = np.unique(rows, return_inverse=True)
+        return [np.asarray(source[ascending])[places] for source in self.sources]
+
+    def __repr__(self) -> str:
+        """Show sizes, not values."""
+        return (
+            f"StreamedBatches({len(self.sources)} sources of {self.size} rows, "
+            f"batch_size={self.batch_size})"
+        )
+
+
+@jax.tree_util.register_pytree_node_class
+class BatchStack:
+    """The batches of consecutive steps, for a compiled loop."""
+
+    def __init__(self, arrays: tuple[Array, ...], first_step: Array) -> None:
+        self.arrays, self.first_step = arrays, first_step
+
+    def batch(self, step: Array | int) -> tuple[Array, ...]:
+        """Return the batch of a step that is here."""
+        place = jnp.asarray(step) - self.first_step
+        return tuple(array[place] for array in self.arrays)
+
+    def tree_flatten(self) -> tuple[Any, None]:
+        """All is data."""
+        return (self.arrays, self.first_step), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> BatchStack:
+        """Undo ``tree_flatten``."""
+        return cls(*children)
+
+
+@partial(jax.jit, static_argnums=(2, 3, 4))
+def _rows_of_steps(orders: Array, step: int, num_batches: int, size: int, batch_size: int) -> Array:
+    """Rows of consecutive batches, (num_batches, batch_size)."""
+    steps = jnp.asarray(step) + jnp.arange(num_batches)
+    return jax.vmap(lambda t: rows_of_step(orders, t, size, batch_size))(steps)
+
+
+class _ItemByItem:
+    """A source whose ``[]`` takes one integer."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, rows: NDArray[Any]) -> NDArray[Any]:
+        return np.stack([np.asarray(self._source[int(row)]) for row in rows])
+
+
+def _length(source: Any) -> int | None:
+    """Number of rows; None if there are none to be counted."""
+    shape = getattr(source, "shape", None)
+    if shape:  # arrays of zarr have no `len`
+        return int(shape[0])
+    return len(source) if hasattr(source, "__len__") and shape is None else None
+
+
+def _source(position: int, source: Any) -> Any:
+    """A source whose ``[]`` takes ascending integers.
+
+    Raises:
+        TypeError: If it has no length or no rows.
+    """
+    if hasattr(source, "tocsr"):
+        raise TypeError(
+            f"source {position} must not be sparse; got {describe(source)}. Pass the two arrays of "
+            "`rows = lc.SparseRows.from_scipy(source)`: `rows.indices` and `rows.values`."
+        )
+    if hasattr(source, "iloc"):  # a frame, whose own indices are names and not places
+        return np.asarray(source)
+    size = _length(source)
+    if size is None or not hasattr(source, "__getitem__") or isinstance(source, (dict, str)):
+        raise TypeError(
+            f"source {position} must have a length and rows by number, such as an array, a memory "
+            f"map or a dataset; got {describe(source)}."
+        )
+    if size == 0:
+        raise ValueError(f"source {position} must have a row; it is empty.")
+    takes_rows = hasattr(source, "shape") or getattr(source, "takes_rows", False)
+    return source if takes_rows else _ItemByItem(source)
