@@ -76,6 +76,17 @@ def check_record(name: str, record: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_streams(tmp_path: Path) -> None:
+    """Each figure is there, and the file and the checkpoints are removed."""
+    _, cells = run_quick("streams", tmp_path / "out.json", "--folder", str(tmp_path))
+    metrics = {record["metric"] for record in cells}
+    wanted = {"disk_to_memory_ratio", "ms_per_step", "checkpoint_pause_s", "resume_s"}
+    assert metrics - {"torch_loader_ratio"} == wanted
+    assert ("torch_loader_ratio" in metrics) is not torch_is_missing()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+@pytest.mark.slow
 def test_compile(tmp_path: Path) -> None:
     """The entry points that are asked for have the seconds and the number of their programs."""
     options = ["--entries", "double_sum, Vanilla", "init, frequency"]
