@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from os import PathLike
@@ -16,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import sparray, spmatrix
 
 from numpyro_largecat._checks import check_interval, check_kind, check_shape, describe
+from numpyro_largecat.data.corpus_folder import read_corpus, write_corpus
 
 _ARRAYS = ("words", "counts", "offsets")
 MOST = 2**31 - 1  # count of a word in a document
@@ -238,23 +237,24 @@ class Corpus:
     def save(self, directory: str | PathLike[str]) -> None:
         """Write the corpus to a folder, which ``open`` reads without loading it.
 
-        Files that are there are replaced as a whole, so corpora that are open on them stay as they
-        are.
+        A corpus that is there is replaced as a whole: whatever ends the process meanwhile, the
+        folder holds either the old one or the new one. Corpora that are open on the old files stay
+        as they are. Until it is replaced, there must be room for both. One process at a time may
+        write to a folder.
+
+        Raises:
+            OSError: If it cannot be written, such as on a full disk. The old corpus is there still.
+
+        Example:
+            >>> import tempfile
+            >>> folder = tempfile.mkdtemp()
+            >>> Corpus.from_documents([["a", "b", "a"], ["c"]]).save(folder)
+            >>> Corpus.open(folder)
+            Corpus(2 documents, 4 tokens, 3 words)
         """
-        folder = Path(directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in _ARRAYS:
-            part = folder / f"{name}.part.npy"
-            np.save(part, getattr(self, name))
-            part.replace(folder / f"{name}.npy")
-        about = {
-            "num_words": self.num_words,
-            "vocabulary": self.vocabulary,
-            "checksums": {name: _checksum(getattr(self, name)) for name in _ARRAYS},
-        }
-        part = folder / "corpus.json.part"
-        part.write_text(json.dumps(about), encoding="utf-8")
-        part.replace(folder / "corpus.json")
+        arrays = {name: np.asarray(getattr(self, name)) for name in _ARRAYS}
+        values = {"num_words": int(self.num_words), "vocabulary": self.vocabulary}
+        write_corpus(Path(directory), arrays, values)
 
     @classmethod
     def open(cls, directory: str | PathLike[str]) -> Corpus:
@@ -263,39 +263,16 @@ class Corpus:
         Cost: reads the entries once.
 
         Raises:
-            ValueError: If a file is cut short, or not of the same corpus as the others.
+            FileNotFoundError: If there is none.
+            ValueError: If a file is cut short or changed, or not of the same corpus as the others.
         """
-        folder = Path(directory)
-        path = folder / "corpus.json"
-        try:
-            about = json.loads(path.read_text(encoding="utf-8"))
-            num_words, names, checksums = (
-                about[key] for key in ("num_words", "vocabulary", "checksums")
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(path, "it may be cut short") from error
-        words, counts, offsets = (
-            _open_array(folder / f"{name}.npy", checksums[name]) for name in _ARRAYS
+        arrays, values = read_corpus(Path(directory))
+        names = values["vocabulary"]
+        return cls(
+            **arrays,
+            num_words=values["num_words"],
+            vocabulary=None if names is None else tuple(names),
         )
-        return cls(words, counts, offsets, num_words, None if names is None else tuple(names))
-
-
-def _checksum(values: NDArray[Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(values).data)
-
-
-def _open_array(path: Path, checksum: int) -> NDArray[Any]:
-    try:
-        values = np.lib.format.open_memmap(path, mode="r")
-    except (EOFError, ValueError) as error:
-        raise _damaged(path, "it may be cut short") from error
-    if _checksum(values) != checksum:
-        raise _damaged(path, "it is of another corpus than corpus.json there")
-    return values
-
-
-def _damaged(path: Path, why: str) -> ValueError:
-    return ValueError(f"{path} must be what `Corpus.save` writes; {why}. Save the corpus again.")
 
 
 def _check_row(row: Any, place: int) -> None:

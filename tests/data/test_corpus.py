@@ -143,39 +143,6 @@ def test_pairs_of_word_and_count_are_refused(rows) -> None:
             Corpus.from_documents(rows)
 
 
-@pytest.fixture
-def saved(tmp_path):
-    """A saved corpus, and in another folder one of the same shape."""
-    for name, counts in (("first", COUNTS), ("second", COUNTS[:, ::-1])):
-        Corpus.from_csr(csr_array(counts), list(WORDS)).save(tmp_path / name)
-    return tmp_path / "first", tmp_path / "second"
-
-
-@pytest.mark.parametrize("name", ["words.npy", "counts.npy", "corpus.json"])
-def test_files_of_two_corpora_are_not_mixed(saved, name) -> None:
-    first, second = saved
-    (second / name).replace(first / name)
-    with pytest.raises(
-        ValueError, match=r"first/\w+\.npy must .* of another corpus than corpus.json"
-    ):
-        Corpus.open(first)
-
-
-@pytest.mark.parametrize("size", [0, 5, 100, -1])
-@pytest.mark.parametrize("name", ["words.npy", "corpus.json"])
-def test_files_cut_short_are_named(saved, name, size) -> None:
-    path = saved[0] / name
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ValueError, match=rf"{name} must be .* cut short") as error:
-        Corpus.open(saved[0])
-    assert "allow_pickle" not in f"{error.value}{error.value.__cause__}"
-
-
-def test_a_corpus_without_words_is_saved(tmp_path) -> None:
-    Corpus.from_documents([[], []], WORDS).save(tmp_path)
-    assert Corpus.open(tmp_path).num_documents == 2
-
-
 def test_bad_arrays_are_refused() -> None:
     """The message says which document and which word."""
     with pytest.raises(ValueError, match=r"in \[0, 3\); got word 3 with count 1 in document 2"):
@@ -264,15 +231,6 @@ def test_documents_are_chosen_as_by_numpy() -> None:
             corpus.padded(wrong)
     with pytest.raises(ValueError, match=r"`fraction` must be in \[0, 1\]; got 1\.5"):
         corpus.split_words(fraction=1.5)
-
-
-def test_a_corpus_is_saved_where_it_is_open(tmp_path) -> None:
-    Corpus.from_csr(csr_array(COUNTS), list(WORDS)).save(tmp_path)
-    opened = Corpus.open(tmp_path)
-    opened.save(tmp_path)
-    assert (dense(opened) == COUNTS).all() and (dense(Corpus.open(tmp_path)) == COUNTS).all()
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["corpus.json", "counts.npy", "offsets.npy", "words.npy"]
 
 
 def test_a_corpus_prints_its_size() -> None:
