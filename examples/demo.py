@@ -125,7 +125,7 @@ def save(fitted: lc.Fitted, data: ClassificationData, prediction: HeldOut, args)
         },
         dims={"weight": ["feature"]},
     )
-    posterior.to_netcdf(str(folder / "posterior.nc"))
+    lc.save_netcdf(posterior, folder / "posterior.nc")
 
     axes = lc.plots.elbo(fitted.losses / len(data.y_train))
     axes.set_ylabel("ELBO per training observation (nats)")

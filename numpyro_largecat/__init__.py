@@ -37,6 +37,7 @@ from numpyro_largecat.reading.findings import Diagnosis
 from numpyro_largecat.reading.fitted import Fitted
 from numpyro_largecat.reading.metrics import score_predictions
 from numpyro_largecat.reading.predictions import TopClasses
+from numpyro_largecat.reading.save_netcdf import save_netcdf
 from numpyro_largecat.svi.adaptive_steps import adaptive_steps
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.averaging import average_iterates, averaged_params
@@ -94,6 +95,7 @@ __all__ = [  # noqa: RUF022  grouped by idea
     "TopClasses",
     "Diagnosis",
     "score_predictions",
+    "save_netcdf",
     "plots",
     # sums over the L best values
     "TopLCategorical",

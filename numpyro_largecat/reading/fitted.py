@@ -395,8 +395,8 @@ class Reading:
             num_draws: Number of posterior draws.
 
         Returns:
-            ``arviz.InferenceData`` with ArviZ 0.23, ``xarray.DataTree`` with ArviZ 1; both have
-            ``to_netcdf``.
+            ``arviz.InferenceData`` with ArviZ 0.23, ``xarray.DataTree`` with ArviZ 1;
+            ``save_netcdf`` writes both to a file.
 
         Raises:
             ValueError: If ``rows`` names an unknown plate or label, holds ids out of range or those

@@ -81,7 +81,7 @@ def test_netcdf_round_trip(fitted, tmp_path):
     import arviz as az
 
     data = convert(fitted, rows={"classes": [4, 17]}, num_draws=5)
-    data.to_netcdf(str(tmp_path / "fit.nc"))
+    lc.save_netcdf(data, tmp_path / "fit.nc")
     back = az.from_netcdf(str(tmp_path / "fit.nc"))
     for name in ("w", "scale"):
         np.testing.assert_array_equal(back["posterior"][name], data["posterior"][name])
