@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import shutil
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -18,22 +19,6 @@ from numpy.typing import NDArray
 
 _ABOUT = "corpus.json"
 _OURS = re.compile("arrays-[0-9a-f]{32}")  # names of folders of arrays, a new one for each save
-_DAMAGE = (  # what NumPy's and Python's readers raise of a file that is another
-    EOFError,
-    OverflowError,
-    RecursionError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
-
-
-class _SavedArray(NamedTuple):
-    """What ``corpus.json`` says of an array."""
-
-    dtype: str
-    size: int
-    crc32: int
 
 
 def write_corpus(
@@ -80,8 +65,8 @@ def read_corpus(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         inside = folder / about["folder"]
         try:
             arrays = {
-                name: _open_array(inside / f"{name}.npy", _SavedArray(*saved))
-                for name, saved in about["arrays"].items()
+                name: _open_array(inside / f"{name}.npy", crc32)
+                for name, crc32 in about["arrays"].items()
             }
         except FileNotFoundError as error:
             if _described(path) == about:  # else another corpus has just taken its place
@@ -93,16 +78,18 @@ def read_corpus(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
 def _write(folder: Path, arrays: Mapping[str, NDArray[Any]], values: Mapping[str, Any]) -> None:
     inside = folder / f"arrays-{uuid4().hex}"
     inside.mkdir()
-    saved = {}
+    checksums = {}
     for name, array in arrays.items():
         array = np.ascontiguousarray(array)
-        header = np.lib.format.header_data_from_array_1_0(array)
+        header = io.BytesIO()
+        about_array = np.lib.format.header_data_from_array_1_0(array)
+        np.lib.format.write_array_header_1_0(header, about_array)
         with (inside / f"{name}.npy").open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
+            file.write(header.getvalue())
             file.write(array.data)  # says why it fails, unlike ``np.save``
             _flush(file)
-        saved[name] = _SavedArray(array.dtype.str, array.size, zlib.crc32(array.data))
-    about = {"folder": inside.name, "arrays": saved, "values": dict(values)}
+        checksums[name] = zlib.crc32(array.data, zlib.crc32(header.getvalue()))
+    about = {"folder": inside.name, "arrays": checksums, "values": dict(values)}
     with (inside / _ABOUT).open("w", encoding="utf-8") as file:
         json.dump(about | {"crc32": _crc32(about)}, file)
         _flush(file)
@@ -132,7 +119,7 @@ def _described(path: Path) -> dict[str, Any]:
         about = json.loads(text)
         if about.pop("crc32") != _crc32(about):
             raise ValueError("its checksum is another")
-    except (AttributeError, KeyError, *_DAMAGE) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise _damaged(path, "it may be cut short") from error
     return about
 
@@ -141,15 +128,11 @@ def _crc32(about: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(about, sort_keys=True).encode())
 
 
-def _open_array(path: Path, saved: _SavedArray) -> NDArray[Any]:
-    try:
-        array = np.lib.format.open_memmap(path, mode="r")
-    except _DAMAGE as error:
-        raise _damaged(path, "it may be cut short") from error
-    found = (array.dtype.str, array.shape, zlib.crc32(np.ascontiguousarray(array).data))
-    if found != (saved.dtype, (saved.size,), saved.crc32):
-        raise _damaged(path, f"it is of another corpus than {_ABOUT} there")
-    return array
+def _open_array(path: Path, crc32: int) -> NDArray[Any]:
+    whole = np.memmap(path, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
+    if zlib.crc32(whole.data) != crc32:  # first, since NumPy raises anything of other headers
+        raise _damaged(path, f"it is cut short, or of another corpus than {_ABOUT} there")
+    return np.lib.format.open_memmap(path, mode="r")
 
 
 def _damaged(path: Path, why: str) -> ValueError:
