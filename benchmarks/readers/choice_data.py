@@ -7,7 +7,7 @@ import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -284,9 +284,7 @@ def _read_rows(
     path: str | PathLike[str], names: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, str]]]:
     with open_binary(path) as file:
-        text = io.TextIOWrapper(
-            cast(io.BufferedReader, file), encoding="utf-8", errors="replace", newline=""
-        )
+        text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")
         header = text.readline()
         delimiter = "\t" if "\t" in header else ","
         columns = next(csv.reader([header], delimiter=delimiter), [])

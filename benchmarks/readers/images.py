@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from numpy.typing import NDArray
 from benchmarks.readers.classification_data import ClassificationData
 from benchmarks.readers.find_file import find_file
 from benchmarks.readers.idx import read_idx
+from benchmarks.readers.npz import read_npz
+from numpyro_largecat._checks import describe
 
 _NUM_GROUPS = 10
 _NUM_DRAWINGS = 20
@@ -92,27 +93,23 @@ def _read_mnist_part(directory: Path, part: str) -> tuple[NDArray[np.float32], N
 
 def _read_omniglot(path: Path) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
     """Read the images, shape (K, 20, 28, 28), and a name for each class."""
-    needed = ("images", "character_alphabet", "alphabet_names")
-    try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            images, alphabets, alphabet_names = (file[name] for name in needed)
-    except KeyError as error:
-        raise ValueError(
-            f"{path} must be an npz file with arrays {', '.join(needed)}; got {error}."
-        ) from error
-    except (EOFError, ValueError, zipfile.BadZipFile):  # what NumPy says of it is no help
-        raise ValueError(
-            f"{path} must be a complete npz file with arrays {', '.join(needed)}. The file may be "
-            "cut short."
-        ) from None
-    shape = (*alphabets.shape, _NUM_DRAWINGS, 28, 28)
-    known = np.all(alphabets < len(alphabet_names))
-    if images.ndim != 4 or images.shape != shape or images.dtype != np.uint8 or not known:
+    images, alphabets, alphabet_names = read_npz(
+        path, ("images", "character_alphabet", "alphabet_names")
+    )
+    shape = (alphabets.size, _NUM_DRAWINGS, 28, 28)
+    known = alphabets.dtype.kind in "iu" and np.isin(alphabets, np.arange(alphabet_names.size))
+    if not (
+        images.dtype == np.uint8
+        and images.shape == shape
+        and alphabets.ndim == alphabet_names.ndim == 1
+        and alphabet_names.dtype.kind == "U"
+        and np.all(known)
+    ):
         raise ValueError(
             f"{path} must hold `images`, unsigned bytes of shape (K, {_NUM_DRAWINGS}, 28, 28), and "
-            f"`character_alphabet` of shape (K,), below {len(alphabet_names)}, the number of "
-            f"`alphabet_names`; got {images.dtype} of shape {images.shape}, and shape "
-            f"{alphabets.shape} with values up to {alphabets.max(initial=0)}."
+            f"`character_alphabet` of shape (K,), integers below {alphabet_names.size}, the number "
+            f"of `alphabet_names`; got {describe(images)}, {describe(alphabets)} and "
+            f"{describe(alphabet_names)}."
         )
     seen: Counter[str] = Counter()
     names = []

@@ -10,7 +10,13 @@ from os import PathLike
 import numpy as np
 
 from numpyro_largecat.data.corpus import MOST, Corpus, in_order
-from numpyro_largecat.data.files import malformed, numbered_lines, open_binary
+from numpyro_largecat.data.files import (
+    malformed,
+    numbered_lines,
+    open_binary,
+)
+
+MOST_WITHOUT_LINES = 2**20  # documents; each costs memory, and a header is a few bytes
 
 
 def read_vocabulary(path: str | PathLike[str]) -> tuple[str, ...]:
@@ -90,7 +96,8 @@ def read_uci_bag_of_words(
 
     Three lines have the numbers of documents, words and entries; each further line is
     ``document word count``. Documents and words count from 1, and documents ascend; one that
-    has no line is empty. A word has one line at most in each document. Cost: O(entries).
+    has no line is empty. A word has one line at most in each document. There are at most a million
+    documents more than entries. Cost: O(entries).
 
     Args:
         path: The file, plain or compressed with gzip.
@@ -108,7 +115,7 @@ def read_uci_bag_of_words(
         (2, [0, 2])
     """
     names = None if vocabulary is None else _names(vocabulary)
-    words, counts = array("i"), array("i")
+    documents, words, counts = array("i"), array("i"), array("i")
     with open_binary(path) as file:
         num_documents, num_words, num_entries = (
             _uci_size(path, i, file.readline()) for i in (1, 2, 3)
@@ -116,7 +123,6 @@ def read_uci_bag_of_words(
         if names is not None and num_words != len(names):
             need = f"as many words as in the vocabulary, {len(names)}; got {num_words}"
             raise malformed(path, 2, need)
-        sizes = np.zeros(num_documents, np.int64)
         last, seen, line_number = 1, set[int](), 3
         for line_number, line in numbered_lines(file, start=4):
             try:
@@ -130,13 +136,17 @@ def read_uci_bag_of_words(
             if document > last:
                 last, seen = document, set()
             _check_entry((path, line_number), word, count, range(1, num_words + 1), seen)
+            documents.append(document - 1)
             words.append(word - 1)
             counts.append(count)
-            sizes[document - 1] += 1
     if len(words) != num_entries:
         need = f"{num_entries} entries, as the header says, but it has {len(words)}"
         raise malformed(path, line_number, need)
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    if num_documents - num_entries > MOST_WITHOUT_LINES:
+        need = f"at most {MOST_WITHOUT_LINES} documents more than entries, {num_entries}"
+        raise malformed(path, 1, f"{need}; got {num_documents}")
+    sizes = np.bincount(documents, minlength=num_documents)
+    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     return Corpus(np.asarray(words), np.asarray(counts), offsets, num_words, names)
 
 
@@ -145,8 +155,9 @@ def _uci_size(path: str | PathLike[str], line_number: int, line: bytes) -> int:
         (size,) = (int(number) for number in line.split())
     except ValueError:
         size = -1
-    if size < 0:
-        raise malformed(path, line_number, "one whole number, of the header", line)
+    if not 0 <= size <= MOST:
+        need = f"one whole number, of the header, in [0, {MOST}]"
+        raise malformed(path, line_number, need, line)
     return size
 
 

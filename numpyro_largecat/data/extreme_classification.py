@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from os import PathLike
 
 import numpy as np
 from scipy.sparse import csr_array
 
+from numpyro_largecat._checks import MOST
 from numpyro_largecat.data.files import malformed, open_binary
 
 LINE = "`l1,l2 idx:value idx:value ...`, or a space first for a point without labels"
@@ -99,14 +101,15 @@ def _point(line: bytes) -> tuple[list[int], list[int], list[float]]:
 
 
 def _xml_header(path: str | PathLike[str], line: bytes) -> tuple[int, int, int]:
-    need = "the header `points features labels`, three whole numbers"
+    need = f"the header `points features labels`, three whole numbers in [0, {MOST}]"
     try:
         num_points, num_features, num_labels = (int(word) for word in line.split())
     except ValueError as error:
         raise malformed(path, 1, need, line) from error
-    if min(num_points, num_features, num_labels) < 0:
+    sizes = (num_points, num_features, num_labels)
+    if not all(0 <= size <= MOST for size in sizes):
         raise malformed(path, 1, need, line)
-    return num_points, num_features, num_labels
+    return sizes
 
 
 def _check_ids(
@@ -116,5 +119,5 @@ def _check_ids(
         need = f"{what} in [0, {size}), as the header says; got {min(ids)} to {max(ids)}"
         raise malformed(path, line_number, need)
     if len(set(ids)) < len(ids):
-        repeated = next(i for i in ids if ids.count(i) > 1)
+        repeated = next(i for i, count in Counter(ids).items() if count > 1)
         raise malformed(path, line_number, f"different {what}; got {repeated} more than once")

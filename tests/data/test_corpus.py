@@ -97,6 +97,8 @@ def test_bad_lda_c_files_are_refused(tmp_path, text, message) -> None:
         ("2\n3\n1\n1 1 1\n", "line 2: need as many words as in the vocabulary, 4; got 3"),
         ("2\n4\n1\n1 1\n", "line 4: need `document word count`"),
         ("x\n", "line 1: need one whole number"),
+        ("9999999999\n4\n0\n", r"line 1: need one whole number, .* in \[0, 2147483647\]"),
+        ("2000000000\n4\n0\n", r"line 1: need at most 1048576 documents more than entries, 0"),
     ],
 )
 def test_bad_uci_files_are_refused(tmp_path, text, message) -> None:
@@ -110,6 +112,12 @@ def test_a_uci_file_may_have_no_vocabulary(tmp_path) -> None:
     corpus = read_uci_bag_of_words(tmp_path / "a.txt")
     assert corpus.vocabulary is None and dense(corpus).tolist() == COUNTS.tolist()
     assert read_uci_bag_of_words(tmp_path / "a.txt", list(WORDS)).vocabulary == WORDS
+
+
+def test_documents_without_words_need_no_lines(tmp_path) -> None:
+    (tmp_path / "a.txt").write_text("1000000\n4\n1\n700000 1 1\n")
+    corpus = read_uci_bag_of_words(tmp_path / "a.txt")
+    assert corpus.num_documents == 1_000_000 and corpus.document(699_999)[0].tolist() == [0]
 
 
 def test_files_may_end_with_blank_lines(tmp_path) -> None:

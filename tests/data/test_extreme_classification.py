@@ -42,6 +42,7 @@ def test_xml_windows_line_ends_and_a_blank_last_line(write):
         (b"1 2\n0 0:1\n", 1, "the header"),
         (b"1 2 x\n0 0:1\n", 1, "the header"),
         (b"-1 2 3\n", 1, "the header"),
+        (b"1 2 9999999999\n0 0:1\n", 1, "three whole numbers in [0, 2147483647]"),
         (b"2 2 2\n0 0:1\n0:1 1:1\n", 3, "a space first for a point without labels"),
         (b"1 2 2\n0 0:one\n", 2, "idx:value"),
         (b"1 2 2\n0 0\n", 2, "idx:value"),
@@ -63,6 +64,14 @@ def test_malformed_xml_names_file_line_and_need(write, content, line, need):
     with pytest.raises(ValueError, match=re.escape(f"{path}, line {line}: ")) as error:
         read_xml_classification(path)
     assert need in str(error.value)
+
+
+def test_a_long_line_that_repeats_an_id_takes_no_longer_than_others(write):
+    """A hundred thousand different ids come first."""
+    ids = b",".join(b"%d" % i for i in [*range(100_000), 99_999])
+    path = write(b"1 1 100000\n" + ids + b" 0:1\n")
+    with pytest.raises(ValueError, match="line 2: need different labels; got 99999 more than once"):
+        read_xml_classification(path)
 
 
 def test_a_file_cut_short_by_gzip_is_an_error_with_its_name(tmp_path):

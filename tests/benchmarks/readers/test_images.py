@@ -116,8 +116,8 @@ def test_omniglot_classes_are_named_by_alphabet_and_number(tmp_path):
     ("changes", "message"),
     [
         ({"images": np.zeros((5, 19, 28, 28), np.uint8)}, r"uint8 of shape \(5, 19, 28, 28\)"),
-        ({"images": np.zeros((5, 20, 28, 28))}, "got float64 of shape"),
-        ({"images": np.zeros((4, 20, 28, 28), np.uint8)}, r"shape \(5,\) with values up to 1"),
+        ({"images": np.zeros((5, 20, 28, 28))}, "array of float64 of shape"),
+        ({"images": np.zeros((4, 20, 28, 28), np.uint8)}, r"\(4, 20, .* of shape \(5,\)"),
         ({"alphabet_names": np.array(["Greek"])}, "below 1, the number of `alphabet_names`"),
         ({"alphabet_names": None}, "npz file with arrays images, .*got .*alphabet_names"),
     ],
