@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from numpyro_largecat._checks import MOST
 from numpyro_largecat.data.files import malformed, open_binary
 
 
@@ -54,6 +55,8 @@ _SWISSMETRO_COLUMNS = (
 _CANADA_ALTERNATIVES = ("train", "air", "bus", "car")
 _CANADA_FEATURES = ("cost", "freq", "ivt", "ovt")
 _CANADA_COVARIATES = ("dist", "income", "urban")
+_NUMBERS = ("ID", "case")  # columns of whole numbers
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def read_swissmetro(path: str | PathLike[str]) -> ChoiceData:
@@ -287,14 +290,14 @@ def _read_rows(
         text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")
         header = text.readline()
         delimiter = "\t" if "\t" in header else ","
-        columns = next(csv.reader([header], delimiter=delimiter), [])
+        columns = next(_cells(path, csv.reader([header], delimiter=delimiter)), [])
         missing = [name for name in names if name not in columns]
         if missing:
             need = f"a header with columns {', '.join(missing)}, separated by commas or tabs"
             raise malformed(path, 1, need, header)
         places = [columns.index(name) for name in names]
         reader = csv.reader(text, delimiter=delimiter)
-        for cells in reader:
+        for cells in _cells(path, reader, 1):
             line = reader.line_num + 1
             if not cells:
                 continue
@@ -302,6 +305,14 @@ def _read_rows(
                 need = f"{len(columns)} columns, as in the header; got {len(cells)}"
                 raise malformed(path, line, need)
             yield line, {n: cells[i].strip() for n, i in zip(names, places, strict=True)}
+
+
+def _cells(path: str | PathLike[str], reader: Any, lines_before: int = 0) -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        need = f"cells that Python's csv can read; it says: {error}"
+        raise malformed(path, reader.line_num + lines_before, need) from error
 
 
 def _number(
@@ -312,9 +323,11 @@ def _number(
             raise malformed(path, line, f"`{name}` to be one of {', '.join(words)}", cell)
         return words.index(cell)
     try:
-        number = float(cell)
+        number = float(cell) if cell.isascii() and "_" not in cell else np.nan
     except ValueError:
         number = np.nan
-    if not np.isfinite(number):
+    if not abs(number) <= _LARGEST:
         raise malformed(path, line, f"a number in column `{name}`", cell)
+    if name in _NUMBERS and not (number.is_integer() and abs(number) <= MOST):
+        raise malformed(path, line, f"a whole number up to {MOST} in column `{name}`", cell)
     return number

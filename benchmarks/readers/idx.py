@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from os import PathLike
 
 import numpy as np
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from numpyro_largecat.data.files import open_binary
 
 _IDX_UNSIGNED_BYTE = 0x08
+_MOST_AXES = 64  # of a NumPy array
 
 
 def read_idx(path: str | PathLike[str]) -> NDArray[np.uint8]:
@@ -48,7 +51,12 @@ def read_idx(path: str | PathLike[str]) -> NDArray[np.uint8]:
             f"got {len(content)} bytes in all. The file may be cut short."
         )
     shape = tuple(np.frombuffer(content[4:start], ">u4").tolist())
-    size = int(np.prod(shape, dtype=np.int64))
+    size = math.prod(shape)
+    if len(shape) > _MOST_AXES or math.prod(filter(None, shape)) > sys.maxsize:
+        raise ValueError(
+            f"{path} must have at most {_MOST_AXES} axes, with {sys.maxsize} entries; got shape "
+            f"{shape}. The file may be damaged."
+        )
     if len(content) - start != size:
         raise ValueError(
             f"{path} must have {size} bytes after its header, for its shape {shape}; "

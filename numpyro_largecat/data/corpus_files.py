@@ -14,6 +14,7 @@ from numpyro_largecat.data.files import (
     malformed,
     numbered_lines,
     open_binary,
+    without_underscores,
 )
 
 MOST_WITHOUT_LINES = 2**20  # documents; each costs memory, and a header is a few bytes
@@ -21,6 +22,12 @@ MOST_WITHOUT_LINES = 2**20  # documents; each costs memory, and a header is a fe
 
 def read_vocabulary(path: str | PathLike[str]) -> tuple[str, ...]:
     r"""Read one word a line, UTF-8, plain or compressed with gzip.
+
+    Words are all different. The file may end with blank lines.
+
+    Raises:
+        ValueError: If a line is not UTF-8 or blank, or a word is there twice. The message has file
+            and line number.
 
     Example:
         >>> import pathlib, tempfile
@@ -36,6 +43,15 @@ def read_vocabulary(path: str | PathLike[str]) -> tuple[str, ...]:
                 words.append(line.decode().rstrip("\r\n"))
             except UnicodeDecodeError as error:
                 raise malformed(path, line_number, "UTF-8 text", line) from error
+    while words and not words[-1]:
+        words.pop()
+    first: dict[str, int] = {}
+    for line_number, word in enumerate(words, start=1):
+        if not word:
+            raise malformed(path, line_number, "one word", word)
+        if first.setdefault(word, line_number) != line_number:
+            need = f"another word than that of line {first[word]}"
+            raise malformed(path, line_number, need, word)
     return tuple(words)
 
 
@@ -66,7 +82,7 @@ def read_lda_c(
     with open_binary(path) as file:
         for line_number, line in numbered_lines(file):
             try:
-                first, *entries = line.split()
+                first, *entries = without_underscores(line).split()
                 size = int(first)
                 pairs = [(int(w), int(c)) for w, c in (e.split(b":") for e in entries)]
             except ValueError as error:
@@ -126,7 +142,9 @@ def read_uci_bag_of_words(
         last, seen, line_number = 1, set[int](), 3
         for line_number, line in numbered_lines(file, start=4):
             try:
-                document, word, count = (int(number) for number in line.split())
+                document, word, count = (
+                    int(number) for number in without_underscores(line).split()
+                )
             except ValueError as error:
                 need = "`document word count`, whole numbers"
                 raise malformed(path, line_number, need, line) from error
@@ -152,7 +170,7 @@ def read_uci_bag_of_words(
 
 def _uci_size(path: str | PathLike[str], line_number: int, line: bytes) -> int:
     try:
-        (size,) = (int(number) for number in line.split())
+        (size,) = (int(number) for number in without_underscores(line).split())
     except ValueError:
         size = -1
     if not 0 <= size <= MOST:

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from numpyro_largecat._checks import MOST
-from numpyro_largecat.data.files import malformed, open_binary
+from numpyro_largecat.data.files import malformed, open_binary, without_underscores
 
 LINE = "`l1,l2 idx:value idx:value ...`, or a space first for a point without labels"
 _LARGEST = float(np.finfo(np.float32).max)
@@ -94,7 +94,7 @@ def read_xml_classification(path: str | PathLike[str]) -> tuple[csr_array, csr_a
 
 def _point(line: bytes) -> tuple[list[int], list[int], list[float]]:
     """Labels, features and their values."""
-    label_part, _, feature_part = line.rstrip().partition(b" ")
+    label_part, _, feature_part = without_underscores(line).rstrip().partition(b" ")
     labels = [int(label) for label in label_part.split(b",")] if label_part else []
     pairs = [pair.split(b":") for pair in feature_part.split()]
     return labels, [int(index) for index, _ in pairs], [float(value) for _, value in pairs]
@@ -103,7 +103,9 @@ def _point(line: bytes) -> tuple[list[int], list[int], list[float]]:
 def _xml_header(path: str | PathLike[str], line: bytes) -> tuple[int, int, int]:
     need = f"the header `points features labels`, three whole numbers in [0, {MOST}]"
     try:
-        num_points, num_features, num_labels = (int(word) for word in line.split())
+        num_points, num_features, num_labels = (
+            int(word) for word in without_underscores(line).split()
+        )
     except ValueError as error:
         raise malformed(path, 1, need, line) from error
     sizes = (num_points, num_features, num_labels)

@@ -93,3 +93,10 @@ def numbered_lines(file: Iterable[bytes], start: int = 1) -> Iterator[tuple[int,
             yield blank, b"\n"
         first_blank = None
         yield number, line
+
+
+def without_underscores(line: bytes) -> bytes:
+    """The line, or ValueError where Python would take ``1_0`` for a number, unlike the format."""
+    if b"_" in line:
+        raise ValueError("numbers have no underscores")
+    return line

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.sparse import coo_array, csr_array
 
-from numpyro_largecat.data import Corpus, read_lda_c, read_uci_bag_of_words
+from numpyro_largecat.data import Corpus, read_lda_c, read_uci_bag_of_words, read_vocabulary
 
 COUNTS = np.array([[2, 0, 1, 0], [0, 0, 0, 0], [0, 3, 1, 1]])
 WORDS = ("a", "b", "c", "d")
@@ -74,6 +74,7 @@ def test_split_divides_the_words_of_each_document() -> None:
         ("2 1:1 1:1\n", "line 1: need each word of a document once; got word 1 a second time"),
         ("x 1:1\n", "line 1: need `M word:count"),
         ("\n1 0:1\n", "line 1: need `M word:count"),
+        ("1 0:1_0\n", "line 1: need `M word:count"),
     ],
 )
 def test_bad_lda_c_files_are_refused(tmp_path, text, message) -> None:
@@ -97,6 +98,7 @@ def test_bad_lda_c_files_are_refused(tmp_path, text, message) -> None:
         ("2\n3\n1\n1 1 1\n", "line 2: need as many words as in the vocabulary, 4; got 3"),
         ("2\n4\n1\n1 1\n", "line 4: need `document word count`"),
         ("x\n", "line 1: need one whole number"),
+        ("2\n4\n1\n1 1_0 1\n", "line 4: need `document word count`"),
         ("9999999999\n4\n0\n", r"line 1: need one whole number, .* in \[0, 2147483647\]"),
         ("2000000000\n4\n0\n", r"line 1: need at most 1048576 documents more than entries, 0"),
     ],
@@ -112,6 +114,26 @@ def test_a_uci_file_may_have_no_vocabulary(tmp_path) -> None:
     corpus = read_uci_bag_of_words(tmp_path / "a.txt")
     assert corpus.vocabulary is None and dense(corpus).tolist() == COUNTS.tolist()
     assert read_uci_bag_of_words(tmp_path / "a.txt", list(WORDS)).vocabulary == WORDS
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a\nb\r\na\n", "line 3: need another word than that of line 1; got 'a'"),
+        (b"a\n\nb\n", "line 2: need one word; got ''"),
+        (b"a\n\xff\n", "line 2: need UTF-8 text"),
+    ],
+)
+def test_bad_vocabularies_are_refused(tmp_path, content, message) -> None:
+    (tmp_path / "vocab.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"vocab\.txt, " + message):
+        read_vocabulary(tmp_path / "vocab.txt")
+
+
+def test_a_vocabulary_may_end_with_blank_lines(tmp_path) -> None:
+    """A word may be a space: n-grams of characters have such."""
+    (tmp_path / "vocab.txt").write_bytes(b"a\r\nb\n \n\n\r\n")
+    assert read_vocabulary(tmp_path / "vocab.txt") == ("a", "b", " ")
 
 
 def test_documents_without_words_need_no_lines(tmp_path) -> None:

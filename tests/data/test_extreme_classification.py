@@ -43,6 +43,8 @@ def test_xml_windows_line_ends_and_a_blank_last_line(write):
         (b"1 2 x\n0 0:1\n", 1, "the header"),
         (b"-1 2 3\n", 1, "the header"),
         (b"1 2 9999999999\n0 0:1\n", 1, "three whole numbers in [0, 2147483647]"),
+        (b"1 2 1_0\n0 0:1\n", 1, "the header"),
+        (b"1 2 2\n0 0:1_0\n", 2, "idx:value"),
         (b"2 2 2\n0 0:1\n0:1 1:1\n", 3, "a space first for a point without labels"),
         (b"1 2 2\n0 0:one\n", 2, "idx:value"),
         (b"1 2 2\n0 0\n", 2, "idx:value"),

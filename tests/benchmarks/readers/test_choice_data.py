@@ -36,7 +36,7 @@ def swissmetro(tmp_path, *changes, separator=","):
     rows = [SWISSMETRO | change for change in changes]
     lines = [separator.join(map(str, row)) for row in (SWISSMETRO, *(r.values() for r in rows))]
     path = tmp_path / "swissmetro.csv"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
@@ -105,6 +105,12 @@ def test_swissmetro_availability(tmp_path, change, available):
         ({"CHOICE": 3, "CAR_AV": 0}, "available alternative, 1 to 3; got 3"),
         ({"CAR_TT": "long"}, "a number in column `CAR_TT`; got 'long'"),
         ({"CAR_TT": "nan"}, "a number in column `CAR_TT`; got 'nan'"),
+        ({"CAR_TT": "1e39"}, "a number in column `CAR_TT`; got '1e39'"),
+        ({"CAR_TT": "1_0"}, "a number in column `CAR_TT`; got '1_0'"),
+        ({"CAR_TT": "٣"}, "a number in column `CAR_TT`; got '٣'"),
+        ({"ID": 1.5}, "a whole number up to 2147483647 in column `ID`; got '1.5'"),
+        ({"ID": 3_000_000_000}, "a whole number up to 2147483647 in column `ID`; got '3000000000'"),
+        ({"CAR_TT": "1" * 200_000}, "cells that Python's csv can read; it says: field larger"),
         ({"CAR_TT": "1,2"}, "28 columns, as in the header; got 29"),
     ],
 )

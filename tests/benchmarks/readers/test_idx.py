@@ -33,6 +33,9 @@ def test_idx_round_trip(write, shape):
         (idx_bytes(np.zeros((3, 2)))[:10], "a header of 12 bytes for its 2 axes; got 10"),
         (idx_bytes(np.zeros((3, 2)))[:-1], "6 bytes after its header, for its shape (3, 2); got 5"),
         (idx_bytes(np.zeros((3, 2))) + b"\0", "6 bytes after its header"),
+        (b"\0\0\x08\x04" + b"\0\0\0\x01" * 3 + b"\0\0\0\0" + b"\0", "0 bytes after its header"),
+        (b"\0\0\x08\x03" + b"\x80\0\0\0" * 2 + b"\0\0\0\x04", "at most 64 axes, with"),
+        (b"\0\0\x08\x41" + b"\0\0\0\x01" * 65 + b"\0", "at most 64 axes, with"),
     ],
 )
 def test_malformed_idx_names_file_and_need(write, content, need):
