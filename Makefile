@@ -8,18 +8,21 @@ PYTHON ?=
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 WORKERS ?= 2
+FUZZ_FILES ?= 10000
+FUZZED := tests/data/test_fuzzing.py tests/benchmarks/readers/test_fuzzing.py
 
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11)
 IN_VENV := $(VENV)/bin/python
 PYTEST := $(IN_VENV) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format types docs doctest clean
+.PHONY: help demo test test-slow fuzz lint format types docs doctest clean
 
 help:
 	@echo "make demo      run the demonstration, examples/demo.py"
 	@echo "make test      run all tests but those of the documentation and the slow ones"
 	@echo "make test-slow run whole fits and studies that take long, and the benchmarks with --quick"
+	@echo "make fuzz      read many damaged files: 10,000 for each reader, or FUZZ_FILES=100000"
 	@echo "make lint      check style and layers; make format mends what can be mended"
 	@echo "make types     check types"
 	@echo "make docs      build the documentation into docs/_build/html"
@@ -34,6 +37,9 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -n $(WORKERS) --ignore tests/test_docs.py -m slow $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.installed-dev
+	FUZZ_FILES=$(FUZZ_FILES) $(PYTEST) -n $(WORKERS) -k damaged $(FUZZED) $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(IN_VENV) -m ruff check
