@@ -54,7 +54,8 @@ def changed(draw: st.DrawFn, content: bytes) -> bytes:
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(content)))
         stop = min(start + draw(st.integers(0, 8)), len(content))
-        kind = draw(st.sampled_from(["flip", "splice", "delete", "cut", "repeat", "move"]))
+        kinds = ["splice", "splice", "splice", "flip", "delete", "cut", "repeat", "move"]
+        kind = draw(st.sampled_from(kinds))
         before, part, after = content[:start], content[start:stop], content[stop:]
         if kind == "flip":
             mask = draw(st.integers(1, 255))
