@@ -76,6 +76,14 @@ def check_record(name: str, record: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_soak(tmp_path: Path) -> None:
+    """Each kind of batches has its growth, and compiles nothing after the first steps."""
+    _, cells = run_quick("soak", tmp_path / "out.json")
+    assert {record["method"] for record in cells} == {"arrays", "streamed", "iterator"}
+    assert all(record["value"] == 0 for record in cells if record["metric"] == "programs")
+
+
+@pytest.mark.slow
 def test_streams(tmp_path: Path) -> None:
     """Each figure is there, and the file and the checkpoints are removed."""
     _, cells = run_quick("streams", tmp_path / "out.json", "--folder", str(tmp_path))
