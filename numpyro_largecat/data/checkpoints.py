@@ -47,8 +47,8 @@ class Checkpoints:
     full disk and a lost permission: a warning says so, the fit goes on, and the next checkpoint is
     tried again.
 
-    Cost: memory for a copy of the state from the first checkpoint on; on disk ``keep`` + 1 times
-    its size.
+    Cost: memory for a copy of the state from the first checkpoint on, and about as much again while
+    one is written; on disk ``keep`` + 1 times its size.
 
     Args:
         folder: A folder for the checkpoints of this one fit, which is made if it is not there.
