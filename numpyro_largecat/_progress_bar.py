@@ -19,6 +19,8 @@ def progress_bar(iterable: Any = None, **options: Any) -> Any:
     """
     if _is_terminal(sys.stderr) or "ipykernel" in sys.modules:
         return tqdm(iterable, **options)
+    if sys.stderr is None:  # as in a program without a console
+        options["disable"] = True
     lines = {"file": _Lines(sys.stderr), "mininterval": SECONDS_PER_LINE, "bar_format": LINE}
     return tqdm(iterable, **(lines | options))
 
@@ -30,15 +32,16 @@ def _is_terminal(stream: TextIO | None) -> bool:
 class _Lines:
     """A file that makes each drawing of a bar a line of its own."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
         """Write a line without what moves the cursor; nothing for what is empty then."""
         line = text.strip()
-        if line:
+        if line and self._stream is not None:
             self._stream.write(f"{line}\n")
 
     def flush(self) -> None:
         """Flush the file."""
-        self._stream.flush()
+        if self._stream is not None:
+            self._stream.flush()

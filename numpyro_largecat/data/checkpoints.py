@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 import zlib
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from numpyro_largecat._checks import check_count, check_interval, check_kind
 from numpyro_largecat._result_so_far import held_signals
-from numpyro_largecat.data.fit_folders import FitFolder, SavedArrays
+from numpyro_largecat.data.fit_folders import FitFolder, SavedArrays, plain_value
 
 SECONDS_PER_MINUTE = 60
 DEFAULT_MINUTES = 10.0
@@ -127,24 +128,31 @@ def read_checkpoint(
     """
     folder = checkpoints.fit_folder(kind)
     saved = folder.read()
-    for name, now in settings.items():
+    check_settings(folder, saved, settings)
+    return saved
+
+
+def check_settings(folder: FitFolder, saved: SavedArrays, settings: Mapping[str, Any]) -> None:
+    """Refuse a fit with other settings, with the first that differs."""
+    for name, now in json.loads(json.dumps(settings, default=plain_value)).items():
         then = saved.about["settings"].get(name)
         if then != now:
             raise ValueError(
                 f"`resume` needs the data and the arguments of the fit in {folder.path}; its "
                 f"{name} was {then}, and is now {now}. Use those, or name another folder."
             )
-    return saved
 
 
-def fingerprint(tree: Any) -> int:
+def fingerprint(tree: Any) -> str:
     """A checksum of the arrays and numbers in a pytree, which others hardly ever share."""
     value = 0
     for leaf in jax.tree.leaves(tree):
         is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         array = np.ascontiguousarray(jax.random.key_data(leaf) if is_key else leaf)
-        value = zlib.crc32(array.tobytes(), value)
-    return value
+        if array.dtype.hasobject:  # such as a string among the arguments
+            array = np.frombuffer(repr(leaf).encode(), np.uint8)
+        value = zlib.crc32(array.reshape(-1).view(np.uint8).data, value)
+    return f"checksum {value:08x}"
 
 
 class Reached(NamedTuple):
@@ -194,12 +202,14 @@ class CheckpointWriter:
         if self._folder is None:
             return
         with held_signals():
-            self._wait()
-            reached = self._reached()
-            if reached is not None and reached.number > self._last_written:
-                self._start(reached)
+            try:
                 self._wait()
-            self._thread.shutdown()
+                reached = self._reached()
+                if reached is not None and reached.number > self._last_written:
+                    self._start(reached)
+                    self._wait()
+            finally:
+                self._thread.shutdown()
 
     def go_on(self, num_steps: int) -> None:
         """Count from a checkpoint of so many steps."""
@@ -219,9 +229,12 @@ class CheckpointWriter:
             if not self._writing.done():
                 return
             self._wait()
-        if self._is_due(num_steps) and (reached := self._reached()) is not None:
-            arrays = {name: self._copy(name, array) for name, array in reached.arrays.items()}
-            self._start(reached._replace(arrays=arrays))
+        if self._is_due(num_steps):
+            with held_signals():
+                reached = self._reached()
+                if reached is not None:
+                    copies = {name: self._copy(name, of) for name, of in reached.arrays.items()}
+                    self._start(reached._replace(arrays=copies))
 
     def _is_due(self, num_steps: int) -> bool:
         if self._every_steps is not None:
@@ -245,15 +258,15 @@ class CheckpointWriter:
         return copy
 
     def _wait(self) -> None:
-        if self._writing is not None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
             try:
-                self._writing.result()
+                writing.result()
                 self._last_written = self._last_steps
-            except OSError as error:
+            except (OSError, ValueError) as error:  # also a folder that got a file of others
                 warnings.warn(
                     f"{error}. The checkpoints written before are still there; the next one is "
                     "tried again.",
                     RuntimeWarning,
                     stacklevel=5,
                 )
-            self._writing = None

@@ -55,8 +55,9 @@ class FitFolder:
             ValueError: If it holds anything but fits.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=self.path):
-            self._remove_parts()
+        self._remove_parts()
+        tempfile.TemporaryFile(dir=self.path).close()
+        import orbax.checkpoint  # noqa: F401  takes a second, for which the first fit would wait
 
     def numbers(self) -> list[int]:
         """Numbers of the fits in the folder, in order; none if it is not there.
@@ -70,9 +71,12 @@ class FitFolder:
             raise ValueError(f"{self.path} must be a folder of saved fits; it is a file.")
         whole: list[int] = []
         for entry in self.path.iterdir():
-            if _UNFINISHED in entry.name:
+            if _UNFINISHED in entry.name or entry.name.startswith("."):  # what file managers write
                 continue
-            parts = {p.name for p in entry.iterdir()} if entry.is_dir() else {entry.name}
+            try:
+                parts = {p.name for p in entry.iterdir()} if entry.is_dir() else {entry.name}
+            except FileNotFoundError:  # another process has just removed it
+                continue
             if not entry.name.isdecimal() or parts - _PARTS - {_COMMITTED}:
                 raise ValueError(
                     f"{self.path} must hold saved fits and nothing else; it has '{entry.name}'. "
@@ -95,14 +99,20 @@ class FitFolder:
         """
         import orbax.checkpoint as ocp  # takes a second
 
-        self._remove_parts()  # of processes that were killed; and refuse a folder of other things
+        if max(self.numbers(), default=-1) >= number:
+            raise OSError(
+                f"{self.path} has fit {self.numbers()[-1]}, and {number} is to be written: another "
+                "process writes into the folder. Give each its own."
+            )
+        self._remove_parts()  # of processes that were killed
         arrays = {name: _in_native_order(np.asarray(array)) for name, array in arrays.items()}
         described = {
             name: {"shape": a.shape, "dtype": str(a.dtype), "crc32": _checksum(a)}
             for name, a in arrays.items()
         }
         text = json.dumps(
-            {"kind": self.kind, "format": FORMAT, "arrays": described, "about": about}
+            {"kind": self.kind, "format": FORMAT, "arrays": described, "about": about},
+            default=plain_value,
         )
         items = ocp.args.Composite(
             # Orbax does not write arrays without entries; their shape and type say all.
@@ -173,7 +183,7 @@ class FitFolder:
         if self.path.is_dir():
             whole = {str(number) for number in self.numbers()}
             for entry in self.path.iterdir():
-                if entry.name not in whole:
+                if entry.name not in whole and not entry.name.startswith("."):
                     shutil.rmtree(entry, ignore_errors=True)
 
     def _remove_parts_while_written(self) -> None:
@@ -197,6 +207,11 @@ class FitFolder:
                 f"{self.path / str(number)} is damaged, or was not written by numpyro_largecat: "
                 f"{error}. Remove it to use the fit before it, if there is one."
             ) from error
+
+
+def plain_value(value: Any) -> Any:
+    """A number of NumPy or JAX as Python's, for JSON."""
+    return np.asarray(value).item()
 
 
 def _in_native_order(array: NDArray[Any]) -> NDArray[Any]:

@@ -45,7 +45,7 @@ class Shards:
             )
             if array.dtype != first.dtype:
                 raise ValueError(f"shard {i} must have dtype {first.dtype}; got {array.dtype}.")
-        self._ends = np.cumsum([len(array) for array in self.arrays])
+        self._ends = np.cumsum([array.shape[0] for array in self.arrays])
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -55,4 +55,5 @@ class Shards:
         cuts = np.searchsorted(rows, self._ends)
         starts, firsts = [0, *cuts[:-1]], [0, *self._ends[:-1]]
         parts = zip(self.arrays, starts, cuts, firsts, strict=True)
-        return np.concatenate([array[rows[a:b] - first] for array, a, b, first in parts])
+        found = [array[rows[a:b] - first] for array, a, b, first in parts if a < b]
+        return np.concatenate(found or [self.arrays[0][:0]])

@@ -150,16 +150,21 @@ def fit_double_sum(
     _check_batches(rule, len(y), num_categories, batch_size, num_sampled)
     _check_start(start, (num_categories, num_features), len(y))
     goes_on = has_checkpoint(checkpoints, resume, KIND)
-    settings = {
-        "rng_key": fingerprint(rng_key),
-        "data": [len(y), num_categories, fingerprint((features, y))],
-        "rule": repr(rule),
-        "ridge": ridge,
-        "batch_size": batch_size,
-        "num_sampled": num_sampled,
-        "start": None if start is None else fingerprint((start.w, start.u, start.num_passes)),
-        "record_losses": record_losses,
-    }
+    settings = (
+        {}
+        if checkpoints is None
+        else {
+            "rng_key": fingerprint(rng_key),
+            "data": [len(y), num_categories, fingerprint((features, y))],
+            "rule": type(rule).__name__,
+            "step sizes": fingerprint(step_sizes(rule.step_size, range(10))),
+            "ridge": ridge,
+            "batch_size": batch_size,
+            "num_sampled": num_sampled,
+            "start": None if start is None else fingerprint((start.w, start.u, start.num_passes)),
+            "record_losses": record_losses,
+        }
+    )
     data = collect(features, y, num_categories, rule, ridge)
     if batch_size == num_sampled == 1:
         visit = _pairs(data, rule)
@@ -195,8 +200,8 @@ def fit_double_sum(
     keys = list(enumerate(jax.random.split(rng_key, passes.stop)[num_before:]))[num_done:]
     with (
         exit_at_sigterm(checkpoints is not None),
-        CheckpointWriter(checkpoints, KIND, to_write, num_done) as writer,
         attach_result(lambda: (fit(), f"{num_done} of {num_passes} passes")),
+        CheckpointWriter(checkpoints, KIND, to_write, num_done) as writer,
         bar_of(
             keys, total=num_passes, initial=num_done, disable=not progress_bar, unit="pass"
         ) as bar,

@@ -201,8 +201,8 @@ def fit_mixture(
     total = num_passes * num_batches
     with (
         exit_at_sigterm(checkpoints is not None),
-        CheckpointWriter(checkpoints, KIND, to_write, num_done) as writer,
         attach_result(lambda: (fit(), f"{len(bounds)} of {total} batches")),
+        CheckpointWriter(checkpoints, KIND, to_write, num_done) as writer,
         bar_of(steps, total=total, initial=num_done, disable=not progress_bar, unit="batch") as bar,
     ):
         for step in bar:

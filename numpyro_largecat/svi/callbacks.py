@@ -39,12 +39,14 @@ class Progress:
 class Callback:
     """A function that ``SubsampledSVI.run`` calls while it fits, between two steps.
 
-    If it raises ``StopIteration`` the fit ends there, and ``run`` returns it. What else it raises
-    leaves ``run``, with ``result_so_far``.
+    If it raises ``StopIteration`` the fit ends there, and ``run`` returns it; if it goes on from a
+    checkpoint, it is asked again at that step. What else it raises leaves ``run``, with
+    ``result_so_far``.
 
     Args:
         function: Takes a ``lc.Progress``; what it returns is not used.
-        every_steps: It is called after each multiple of so many steps, at least 1, and at the end.
+        every_steps: It is called after each multiple of so many steps, at least 1. What was
+            interrupted is called again when the fit goes on from a checkpoint.
 
     Example:
         >>> import jax, numpyro, optax

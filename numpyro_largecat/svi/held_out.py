@@ -22,7 +22,7 @@ class HeldOut:
     Args:
         score: Takes the fit so far, a result as ``run`` returns it, and gives a number; more is
             better, such as a mean log likelihood of observations that are not in the fit.
-        every_steps: It is called after each multiple of so many steps, at least 1, and at the end.
+        every_steps: It is called after each multiple of so many steps, at least 1.
         patience: End the fit after so many scores, at least 1, in a row that are none better than
             the best; the result is then that of the best score. None to take all steps, and return
             the last.
@@ -73,25 +73,36 @@ class Scores:
     scores: list[float] = field(default_factory=list)
     best: Any = None  # a state, kept if the fit may stop early
 
-    def add(self, step: int, score: Any) -> bool:
-        """Append a score; return whether it is the best.
+    def checked(self, score: Any) -> float:
+        """A score as a float.
 
         Raises:
             TypeError: If it is no number.
         """
         if np.ndim(score) or not isinstance(np.asarray(score).item(), (int, float)):
             raise TypeError(f"`score` of HeldOut must return a number; got {describe(score)}.")
-        is_best = bool(score > max((s for s in self.scores if s == s), default=-math.inf))
+        return float(score)
+
+    def is_best(self, score: float) -> bool:
+        """Whether it is better than all before."""
+        return score > max((s for s in self.scores if s == s), default=-math.inf)
+
+    def add(self, step: int, score: float, best: Any) -> None:
+        """Append a score; ``best`` is the state of the best one now."""
         self.steps.append(step)
-        self.scores.append(float(score))
-        return is_best
+        self.scores.append(score)
+        self.best = best
 
     def since_best(self) -> int:
         """Scores after the best one."""
         known = np.array(self.scores)
-        if np.isnan(known).all():
+        if self.are_all_nan() or not len(known):
             return len(known)
         return len(known) - 1 - int(np.nanargmax(known))
+
+    def are_all_nan(self) -> bool:
+        """Whether there are scores, and none is a number."""
+        return bool(self.scores) and bool(np.isnan(self.scores).all())
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Steps and scores."""

@@ -74,6 +74,11 @@ class IterateLog:
             self._kept = self._kept[::2]
             self._stride *= 2
 
+    @property
+    def num_steps(self) -> int:
+        """Steps that were recorded, kept or not."""
+        return self._step
+
     def go_on(self, iterates: Mapping[str, NDArray[Any]], num_steps: int) -> None:
         """Begin with what a log of so many steps has kept."""
         self._step = num_steps

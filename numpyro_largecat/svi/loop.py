@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -43,8 +43,8 @@ from numpyro_largecat.svi.saved_run import (
     KIND,
     SavedRun,
     as_reached,
-    description_of,
     read_run,
+    settings_of,
 )
 from numpyro_largecat.svi.state import SubsampledSVIState
 from numpyro_largecat.svi.step import take_step
@@ -133,7 +133,9 @@ def run_loop(
         until_end.enter_context(attach_result(run.interrupted))
         until_end.enter_context(log)
         if checkpoints is not None:
-            run.batches = description_of(batches)
+            run.settings = settings_of(batches, rng_key, (args, kwargs)) | {
+                "[every_steps, patience] of `held_out`": calls.settings
+            }
             run.writer = CheckpointWriter(checkpoints, KIND, run.reached)
             until_end.enter_context(run.writer)
         state = init_state
@@ -151,11 +153,16 @@ def run_loop(
         if checkpoints is not None and has_saved:
             del state
             passed = log.num_taken  # batches of the stream that were bad, before the first good one
-            state = run.go_on(read_run(checkpoints.fit_folder(KIND), run.plan))
+            saved = read_run(checkpoints.fit_folder(KIND), run.plan, run.settings)
+            with held_signals():
+                run.go_on(saved)
+            state = saved.state
             stream = None if stream is None else islice(stream, log.num_taken - passed, None)
         if is_traced:
             return _run_traced(run.plan, state, num_steps, (args, kwargs, drawn), options)
         run.state = state
+        if has_saved:
+            run.make_missing_calls()
         if read is not None:
             run.take_stacks(read, args, kwargs)
         elif stream is None:
@@ -171,7 +178,7 @@ class _Run:
 
     state: SubsampledSVIState | None = None  # until `init` has made one
     writer: CheckpointWriter | None = None
-    batches: list[int] | str | None = None  # in the words of a checkpoint
+    settings: Mapping[str, Any] = {}  # what must be the same in a run that goes on
     pace = 1  # steps of a chunk that lasts as long as it may
 
     def __init__(
@@ -201,7 +208,9 @@ class _Run:
         """Take steps on batches that a thread reads meanwhile, some in each compiled loop."""
         assert self.state is not None
         chunk = None
-        with closing(batches.stacks(int(self.state.num_steps))) as stacks:
+        first = int(self.state.num_steps)
+        to_go = self.log.steps_to_go(self.log.num_steps)
+        with closing(batches.stacks(first, to_go)) as stacks:
             while self._steps_to_go(1):
                 stack = next(stacks)
                 arrays, static = split_arguments((args, kwargs, stack))
@@ -270,49 +279,48 @@ class _Run:
         self.pace = max(1, min(MAX_CHUNK, int(CHUNK_SECONDS * count / seconds)))
         self._after_steps()
 
+    def make_missing_calls(self) -> None:
+        """Call what was interrupted at the step of the checkpoint that the run goes on from."""
+        self._after_steps()
+
     def _after_steps(self) -> None:
         """Do what is due between steps: scores, callbacks, a checkpoint."""
         log = self.log
         if self.calls and not log.is_over:
             what = log.num_taken, log.smoothed, self.last, self._copy_of_state
             log.is_over = self.calls.after_steps(*what)
+            if log.is_over and self.calls.scores.are_all_nan():
+                log.stop("`held_out` gave NaN alone", log.num_taken)
         if self.writer is not None:
             self.writer.after_steps(log.num_taken)
 
     def _copy_of_state(self) -> Any:
         return jax.tree.map(jnp.copy, self.state)
 
-    def go_on(self, saved: SavedRun) -> SubsampledSVIState:
-        """Take over what a checkpoint holds; return its state.
-
-        Raises:
-            ValueError: If it is one of other batches.
-        """
-        if saved.batches != self.batches:
-            raise ValueError(
-                "`resume` needs a checkpoint and the `batches` that its fit had: ArrayBatches with "
-                "as many rows and the same `batch_size` and `seed`, or a stream if it had one. To "
-                "go on from what `svi.save` wrote, or with other data, pass "
-                "`init_state=svi.load(folder, ...).state`."
-            )
+    def go_on(self, saved: SavedRun) -> None:
+        """Take over what a checkpoint holds."""
+        place = saved.place
+        assert self.writer is not None
         self.plan = replace(self.plan, recorded=saved.recorded)
         self.log.go_on(saved.losses)
-        self.iterates.go_on(saved.iterates, len(saved.losses))
-        assert self.writer is not None
+        self.iterates.go_on(saved.iterates, place["num_recorded"])
         self.writer.go_on(len(saved.losses))
-        self.calls.go_on(len(saved.losses), saved.scores)
-        self.log.is_over = self.calls.is_patience_over()
-        return saved.state
+        self.calls.go_on(len(saved.losses), place["last_called"], saved.scores)
+        self.log.is_over |= self.calls.is_patience_over()
+        self.state = saved.state
 
     def reached(self) -> Reached | None:
         """What a checkpoint holds; None before the first step, or if the state is gone."""
         losses = self.log.losses()
         if self.state is None or not len(losses) or self._is_gone():
             return None
-        iterates = self.iterates.iterates()
-        others = self.calls.scores, self.plan.recorded, self.batches
-        saved = SavedRun(self.state, losses, iterates, *others)
-        return as_reached(self.plan, saved)
+        place = {
+            "last_called": self.calls.last_step,
+            "num_recorded": self.iterates.num_steps,
+        }
+        iterates, scores = self.iterates.iterates(), self.calls.scores
+        saved = SavedRun(self.state, losses, iterates, scores, self.plan.recorded, place)
+        return as_reached(self.plan, saved, self.settings)
 
     def _is_gone(self) -> bool:
         return any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))

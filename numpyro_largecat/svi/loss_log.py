@@ -43,6 +43,12 @@ class LossLog:
         self.parts, self.num_taken, self.smoothed = [], 0, None
         self.bar.reset()
         self._append(losses)
+        if np.isnan(losses[-1]) and not self.skip_bad_steps:
+            self.stop(
+                "there the loss or the new parameters were not finite before it was resumed. To go "
+                "on in another way, pass `init_state=svi.load(folder, ...).state`",
+                self.num_taken - 1,
+            )
 
     def add(self, losses: np.ndarray) -> int:
         """Append the losses of a chunk; the first NaN ends the fit, unless it is to be skipped.

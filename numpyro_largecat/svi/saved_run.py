@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from numpyro_largecat.data.checkpoints import Reached
+from numpyro_largecat.data.checkpoints import Reached, check_settings, fingerprint
 from numpyro_largecat.data.fit_folders import FitFolder, SavedArrays
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.held_out import Scores
@@ -39,19 +39,24 @@ class SavedRun(NamedTuple):
     iterates: Mapping[str, NDArray[Any]]
     scores: Scores
     recorded: Recorded = {}  # what the iterates are the values of, if a run goes on from here
-    batches: list[int] | str | None = None  # as ``description_of`` has them, likewise
+    place: Mapping[str, Any] = {}  # plain values that a run needs to go on
 
 
-def description_of(batches: Any) -> list[int] | str:
-    """What must be the same in a run that goes on with these batches."""
-    if batches is None:
-        return "none"
+def settings_of(batches: Any, rng_key: Any, arguments: Any) -> dict[str, Any]:
+    """What must be the same in a run that goes on, with one batch for all the data."""
+    known: dict[str, Any] = {"rng_key": fingerprint(rng_key), "arguments": fingerprint(arguments)}
     if not isinstance(batches, ArrayBatches | StreamedBatches):
-        return "a stream"
-    return [batches.size, batches.batch_size, *np.asarray(batches.orders).tolist()]
+        return known | {"kind of batches": "none" if batches is None else "a stream"}
+    return known | {
+        "kind of batches": "rows",
+        "number of rows": batches.size,
+        "batch_size": batches.batch_size,
+        "seed": fingerprint(batches.orders),
+        "first batch": fingerprint(batches.batch(0)),
+    }
 
 
-def as_reached(plan: Plan, run: SavedRun) -> Reached:
+def as_reached(plan: Plan, run: SavedRun, settings: Mapping[str, Any]) -> Reached:
     """A run to be written; none of its arrays is copied where it is in the host's memory."""
     leaves = _named_leaves(run.state)
     best = {} if run.scores.best is None else _named_leaves(run.scores.best)
@@ -65,7 +70,8 @@ def as_reached(plan: Plan, run: SavedRun) -> Reached:
             n: (str(jax.random.key_impl(x)), _form(x)) for n, x in leaves.items() if is_key(x)
         },
         "recorded": {n: [_as_lists(i) for i in of] for n, of in run.recorded.items()},
-        "batches": run.batches,
+        "place": run.place,
+        "settings": settings,
         "versions": _versions(),
         **_description(plan),
     }
@@ -74,13 +80,13 @@ def as_reached(plan: Plan, run: SavedRun) -> Reached:
 
 def write_run(folder: FitFolder, plan: Plan, run: SavedRun) -> None:
     """Write a run as the newest fit of a folder; its number is that of its steps, or larger."""
-    reached = as_reached(plan, run)
+    reached = as_reached(plan, run, {})
     number = max([reached.number, *(n + 1 for n in folder.numbers())])
     folder.write(*reached._replace(number=number))
 
 
-def read_run(folder: FitFolder, plan: Plan) -> SavedRun:
-    """Read the newest run of a folder.
+def read_run(folder: FitFolder, plan: Plan, settings: Mapping[str, Any] | None = None) -> SavedRun:
+    """Read the newest run of a folder, of these settings if it is to go on with them.
 
     Raises:
         FileNotFoundError: If there is none.
@@ -88,6 +94,13 @@ def read_run(folder: FitFolder, plan: Plan) -> SavedRun:
     """
     saved = folder.read()
     check_same_model(folder, saved, plan)
+    if settings is not None:
+        if not saved.about["settings"]:
+            raise ValueError(
+                f"`resume` needs a checkpoint; {folder.path} has what `svi.save` wrote. To go on "
+                "from that, pass `init_state=svi.load(folder, ...).state`."
+            )
+        check_settings(folder, saved, settings)
     assert plan.shapes is not None
     keys = saved.about["keys"]
 
@@ -108,7 +121,7 @@ def read_run(folder: FitFolder, plan: Plan) -> SavedRun:
         {n.removeprefix(_ITERATES): a for n, a in arrays.items() if n.startswith(_ITERATES)},
         Scores(steps, scores, best),
         {n: [_as_index(i) for i in of] for n, of in saved.about["recorded"].items()},
-        saved.about["batches"],
+        saved.about["place"],
     )
 
 

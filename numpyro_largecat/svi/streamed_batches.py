@@ -68,6 +68,8 @@ class StreamedBatches:
         True
     """
 
+    _dtypes: list[Any] = []  # of the sources, once they are known
+
     def __init__(self, *sources: Any, batch_size: int, seed: int = 0) -> None:
         if not sources:
             raise ValueError("StreamedBatches needs at least one source, such as x and y.")
@@ -78,43 +80,56 @@ class StreamedBatches:
         self.size = sizes[0]
         self.batch_size = check_count("batch_size", batch_size, 1, self.size, "number of rows")
         self.orders = orders_of(seed)
-        for i, row in enumerate(self._read(np.zeros(1, np.int64))):
+        first = self._read(np.zeros(1, np.int64))
+        for i, row in enumerate(first):
             if not any(jnp.issubdtype(row.dtype, kind) for kind in (jnp.number, jnp.bool_)):
                 raise TypeError(f"source {i} must hold numbers; got dtype {row.dtype}.")
-        row_bytes = sum(row.nbytes for row in self._read(np.zeros(1, np.int64)))
+        self._dtypes = [row.dtype for row in first]
+        row_bytes = sum(row.nbytes for row in first)
         in_stack = STACK_BYTES // max(1, self.batch_size * row_bytes)
         self.num_in_stack = max(1, min(MOST_IN_STACK, in_stack))
 
     def batch(self, step: int) -> tuple[Array, ...]:
         """Return the batch of a step, an integer that counts from 0."""
         check_integers("step", step)
-        return self._stack(int(step), 1).batch(step)
+        return self._stack(int(step), 1, 1).batch(step)
 
-    def stacks(self, first_step: int) -> Generator[BatchStack, None, None]:
-        """The batches from a step on, without end, some at a time; read ahead in a thread.
+    def stacks(self, first_step: int, num_steps: int) -> Generator[BatchStack, None, None]:
+        """The batches of some steps, a stack at a time; read ahead in a thread.
 
         What reading raises is raised when its batches are asked for. Close the iterator to end the
-        thread.
+        thread; what it is reading is read to its end, but not waited for.
         """
-        with ThreadPoolExecutor(1, "batches") as thread:
-            # A thread has JAX's settings of the process, not those of a `with` block.
-            enabled = jnp.result_type(float) == jnp.float64
+        # A thread has JAX's settings of the process, not those of a `with` block.
+        enabled = jnp.result_type(float) == jnp.float64
 
-            def read(step: int) -> BatchStack:
-                with jax.enable_x64(enabled):
-                    return self._stack(step, self.num_in_stack)
+        def read(step: int) -> BatchStack:
+            with jax.enable_x64(enabled):
+                return self._stack(step, self.num_in_stack, first_step + num_steps - step)
 
-            step, ahead = first_step, deque[Any]()
-            while True:
-                while len(ahead) < NUM_AHEAD:
-                    ahead.append(thread.submit(read, step))
-                    step += self.num_in_stack
+        thread, ahead = ThreadPoolExecutor(1, "batches"), deque[Any]()
+        try:
+            for step in range(first_step, first_step + num_steps, self.num_in_stack):
+                ahead.append(thread.submit(read, step))
+                if len(ahead) > NUM_AHEAD:
+                    yield ahead.popleft().result()
+            while ahead:
                 yield ahead.popleft().result()
+        finally:
+            thread.shutdown(wait=all(future.done() for future in ahead), cancel_futures=True)
 
-    def _stack(self, step: int, num_batches: int) -> BatchStack:
+    def _stack(self, step: int, num_batches: int, num_read: int) -> BatchStack:
+        """Batches from a step on, of which the first so many are read and the others are 0.
+
+        All stacks have one shape, for which the steps are compiled.
+        """
         rows = np.asarray(self._rows(step, num_batches))
-        read = (jnp.asarray(a.reshape(*rows.shape, *a.shape[1:])) for a in self._read(rows.ravel()))
-        return BatchStack((*read, jnp.asarray(rows)), jnp.asarray(step, jnp.int32))
+        arrays = []
+        for part in self._read(rows[:num_read].ravel()):
+            array = np.zeros((*rows.shape, *part.shape[1:]), part.dtype)
+            array[:num_read] = part.reshape(-1, *array.shape[1:])
+            arrays.append(jnp.asarray(array))
+        return BatchStack((*arrays, jnp.asarray(rows)), jnp.asarray(step, jnp.int32))
 
     def _rows(self, step: int, num_batches: int) -> Array:
         return _rows_of_steps(self.orders, step, num_batches, self.size, self.batch_size)
@@ -122,7 +137,14 @@ class StreamedBatches:
     def _read(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
         """Rows of each source, read in ascending order."""
         ascending, places = np.unique(rows, return_inverse=True)
-        return [np.asarray(source[ascending])[places] for source in self.sources]
+        found = [np.asarray(source[ascending])[places] for source in self.sources]
+        for i, (array, dtype) in enumerate(zip(found, self._dtypes, strict=False)):
+            if array.dtype != dtype:
+                raise TypeError(
+                    f"source {i} must give rows of one dtype; row 0 has {dtype}, and some of rows "
+                    f"{ascending[0]} to {ascending[-1]} {array.dtype}."
+                )
+        return found
 
     def __repr__(self) -> str:
         """Show sizes, not values."""

@@ -30,7 +30,7 @@ from numpyro_largecat.data.checkpoints import (
 )
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
-from numpyro_largecat.topics.document_chunks import Solver, shapes_of
+from numpyro_largecat.topics.document_chunks import Shapes, Solver, shapes_of
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.passes import (
     Memory,
@@ -143,6 +143,15 @@ def fit_topics(
     division_key, order_key = jax.random.split(rng_key)
     batches = make_batches(numpy_generator(division_key), corpus, batch_size)
     shapes = shapes_of(corpus, batch_size, len(batches[0].rows), num_passes)
+    settings = None
+    if checkpoints is not None:
+        given = rng_key, corpus, prior, word_concentration, active, batch_size, method, options
+        settings = settings_of(*given, start)
+    saved = None
+    if goes_on:
+        assert checkpoints is not None and settings is not None
+        saved = read_checkpoint(checkpoints, KIND, settings)
+        shapes = Shapes(tuple(saved.about["shapes"][0]), *saved.about["shapes"][1:])
     problem = Problem(
         corpus,
         prior,
@@ -151,14 +160,11 @@ def fit_topics(
         isinstance(start, TopicFit),
     )
     first: NDArray[np.floating] = np.zeros((corpus.num_words, num_topics))
-    if not goes_on:
+    if saved is None:
         first = _start_counts(numpy_generator(rng_key), corpus, num_topics, start)
     table = Table(first, prior.dtype)
     memory = Memory(len(batches), table)
-    settings = settings_of(rng_key, problem, batch_size, method, options, start)
-    if goes_on:
-        assert checkpoints is not None
-        saved = read_checkpoint(checkpoints, KIND, settings)
+    if saved is not None:
         go_on(memory, saved.arrays, saved.number)
     num_done, total = table.changes, num_passes * len(batches)
     num_before = start.num_steps if isinstance(start, TopicFit) else 0
@@ -175,6 +181,7 @@ def fit_topics(
             shapes,
         )
 
+    about = {"settings": settings, "shapes": shapes}
     if method == "memoized":
         steps = memoized_steps(problem, batches, memory, num_passes, options, order_key)
     else:
@@ -182,13 +189,13 @@ def fit_topics(
         steps = stochastic_steps(*shared, num_before)
     with (
         exit_at_sigterm(checkpoints is not None),
+        attach_result(lambda: (fit(), f"{table.changes} of {total} batches")),
         CheckpointWriter(
             checkpoints,
             KIND,
-            lambda: Reached(table.changes, arrays_of(memory), {"settings": settings}),
+            lambda: Reached(table.changes, arrays_of(memory), about),
             num_done,
         ) as writer,
-        attach_result(lambda: (fit(), f"{table.changes} of {total} batches")),
         bar_of(steps, total=total, initial=num_done, disable=not progress_bar, unit="batch") as bar,
     ):
         for bound in bar:

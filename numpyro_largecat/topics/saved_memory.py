@@ -13,35 +13,39 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
 from numpyro_largecat.data.checkpoints import fingerprint
+from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.topics.options import Options
-from numpyro_largecat.topics.passes import Memory, Problem, Visited
+from numpyro_largecat.topics.passes import Memory, Visited
 from numpyro_largecat.topics.topic_table import Counts
 
 KIND = "fit of fit_topics"
 
 
 def settings_of(
-    rng_key: Array, problem: Problem, batch_size: int, method: str, options: Options, start: Any
+    rng_key: Array,
+    corpus: Corpus,
+    concentration: Array,
+    word_concentration: float,
+    num_active: int,
+    batch_size: int,
+    method: str,
+    options: Options,
+    start: Any,
 ) -> dict[str, Any]:
-    """What must be the same in a fit that goes on; JSON can hold it."""
-    corpus = problem.corpus
+    """What must be the same in a fit that goes on. Reads the corpus once."""
+    entries = corpus.offsets, corpus.words, corpus.counts
     return {
         "rng_key": fingerprint(rng_key),
-        "corpus": [
-            corpus.num_documents,
-            corpus.num_words,
-            int(corpus.num_tokens),
-            fingerprint(np.asarray(corpus.offsets)),
-        ],
-        "number of topics": len(problem.concentration),
-        "concentration": fingerprint(problem.concentration),
-        "word_concentration": problem.word_concentration,
-        "num_active": problem.solver.num_active,
+        "corpus": [corpus.num_documents, corpus.num_words, fingerprint(entries)],
+        "number of topics": len(concentration),
+        "concentration": fingerprint(concentration),
+        "word_concentration": word_concentration,
+        "num_active": num_active,
         "batch_size": batch_size,
         "method": method,
         "start": start if isinstance(start, str) else fingerprint(start.posterior),
         "options": repr(options),
-        "dtype": str(problem.concentration.dtype),
+        "dtype": str(concentration.dtype),
     }
 
 

@@ -24,6 +24,10 @@ FAMILY = lc.mixtures.DiagonalGaussianFamily(np.zeros(2), np.ones(2))
 CORPUS = lc.data.Corpus.from_documents(
     [[f"w{(7 * d + i * i) % 11 + 11 * (d % 2)}" for i in range(6 + d % 5)] for d in range(64)]
 )
+OTHER_WORDS = lc.data.Corpus.from_documents(
+    [[f"w{(7 * d + i * i + 1) % 11 + 11 * (d % 2)}" for i in range(6 + d % 5)] for d in range(64)],
+    CORPUS.vocabulary,
+)
 MANY = 150  # passes
 QUIET = {"progress_bar": False}
 
@@ -108,6 +112,7 @@ def test_a_fit_goes_on_bit_by_bit(fit, options, tmp_path, monkeypatch) -> None:
         pytest.param(mixture, {"batch_size": 30}, "sizes of batches", id="mixture, batches"),
         pytest.param(topics, {"word_concentration": 0.2}, "word_concentration", id="topics"),
         pytest.param(topics, {"corpus": CORPUS.select(range(60))}, "corpus", id="topics, corpus"),
+        pytest.param(topics, {"corpus": OTHER_WORDS}, "corpus", id="topics, words"),
         pytest.param(double_sum, {"rng_key": jax.random.key(1)}, "rng_key", id="double sum"),
     ],
 )
@@ -116,6 +121,26 @@ def test_other_data_and_arguments_are_refused(fit, other, what, tmp_path) -> Non
     fit(1, checkpoints=checkpoints)
     with pytest.raises(ValueError, match=f"`resume` needs .*; its {what} was .*, and is now"):
         fit(checkpoints=checkpoints, resume=True, **other)
+
+
+def test_numbers_of_numpy_and_step_sizes_of_functions_go_on(tmp_path) -> None:
+    def fit(num_passes):
+        rule = lc.double_sum.ImplicitSGD(lambda t: 1 / (1 + t))
+        options = {"ridge": np.float32(0.1), "num_passes": num_passes, "resume": True} | QUIET
+        checkpoints, y = lc.Checkpoints(tmp_path), jnp.arange(len(X)) % 3
+        arguments = KEY, jnp.asarray(X), y, np.int64(3), rule
+        return lc.fit_double_sum(*arguments, checkpoints=checkpoints, **options)
+
+    fit(2)
+    assert fit(3).num_passes == 3
+
+
+def test_a_fit_of_more_passes_goes_on(tmp_path, monkeypatch) -> None:
+    """It keeps the widths that it was compiled for, which depend on the number of passes."""
+    monkeypatch.setattr("numpyro_largecat.topics.document_chunks.SLOTS_FOR_CODE", 200)
+    options = {"checkpoints": lc.Checkpoints(tmp_path), "resume": True} | WARM
+    topics(1, **options)
+    assert len(topics(8, **options).bounds) == 8
 
 
 @pytest.mark.parametrize("fit", [mixture, topics, double_sum])

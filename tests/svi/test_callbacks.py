@@ -15,6 +15,7 @@ import pytest
 from numpyro.infer import Trace_ELBO
 
 import numpyro_largecat as lc
+from numpyro_largecat.svi.loop import _Run
 
 KEY = jax.random.key(0)
 NUM_ROWS = 8
@@ -57,7 +58,7 @@ def test_callbacks_see_the_fit_at_their_steps(svi, data):
         lc.Callback(lambda p: seen.append(("b", p.step, len(p.result().losses))), every_steps=4),
     ]
     svi.run(KEY, 10, *args, callbacks=called, **kwargs, **QUIET)
-    steps = [("a", 3), ("b", 4), ("a", 6), ("b", 8), ("a", 9), ("a", 10), ("b", 10)]
+    steps = [("a", 3), ("b", 4), ("a", 6), ("b", 8), ("a", 9)]
     assert seen == [(name, step, step) for name, step in steps]
 
 
@@ -99,8 +100,8 @@ def test_a_callback_adds_metrics_for_those_after_it(svi, tmp_path):
     called = [lc.Callback(add, 2), lc.Callback(lc.JsonLines(path), 2)]
     svi.run(KEY, 5, X, callbacks=called, **QUIET)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["step"] for line in lines] == [2, 4, 5]
-    assert [line["mine"] for line in lines] == [1, 2, 2.5]
+    assert [line["step"] for line in lines] == [2, 4]
+    assert [line["mine"] for line in lines] == [1, 2]
     assert all(line["bad"] is None and line["elbo"] < 0 for line in lines)
 
 
@@ -108,8 +109,8 @@ def test_scores_are_in_the_result(svi, data):
     args, kwargs = data()
     held_out = lc.HeldOut(lambda result: len(result.losses), every_steps=4)
     result = svi.run(KEY, 10, *args, held_out=held_out, **kwargs, **QUIET)
-    assert result.scores["step"].tolist() == [4, 8, 10]
-    assert result.scores["score"].tolist() == [4.0, 8.0, 10.0]
+    assert result.scores["step"].tolist() == [4, 8]
+    assert result.scores["score"].tolist() == [4.0, 8.0]
     assert result._replace(losses=None).scores == result.scores
 
 
@@ -133,6 +134,13 @@ def test_scores_that_are_nan_are_not_the_best(svi):
     result = svi.run(KEY, 100, X, held_out=held_out, **QUIET)
     assert len(result.losses) == 4
     assert int(result.state.num_steps) == 2
+
+
+def test_scores_that_are_all_nan_end_the_fit_with_a_warning(svi):
+    held_out = lc.HeldOut(lambda result: float("nan"), every_steps=2, patience=3)
+    with pytest.warns(RuntimeWarning, match="step 6 of 100: `held_out` gave NaN alone"):
+        result = svi.run(KEY, 100, X, held_out=held_out, **QUIET)
+    assert int(result.state.num_steps) == 6
 
 
 def test_a_callback_ends_the_fit(svi, data):
@@ -176,7 +184,9 @@ def test_what_cannot_be_is_refused(make, error, match):
         make()
 
 
-@pytest.mark.parametrize("wrong", [{"callbacks": [print]}, {"held_out": print}])
+@pytest.mark.parametrize(
+    "wrong", [{"callbacks": [print]}, {"callbacks": lc.Callback(print)}, {"held_out": print}]
+)
 def test_bare_functions_are_refused(svi, wrong):
     with pytest.raises(TypeError, match=r"lc\.(Callback|HeldOut)\("):
         svi.run(KEY, 3, X, **wrong, **QUIET)
@@ -213,6 +223,62 @@ class TestWithCheckpoints:
             np.testing.assert_array_equal(result.losses, whole.losses)
             np.testing.assert_array_equal(result.scores["score"], whole.scores["score"])
             assert int(result.state.num_steps) == int(whole.state.num_steps)
+
+    @pytest.mark.parametrize("where", ["score", "callback", "copy"])
+    def test_an_interrupted_call_is_made_again(self, svi, tmp_path, where, monkeypatch):
+        """At the sixth step: a score, a callback after it, or the copy of the best state."""
+        whole = svi.run(KEY, 100, X, held_out=self.HELD_OUT, **QUIET)
+        calls, interrupted = [], []
+
+        def once():
+            if not interrupted:
+                interrupted.append(where)
+                raise KeyboardInterrupt
+
+        def score(result):
+            if where == "score" and len(result.losses) == 6:
+                once()
+            return nearness(0.6)(result)
+
+        def call(progress):
+            if where == "callback" and progress.step == 6:
+                once()
+            calls.append(progress.step)
+
+        if where == "copy":
+            copy = _Run._copy_of_state
+
+            def copy_of_state(run):
+                if run.log.num_taken == 6:
+                    once()
+                return copy(run)
+
+            monkeypatch.setattr(_Run, "_copy_of_state", copy_of_state)
+        options = {"held_out": lc.HeldOut(score, every_steps=2, patience=3)}
+        options["callbacks"] = [lc.Callback(call, every_steps=3)]
+        with pytest.raises(KeyboardInterrupt):
+            self.run(svi, tmp_path, 100, **options)
+        result = self.run(svi, tmp_path, 100, **options)
+        assert calls == list(range(3, len(result.losses) + 1, 3))
+        np.testing.assert_array_equal(result.scores["score"], whole.scores["score"])
+        np.testing.assert_array_equal(result.params["m"], whole.params["m"])
+
+    def test_a_fit_that_a_callback_ended_stays_ended(self, svi, tmp_path):
+        def stop(progress):
+            if progress.step >= 5:
+                raise StopIteration
+
+        for _ in range(2):
+            result = self.run(svi, tmp_path, 100, callbacks=[lc.Callback(stop, 1)])
+            assert len(result.losses) == 5
+
+    @pytest.mark.parametrize(
+        "other", [None, lc.HeldOut(nearness(0.6), 2), lc.HeldOut(nearness(0.6), 3, patience=3)]
+    )
+    def test_another_held_out_is_refused(self, svi, tmp_path, other):
+        self.run(svi, tmp_path, 4)
+        with pytest.raises(ValueError, match=r"patience\] of `held_out` was \[2, 3\], and is now"):
+            self.run(svi, tmp_path, 8, held_out=other)
 
     def test_a_fit_that_stopped_early_is_loaded_as_it_was(self, svi, tmp_path):
         whole = self.run(svi, tmp_path / "run", 100)

@@ -249,15 +249,13 @@ class TestResume:
         whole = svi_of().run(KEY, 30, batches=stream(), **QUIET)
         assert_same(run(tmp_path, batches=batches(bad=None)), whole)
 
-    def test_a_fit_with_a_step_that_was_not_finite_goes_on_with_the_next_batch(self, tmp_path):
-        """Its state counts the step as those that are skipped."""
+    def test_a_fit_that_ended_at_a_step_that_was_not_finite_stays_ended(self, tmp_path):
         jump = optax.chain(optax.adam(0.05), optax.scale_by_schedule(_nan_at_12))
         with pytest.warns(RuntimeWarning, match="step 12 of 30"):
-            run(tmp_path, svi=svi_of(optim=jump))
+            whole = run(tmp_path, svi=svi_of(optim=jump))
         assert steps_of(tmp_path)[-1] == 13
-        with pytest.warns(RuntimeWarning, match="step 13 of 30"):
-            result = run(tmp_path, svi=svi_of(optim=jump))
-        assert np.flatnonzero(np.isnan(result.losses)).tolist() == [12, 13]
+        with pytest.warns(RuntimeWarning, match=r"step 12 of 30: there .* `init_state=svi.load"):
+            assert_same(run(tmp_path, svi=svi_of(optim=jump)), whole)
 
     def test_a_run_that_has_ended_is_returned(self, tmp_path, whole):
         run(tmp_path)
@@ -329,15 +327,18 @@ class TestCheckpoints:
     @pytest.mark.parametrize(
         "others",
         [
-            pytest.param(lambda: batches_of(seed=1), id="seed"),
-            pytest.param(lambda: lc.ArrayBatches(X, Y, batch_size=4), id="batch_size"),
-            pytest.param(stream, id="stream"),
+            pytest.param({"batches": batches_of(seed=1)}, id="seed"),
+            pytest.param({"batches": lc.ArrayBatches(X, Y, batch_size=4)}, id="batch_size"),
+            pytest.param({"batches": lc.ArrayBatches(X + 1, Y, batch_size=8)}, id="first batch"),
+            pytest.param({"batches": stream()}, id="kind of batches"),
+            pytest.param({"key": jax.random.key(7)}, id="rng_key"),
         ],
     )
-    def test_other_batches_are_refused(self, tmp_path, others):
+    def test_other_batches_and_keys_are_refused(self, tmp_path, others, request):
         run(tmp_path, 3)
-        with pytest.raises(ValueError, match="`batches` that its fit had"):
-            run(tmp_path, batches=others())
+        name = request.node.callspec.id
+        with pytest.raises(ValueError, match=f"the arguments of the fit in .*; its {name} was "):
+            run(tmp_path, **others)
 
     def test_a_saved_fit_is_no_checkpoint(self, tmp_path, whole):
         svi = svi_of()
@@ -409,6 +410,23 @@ t.run(sys.argv[1], batches=batches(12, act))
         done = in_process(code, tmp_path)
         assert done.returncode == 128 + signal.SIGTERM, done.stderr
         assert steps_of(tmp_path)[-1] == 12
+
+    def test_a_stray_file_in_the_folder_does_not_end_the_fit(self, tmp_path):
+        """Nor does what a file manager writes, which starts with a dot."""
+
+        def batches():
+            for step, batch in enumerate(stream()):
+                if step == 9:
+                    (tmp_path / ".DS_Store").write_text("")
+                if step == 20:
+                    (tmp_path / "notes.txt").write_text("")
+                yield batch
+
+        with pytest.warns(RuntimeWarning, match=r"nothing else; it has 'notes.txt'"):
+            result = run(tmp_path, batches=batches())
+        assert len(result.losses) == 30
+        (tmp_path / "notes.txt").unlink()
+        assert FitFolder(tmp_path, KIND).numbers()[-1] >= 7
 
     def test_a_full_disk(self, tmp_path, whole):
         code = """

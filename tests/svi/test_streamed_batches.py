@@ -85,7 +85,7 @@ def test_batches_are_those_of_arrays(source, tmp_path):
 @pytest.mark.usefixtures("x64")
 def test_types_follow_the_setting_of_the_caller():
     streamed = lc.StreamedBatches(np.arange(6.0), batch_size=2)
-    stacks = streamed.stacks(0)
+    stacks = streamed.stacks(0, 10)
     assert next(stacks).arrays[0].dtype == jnp.float64
     stacks.close()
 
@@ -138,12 +138,40 @@ def test_what_a_source_raises_has_the_fit_so_far():
     with pytest.raises(OSError, match="the disk is gone") as error:
         svi_of().run(KEY, 30, batches=streamed, **QUIET)
     assert len(error.value.result_so_far.losses) > 0
-    assert not [t for t in threading.enumerate() if t.name.startswith("batches")]
+    for thread in threading.enumerate():
+        if thread.name.startswith("batches"):
+            thread.join(timeout=10)
+            assert not thread.is_alive()
 
 
 def test_no_thread_is_left():
     svi_of().run(KEY, 3, batches=lc.StreamedBatches(X, Y, batch_size=8), **QUIET)
-    assert not [t for t in threading.enumerate() if t.name.startswith("batches")]
+    for thread in threading.enumerate():
+        if thread.name.startswith("batches"):
+            thread.join(timeout=10)
+            assert not thread.is_alive()
+
+
+def test_only_the_batches_of_the_fit_are_read():
+    class Counting(Items):
+        def __getitem__(self, i):
+            read.append(i)
+            return self.array[i]
+
+    read = []
+    streamed = lc.StreamedBatches(Counting(X), Y, batch_size=8)
+    svi_of().run(KEY, 3, batches=streamed, **QUIET)
+    found, read = set(read), []
+    assert found == {0}.union(*(streamed.batch(t)[2].tolist() for t in range(3)))
+
+
+def test_rows_of_another_type_are_refused():
+    class Mixed(Items):
+        def __getitem__(self, i):
+            return self.array[i] if i < 30 else self.array[i].astype(np.float64)
+
+    with pytest.raises(TypeError, match="source 0 must give rows of one dtype; row 0 has float32"):
+        svi_of().run(KEY, 10, batches=lc.StreamedBatches(Mixed(X), Y, batch_size=8), **QUIET)
 
 
 def test_large_batches_are_read_one_by_one():
