@@ -1,7 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predict the next word of a text of yours, with a posterior over the weights of all words.
 
-python examples/next_word.py --text FILE [--held-out FILE] --output DIR
+    python examples/next_word.py --text FILE [--held-out FILE] --output DIR
+
+FILE has a sentence in each line and spaces between words, plain or ``.gz``. The same command goes
+on bit by bit after whatever ended it: Ctrl-C, SIGTERM, ``kill -9``. Scored is each held-out word
+and each end of a sentence, over the words of the training text and two marks, one for unknown
+words; the trigram reads two words before, the posterior eight, both across ends of sentences.
+
+Held-out perplexity on the Penn Treebank (10,000 words, 930,000 to learn from), with settings chosen
+on its validation text, in 24,000 steps, 13 minutes on two CPU cores that other programs shared:
+
+|                                        | validation | test  |
+|----------------------------------------|------------|-------|
+| unigram                                | 684.7      | 639.8 |
+| Kneser-Ney trigram                     | 157.9      | 148.4 |
+| posterior, at its centre               | 132.0      | 124.6 |
+| mean of the trigram and the posterior  | 117.2      | 111.3 |
+
+A word that few steps touch is still near its start, which is narrower than the prior: of rare words
+the printed standard deviations are too small.
 """
 
 from __future__ import annotations

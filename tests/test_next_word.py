@@ -153,12 +153,12 @@ def end_early(text, output, number, after):
         for line in process.stdout:
             if line.startswith("step ") and (after := after - 1) == 0:
                 process.send_signal(number)
-        assert process.wait(timeout=60) in (-number, 128 + number)
+        assert process.wait(timeout=120) in (-number, 128 + number)
 
 
 def finish(text, output, *options):
     with start(text, output, *options) as process:
-        printed = process.communicate(timeout=240)[0]
+        printed = process.communicate(timeout=300)[0]
     assert process.returncode == 0, printed
     return printed
 
@@ -188,5 +188,5 @@ def test_killed_and_run_again_it_ends_as_if_it_had_not_been(tmp_path):
     assert scores["posterior"] < 0.7 * scores["unigram"]
     assert (whole / "words.txt").read_text().splitlines()[:2] == ["<eos>", "<unk>"]
     with start(text, whole, "--steps", "30") as process:
-        assert "a fit with another steps" in process.communicate(timeout=60)[0]
+        assert "a fit with another steps" in process.communicate(timeout=120)[0]
     assert process.returncode == 1
