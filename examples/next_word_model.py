@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -119,39 +118,36 @@ class Fit:
     def _fitted(self, params) -> lc.Fitted:
         return lc.Fitted(self.svi.model, self.svi.guide, params)
 
-    def run_to(self, num_steps: int):
-        """Take steps up to this number of them, from the newest checkpoint on."""
+    def run(self) -> lc.Fitted:
+        """Take all steps, from the newest checkpoint on, and print how it goes."""
         shape = len(self.problem.counts), self.args.num_features
         start = 0.1 * jax.random.normal(jax.random.key(self.args.seed), shape)
-        return self.svi.run(
+        result = self.svi.run(
             jax.random.key(self.args.seed + 1),
-            num_steps,
+            self.num_steps,
             batches=self.batches,
             init_params={"weight_auto_loc": start},  # where all words start alike, none has a use
+            callbacks=[lc.Callback(self.show, -(-self.num_steps // self.args.num_lines))],
             checkpoints=self.checkpoints,
             resume=True,
             progress_bar=False,
         )
-
-    def run(self) -> lc.Fitted:
-        """Take all steps, and print how it goes."""
-        some = -(-len(self.problem.held_out_words) // MOST_LOGGED)
-        started, taken, every = time.perf_counter(), 0, -(-self.num_steps // self.args.num_lines)
-        while taken < self.num_steps:
-            result = self.run_to(min(self.num_steps, (taken // every + 1) * every))
-            taken = len(result.losses)
-            if not np.isfinite(result.losses[-1]):
-                raise SystemExit("The fit has stopped: try a lower --learning-rate.")
-            elbo = -np.mean(result.losses[-every:]) / self.problem.words.size
-            scored = perplexity(self.log_prob(result.params, every=some))
-            passes = taken * self.args.batch_size / len(self.problem.before)
-            print(
-                f"step {taken} of {self.num_steps}, {passes:.1f} passes, ELBO per word {elbo:.3f}, "
-                f"held-out perplexity of some words {scored:.1f}, "
-                f"{time.perf_counter() - started:.0f} s",
-                flush=True,
-            )
+        if not np.isfinite(result.losses[-1]):
+            raise SystemExit("The fit has stopped: try a lower --learning-rate.")
         return lc.Fitted.from_svi(self.svi, result)
+
+    def show(self, progress: lc.Progress) -> None:
+        """Print a line about the fit, with the held-out perplexity of some words."""
+        some = -(-len(self.problem.held_out_words) // MOST_LOGGED)
+        scored = perplexity(self.log_prob(progress.result().params, every=some))
+        passes = progress.step * self.args.batch_size / len(self.problem.before)
+        elbo = progress.metrics["elbo"] / self.problem.words.size
+        print(
+            f"step {progress.step} of {progress.num_steps}, {passes:.1f} passes, ELBO per word "
+            f"{elbo:.3f}, held-out perplexity of some words {scored:.1f}, "
+            f"{progress.metrics['steps_per_second']:.0f} steps/s",
+            flush=True,
+        )
 
     def log_prob(self, params, every: int = 1, together: int = 32) -> np.ndarray:
         """Exact log probabilities of held-out words, over all words, at the posterior's centre."""
