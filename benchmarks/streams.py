@@ -25,6 +25,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,10 +98,15 @@ def write_features(path: Path, sizes: Sizes) -> None:
 
 
 class Features:
-    """Rows of a file for a DataLoader, many at once."""
+    """Rows of a file for a DataLoader, many at once; each worker opens it."""
 
     def __init__(self, path: Path, y: np.ndarray) -> None:
-        self.x, self.y = np.load(path, mmap_mode="r"), y
+        self.path, self.y = path, y
+
+    @cached_property
+    def x(self) -> np.ndarray:
+        """The file."""
+        return np.load(self.path, mmap_mode="r")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -117,7 +123,8 @@ def loader_of(path: Path, y: np.ndarray, num_workers: int) -> Iterator[Any]:
 
     data = Features(path, y)
     sampler = BatchSampler(RandomSampler(data), BATCH_SIZE, drop_last=True)
-    ahead = {} if num_workers == 0 else {"prefetch_factor": 8}
+    # Not by a fork, which JAX's threads do not survive.
+    ahead = {"prefetch_factor": 8, "multiprocessing_context": "spawn"} if num_workers else {}
     while True:
         # Batches of indices, and NumPy arrays as they are: nothing is collated or copied.
         yield from DataLoader(
