@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -38,6 +39,12 @@ def svi_of(optim=None, guide=point_guide, num_categories=12, **options):
     return lc.SubsampledSVI(model, guide, optim, TraceMeanField_ELBO(), **options)
 
 
+@cache
+def shared():
+    """One object for the runs that need no new process: it keeps its compiled steps."""
+    return svi_of()
+
+
 def stream(stop_after=None, error=None):
     """The batches of ``ArrayBatches``, as any iterator gives them."""
     for step in range(10**6):
@@ -66,7 +73,7 @@ def assert_same(result, other):
 @pytest.fixture(scope="module")
 def whole():
     """The fit of 30 steps that nothing interrupts."""
-    return svi_of().run(KEY, 30, batches=batches_of(), **QUIET)
+    return shared().run(KEY, 30, batches=batches_of(), **QUIET)
 
 
 class TestSaveAndLoad:
@@ -192,7 +199,7 @@ def run(folder, num_steps=30, svi=None, key=KEY, batches=None, every_steps=7, **
     """A run with checkpoints that goes on from the newest one."""
     checkpoints = lc.Checkpoints(folder, every_steps=every_steps)
     batches = batches_of() if batches is None else batches
-    return (svi_of() if svi is None else svi).run(
+    return (shared() if svi is None else svi).run(
         key, num_steps, batches=batches, checkpoints=checkpoints, resume=True, **QUIET, **options
     )
 
@@ -209,7 +216,7 @@ class TestResume:
         with pytest.raises(OSError, match="unplugged"):
             run(tmp_path, batches=stream(12, OSError("unplugged")))
         assert steps_of(tmp_path)[-1] == 12
-        whole = svi_of().run(KEY, 30, batches=stream(), **QUIET)
+        whole = shared().run(KEY, 30, batches=stream(), **QUIET)
         assert_same(run(tmp_path, batches=stream()), whole)
 
     def test_a_stream_with_bad_batches_that_are_skipped(self, tmp_path):
@@ -218,7 +225,7 @@ class TestResume:
                 yield x, np.where(step in (0, 3, 14), -5, y), rows
 
         with pytest.warns(RuntimeWarning, match="3 of 30 steps"):
-            whole = svi_of().run(KEY, 30, batches=batches(), stable_update=True, **QUIET)
+            whole = shared().run(KEY, 30, batches=batches(), stable_update=True, **QUIET)
         with pytest.warns(RuntimeWarning, match="2 of 10 steps"):
             run(tmp_path, 10, batches=batches(), stable_update=True)
         with pytest.warns(RuntimeWarning):
@@ -235,7 +242,7 @@ class TestResume:
             run(tmp_path, batches=batches())
         assert steps_of(tmp_path)[-1] == 11
         assert_same(
-            run(tmp_path, batches=stream()), svi_of().run(KEY, 30, batches=stream(), **QUIET)
+            run(tmp_path, batches=stream()), shared().run(KEY, 30, batches=stream(), **QUIET)
         )
 
     def test_a_fit_that_met_a_bad_batch_goes_on_with_a_good_one(self, tmp_path):
@@ -246,7 +253,7 @@ class TestResume:
         with pytest.warns(RuntimeWarning, match="step 12"):
             run(tmp_path, batches=batches(bad=12))
         assert steps_of(tmp_path)[-1] == 12
-        whole = svi_of().run(KEY, 30, batches=stream(), **QUIET)
+        whole = shared().run(KEY, 30, batches=stream(), **QUIET)
         assert_same(run(tmp_path, batches=batches(bad=None)), whole)
 
     def test_a_fit_that_ended_at_a_step_that_was_not_finite_stays_ended(self, tmp_path):
@@ -265,7 +272,7 @@ class TestResume:
 
     def test_by_the_minute(self, tmp_path, whole):
         every = lc.Checkpoints(tmp_path, every_minutes=1e-9)
-        svi_of().run(KEY, 12, batches=batches_of(), checkpoints=every, **QUIET)
+        shared().run(KEY, 12, batches=batches_of(), checkpoints=every, **QUIET)
         assert_same(run(tmp_path), whole)
 
 
@@ -288,7 +295,7 @@ class TestCheckpoints:
         monkeypatch.setattr(
             FitFolder, "write", lambda self, n, *a: (written.append(n), write(self, n, *a))[1]
         )
-        svi_of().run(KEY, 30, batches=batches_of(), checkpoints=checkpoints, **QUIET)
+        shared().run(KEY, 30, batches=batches_of(), checkpoints=checkpoints, **QUIET)
         assert steps_of(tmp_path / "deep" / "fit") == written[-3:]
         assert written[-1] == 30
 
@@ -299,16 +306,16 @@ class TestCheckpoints:
     def test_a_used_folder_needs_resume(self, tmp_path):
         run(tmp_path, 3)
         with pytest.raises(ValueError, match=r"already has a checkpoint, number 3.*resume=True"):
-            svi_of().run(KEY, 3, batches=batches_of(), checkpoints=lc.Checkpoints(tmp_path))
+            shared().run(KEY, 3, batches=batches_of(), checkpoints=lc.Checkpoints(tmp_path))
 
     def test_resume_needs_checkpoints(self):
         with pytest.raises(ValueError, match="needs `checkpoints="):
-            svi_of().run(KEY, 3, batches=batches_of(), resume=True)
+            shared().run(KEY, 3, batches=batches_of(), resume=True)
 
     @pytest.mark.parametrize("wrong", ["a/folder", 3])
     def test_a_bare_folder_is_refused(self, wrong):
         with pytest.raises(TypeError, match="Checkpoints"):
-            svi_of().run(KEY, 3, batches=batches_of(), checkpoints=wrong)
+            shared().run(KEY, 3, batches=batches_of(), checkpoints=wrong)
 
     @pytest.mark.parametrize(
         ("options", "match"),
@@ -441,18 +448,18 @@ print(len(result.losses), str(caught[0].message))
         assert "could not be written" in done.stdout
         assert steps_of(tmp_path)[-1] == 7  # and no part of a file beside it
         assert_same(
-            run(tmp_path, batches=stream()), svi_of().run(KEY, 30, batches=stream(), **QUIET)
+            run(tmp_path, batches=stream()), shared().run(KEY, 30, batches=stream(), **QUIET)
         )
 
-    @pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-    def test_kill_9(self, tmp_path, num_kills):
+    @pytest.mark.slow
+    def test_kill_9_at_twenty_moments(self, tmp_path):
         code = """
 folder, seed = sys.argv[1], int(sys.argv[2])
 wait = random.Random(seed).random() * 0.6
 t.run(folder, 3000, batches=batches(0, lambda: threading.Timer(wait, kill).start()), every_steps=3)
 """
         num_steps = [0]
-        for seed in range(num_kills):
+        for seed in range(20):
             done = in_process(code, tmp_path, seed)
             assert done.returncode in (-signal.SIGKILL, 0), done.stderr
             numbers = FitFolder(tmp_path, KIND).numbers()
