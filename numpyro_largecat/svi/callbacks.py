@@ -27,6 +27,13 @@ class Progress:
             one. A callback may add to them for the callbacks after it.
         result: Returns the fit so far, as ``run`` will; O(tables). Its ``state`` lives until the
             next step only, which reuses the memory: copy what you keep.
+
+    Example:
+        >>> import numpyro_largecat as lc
+        >>> progress = lc.Progress(100, 500, {"elbo": -3.5}, result=lambda: None)
+        >>> progress.metrics["share"] = progress.step / progress.num_steps
+        >>> progress.metrics
+        {'elbo': -3.5, 'share': 0.2}
     """
 
     step: int
@@ -83,12 +90,12 @@ class JsonLines:
         path: The file. Its folder must be there.
 
     Example:
-        >>> import json, tempfile
+        >>> import json, pathlib, tempfile
         >>> import numpyro_largecat as lc
-        >>> path = tempfile.mkdtemp() + "/metrics.jsonl"
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "metrics.jsonl"
         >>> write = lc.Callback(lc.JsonLines(path), every_steps=100)
         >>> write.function(lc.Progress(100, 500, {"elbo": -3.5}, result=lambda: None))
-        >>> json.loads(open(path).readline())
+        >>> json.loads(path.read_text())
         {'step': 100, 'elbo': -3.5}
     """
 
