@@ -149,6 +149,7 @@ def run_loop(
             candidates = islice(_first_batches(drawn or read, stream), num_steps)
             made, first = _first_good(init, candidates, log, are_steps=stream is not None)
             run.plan, state = made
+            del made  # a run that goes on from a checkpoint has no use for this state
             stream = None if stream is None else chain([first], stream)
         if checkpoints is not None and has_saved:
             del state
@@ -162,7 +163,7 @@ def run_loop(
             return _run_traced(run.plan, state, num_steps, (args, kwargs, drawn), options)
         run.state = state
         if has_saved:
-            run.make_missing_calls()
+            run.after_steps()  # what was interrupted at the step of the checkpoint
         if read is not None:
             run.take_stacks(read, args, kwargs)
         elif stream is None:
@@ -240,7 +241,7 @@ class _Run:
             except BadDataError as error:
                 if log.skip_bad_steps:
                     log.skip_batch(error)
-                    self._after_steps()
+                    self.after_steps()
                 else:
                     log.stop(str(error).rstrip("."), log.num_taken)
                 continue
@@ -277,13 +278,9 @@ class _Run:
             self.iterates.add(values, self.log.add(losses))
         seconds = max(time.monotonic() - start, 1e-9)
         self.pace = max(1, min(MAX_CHUNK, int(CHUNK_SECONDS * count / seconds)))
-        self._after_steps()
+        self.after_steps()
 
-    def make_missing_calls(self) -> None:
-        """Call what was interrupted at the step of the checkpoint that the run goes on from."""
-        self._after_steps()
-
-    def _after_steps(self) -> None:
+    def after_steps(self) -> None:
         """Do what is due between steps: scores, callbacks, a checkpoint."""
         log = self.log
         if self.calls and not log.is_over:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
@@ -269,6 +270,24 @@ class TestResume:
         before = sorted(tmp_path.rglob("*"))
         assert_same(run(tmp_path), whole)
         assert sorted(tmp_path.rglob("*")) == before
+
+    def test_a_run_that_goes_on_holds_no_second_state(self, tmp_path):
+        """That of `init` is dropped when the checkpoint has taken its place."""
+
+        def model():
+            numpyro.param("m", jnp.zeros(1_237))
+
+        svi = lc.SubsampledSVI(model, lambda: None, optax.sgd(0.1), Trace_ELBO())
+        live = []
+
+        def count(progress):
+            gc.collect()
+            live.append(sum(array.shape == (1_237,) for array in jax.live_arrays()))
+
+        for num_steps in (2, 4):
+            options = {"checkpoints": lc.Checkpoints(tmp_path, every_steps=100), "resume": True}
+            svi.run(KEY, num_steps, callbacks=[lc.Callback(count, 2)], **options, **QUIET)
+        assert live[1] == live[0] > 0
 
     def test_by_the_minute(self, tmp_path, whole):
         every = lc.Checkpoints(tmp_path, every_minutes=1e-9)
