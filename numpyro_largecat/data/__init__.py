@@ -7,12 +7,14 @@ from numpyro_largecat.data.corpus_files import (
     read_uci_bag_of_words,
     read_vocabulary,
 )
+from numpyro_largecat.data.csr_rows import CsrRows
 from numpyro_largecat.data.extreme_classification import read_xml_classification
 from numpyro_largecat.data.padded_lists import padded_lists
 from numpyro_largecat.data.shards import Shards
 
 __all__ = [
     "Corpus",
+    "CsrRows",
     "Shards",
     "padded_lists",
     "read_lda_c",

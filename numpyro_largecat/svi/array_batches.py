@@ -56,8 +56,10 @@ class ArrayBatches:
         >>> x.shape, bool((y == rows).all())
         ((3,), True)
 
-        A pass over 10 rows in batches of 3 has 4 batches:
+        Its length is the number of batches of a pass, so that ``3 * len(batches)`` steps are three:
 
+        >>> len(batches)
+        4
         >>> of_pass = [batches.batch(step)[1] for step in range(4)]
         >>> sorted(set(jnp.concatenate(of_pass).tolist())) == list(range(10))
         True
@@ -81,6 +83,10 @@ class ArrayBatches:
             raise ValueError(
                 f"`batch_size` must be at most the number of rows, {self.size}; got {batch_size}."
             )
+
+    def __len__(self) -> int:
+        """Number of batches in a pass, of which the last may hold rows of the one before."""
+        return -(-self.size // self.batch_size)
 
     @jax.jit
     def take(self, rows: Array) -> tuple[Array, ...]:

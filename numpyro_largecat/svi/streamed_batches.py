@@ -35,6 +35,7 @@ class StreamedBatches:
 
     - an array, a memory map (``np.load(path, mmap_mode="r")``), an array of h5py or zarr, or
       ``lc.data.Shards`` of them: rows are read by ``source[rows]`` with ascending integers;
+    - the two parts of an ``lc.data.CsrRows``, for a sparse matrix;
     - anything else, such as a dataset of your own: ``source[i]`` gives the i-th row.
 
     Numbers of 64 bits become those of 32, unless JAX is set to 64. Values are not checked before
@@ -66,6 +67,8 @@ class StreamedBatches:
         >>> of_arrays = lc.ArrayBatches(x, y, batch_size=4)
         >>> all(bool((batches.batch(t)[0] == of_arrays.batch(t)[0]).all()) for t in range(7))
         True
+        >>> len(batches)  # of a pass
+        3
     """
 
     _dtypes: list[Any] = []  # of the sources, once they are known
@@ -88,6 +91,10 @@ class StreamedBatches:
         row_bytes = sum(row.nbytes for row in first)
         in_stack = STACK_BYTES // max(1, self.batch_size * row_bytes)
         self.num_in_stack = max(1, min(MOST_IN_STACK, in_stack))
+
+    def __len__(self) -> int:
+        """Number of batches in a pass, of which the last may hold rows of the one before."""
+        return -(-self.size // self.batch_size)
 
     def batch(self, step: int) -> tuple[Array, ...]:
         """Return the batch of a step, an integer that counts from 0."""
@@ -212,8 +219,8 @@ def _source(position: int, source: Any) -> Any:
     """
     if hasattr(source, "tocsr"):
         raise TypeError(
-            f"source {position} must not be sparse; got {describe(source)}. Pass the two arrays of "
-            "`rows = lc.SparseRows.from_scipy(source)`: `rows.indices` and `rows.values`."
+            f"source {position} must not be sparse; got {describe(source)}. Pass the two "
+            "sources of `rows = lc.data.CsrRows(source)`: `rows.indices` and `rows.values`."
         )
     if hasattr(source, "iloc"):  # a frame, whose own indices are names and not places
         return np.asarray(source)

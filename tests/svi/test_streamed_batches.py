@@ -188,7 +188,7 @@ def test_large_batches_are_read_one_by_one():
         ((X, Y[:5]), ValueError, r"same number of rows; got \[40, 5\]"),
         ((X, iter([1, 2])), TypeError, "source 1 must have a length and rows by number"),
         (({"x": X},), TypeError, "source 0 must have a length"),
-        ((scipy.sparse.csr_array(X),), TypeError, "SparseRows"),
+        ((scipy.sparse.csr_array(X),), TypeError, "CsrRows"),
         ((["a", "b"] * 4,), TypeError, "source 0 must hold numbers; got dtype <U1"),
         ((np.zeros((0, 2)),), ValueError, "source 0 must have a row"),
     ],
