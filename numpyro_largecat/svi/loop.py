@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop behind ``SubsampledSVI.run``: compiled chunks of steps that reuse their memory."""
+"""The loop behind ``SubsampledSVI.run``: steps in chunks, and what is due between them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from numpyro_largecat._checks import BadDataError, check_arguments, check_count, describe
 from numpyro_largecat._result_so_far import (
@@ -30,12 +29,20 @@ from numpyro_largecat.data.checkpoints import (
     Reached,
     has_checkpoint,
 )
-from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.static_arguments import StaticArguments, split_arguments
 from numpyro_largecat.svi.array_batches import ArrayBatches
+from numpyro_largecat.svi.bad_step import first_not_finite
 from numpyro_largecat.svi.batch_checks import check_batches
 from numpyro_largecat.svi.callback_calls import CallbackCalls
-from numpyro_largecat.svi.iterates import IterateLog, Recorded, recorded_values
+from numpyro_largecat.svi.compiled_steps import (
+    CompiledSteps,
+    RunOptions,
+    StepForm,
+    StepsTaken,
+    arguments_of_step,
+    run_traced,
+)
+from numpyro_largecat.svi.iterates import IterateLog
 from numpyro_largecat.svi.loss_log import LossLog
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
@@ -47,50 +54,11 @@ from numpyro_largecat.svi.saved_run import (
     settings_of,
 )
 from numpyro_largecat.svi.state import SubsampledSVIState
-from numpyro_largecat.svi.step import take_step
 from numpyro_largecat.svi.streamed_batches import StreamedBatches
 
 MAX_CHUNK = 100  # steps of one compiled loop, between two looks at the losses
 CHUNK_SECONDS = 1.0  # that it may take, since signals wait until its end
 MOST_TRIES = 100  # draws of a first batch, where bad data is skipped
-
-
-class RunOptions(NamedTuple):
-    """How the steps of a run are taken."""
-
-    skip_bad_steps: bool
-    forward_mode: bool
-
-
-class _Form(NamedTuple):
-    """What a compiled chunk of steps is specialised to, besides its plan and shapes of arrays."""
-
-    static: StaticArguments
-    options: RunOptions
-    length: int  # room for losses
-
-
-class CompiledSteps:
-    """Compiled chunks of steps of one SVI object, kept for its later runs.
-
-    A chunk takes the state, whose memory it reuses, the number of steps, the entries to record and
-    the arrays among the arguments of the model; it is specialised to a ``_Form``. Programs hold the
-    plan, and go with this object; a copy of it has none.
-    """
-
-    def __init__(self) -> None:
-        self._made: tuple[Plan, compiled] | None = None
-
-    def of(self, plan: Plan) -> compiled:
-        """The chunks of this plan, or of the last one if it is like it."""
-        if self._made is None or not plan.is_like(self._made[0]):
-            steps = partial(_take_steps, plan)
-            self._made = plan, compiled(steps, static_argnums=(4,), donate_first=True)
-        return self._made[1]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Programs are neither copied nor pickled."""
-        return CompiledSteps, ()
 
 
 def run_loop(
@@ -160,7 +128,7 @@ def run_loop(
             state = saved.state
             stream = None if stream is None else islice(stream, log.num_taken - passed, None)
         if is_traced:
-            return _run_traced(run.plan, state, num_steps, (args, kwargs, drawn), options)
+            return run_traced(run.plan, state, num_steps, (args, kwargs, drawn), options)
         run.state = state
         if has_saved:
             run.after_steps()  # what was interrupted at the step of the checkpoint
@@ -170,6 +138,8 @@ def run_loop(
             run.take_chunks((args, kwargs, drawn))
         else:
             run.take_batches(stream, args, kwargs)
+        if log.is_last_bad:
+            run.explain_bad_step()
         log.warn()
         return run.result()
 
@@ -181,6 +151,9 @@ class _Run:
     writer: CheckpointWriter | None = None
     settings: Mapping[str, Any] = {}  # what must be the same in a run that goes on
     pace = 1  # steps of a chunk that lasts as long as it may
+    begun: tuple[int, StepsTaken] | None = None  # steps that run, and how many
+    arguments: tuple[StaticArguments, list[Any]]  # of the last steps
+    last_key: Array  # of the last step
 
     def __init__(
         self,
@@ -203,7 +176,7 @@ class _Run:
         arrays, static = split_arguments(arguments)
         chunk = self._chunk(arrays, static, MAX_CHUNK)
         while count := self._steps_to_go(self.pace):
-            self._take(chunk, count, arrays)
+            self._take(chunk, count, arrays, static)
 
     def take_stacks(self, batches: StreamedBatches, args: Any, kwargs: Any) -> None:
         """Take steps on batches that a thread reads meanwhile, some in each compiled loop."""
@@ -218,21 +191,15 @@ class _Run:
                 chunk = chunk or self._chunk(arrays, static, MAX_CHUNK)
                 left = batches.num_in_stack
                 while left and (count := self._steps_to_go(min(left, self.pace))):
-                    self._take(chunk, count, arrays)
+                    self._take(chunk, count, arrays, static)
                     left -= count
-        if self.log.is_last_bad:
-            bad = stack.batch(self.state.num_steps - 1)
-            try:
-                check_arguments(self.plan.model, (*args, *bad), kwargs)
-            except BadDataError as error:
-                self.log.stop(str(error).rstrip("."), self.log.num_taken - 1)
 
     def take_batches(self, stream: Iterator[Any], args: Any, kwargs: Any) -> None:
         """Take a step on each batch of a stream; one that is bad ends the fit, or is skipped."""
         log = self.log
         steps: dict[Any, Any] = {}
+        batch = next(stream, None) if log.steps_to_go(1) else None
         while log.steps_to_go(1):
-            batch = next(stream, None)
             if batch is None:
                 log.stop("`batches` gave no further batch", log.num_taken)
                 return
@@ -242,6 +209,7 @@ class _Run:
                 if log.skip_bad_steps:
                     log.skip_batch(error)
                     self.after_steps()
+                    batch = next(stream, None) if log.steps_to_go(1) else None
                 else:
                     log.stop(str(error).rstrip("."), log.num_taken)
                 continue
@@ -251,7 +219,12 @@ class _Run:
                 steps[form] = self._chunk(arrays, static, 1)
                 if len(steps) == 2:
                     _warn_of_another_form(log.num_taken, *(arrays for _, arrays in steps))
-            self._take(steps[form], 1, arrays)
+            self._begin(steps[form], 1, arrays, static)
+            try:  # read the next batch while the step runs
+                batch = next(stream, None) if log.steps_to_go(2) == 2 else None
+            finally:
+                self.finish()
+            self.after_steps()
 
     def _steps_to_go(self, most: int) -> int:
         most = self.calls.steps_to_go(self.log.num_taken, most)
@@ -261,24 +234,50 @@ class _Run:
 
     def _chunk(self, arrays: list[Any], static: StaticArguments, length: int) -> Any:
         """The compiled program of a chunk of at most ``length`` steps."""
-        form = _Form(static, self.options, length)
+        form = StepForm(static, self.options, length)
         loop = self.steps.of(self.plan)
         return loop.program(self.state, 0, self.plan.recorded, arrays, form)
 
-    def _take(self, chunk: Any, count: int, arrays: list[Any]) -> None:
-        """Take ``count`` steps; no signal can part the new state from its losses.
-
-        The state is replaced when the steps are known to have run.
-        """
+    def _take(self, chunk: Any, count: int, arrays: list[Any], static: StaticArguments) -> None:
         start = time.monotonic()
-        with held_signals(self.signals):
-            state, losses, values = chunk(self.state, count, self.plan.recorded, arrays)
-            losses = np.array(losses)[:count]  # a copy: a view would keep the device's buffer
-            self.state = state
-            self.iterates.add(values, self.log.add(losses))
+        self._begin(chunk, count, arrays, static)
+        self.finish()
         seconds = max(time.monotonic() - start, 1e-9)
         self.pace = max(1, min(MAX_CHUNK, int(CHUNK_SECONDS * count / seconds)))
         self.after_steps()
+
+    def _begin(self, chunk: Any, count: int, arrays: list[Any], static: StaticArguments) -> None:
+        """Let ``count`` steps run, which take the memory of the state."""
+        with held_signals(self.signals):
+            self.begun = count, chunk(self.state, count, self.plan.recorded, arrays)
+            self.arguments = static, arrays
+
+    def finish(self) -> None:
+        """Wait for the steps that have begun; no signal can part their state from their losses.
+
+        The state is replaced when they are known to have run.
+        """
+        with held_signals(self.signals):
+            if self.begun is None:
+                return
+            (count, taken), self.begun = self.begun, None
+            losses = np.array(taken.losses)[:count]  # a copy: a view would keep the buffer
+            self.state, self.last_key = taken.state, taken.last_key
+            self.iterates.add(taken.values, self.log.add(losses))
+
+    def explain_bad_step(self) -> None:
+        """Say what the step that ended the fit was given, or has made, that is not finite."""
+        assert self.state is not None
+        args, kwargs = arguments_of_step(*self.arguments, self.state.num_steps - 1)
+        try:
+            check_arguments(self.plan.model, args, kwargs)
+        except BadDataError as error:
+            self.log.stop(str(error).rstrip("."), self.log.num_taken - 1)
+            return
+        before = self.state._replace(rng_key=self.last_key)
+        forward_mode = self.options.forward_mode
+        finding = first_not_finite(self.plan, before, args, kwargs, forward_mode=forward_mode)
+        self.log.explain(finding)
 
     def after_steps(self) -> None:
         """Do what is due between steps: scores, callbacks, a checkpoint."""
@@ -308,6 +307,7 @@ class _Run:
 
     def reached(self) -> Reached | None:
         """What a checkpoint holds; None before the first step, or if the state is gone."""
+        self.finish()
         losses = self.log.losses()
         if self.state is None or not len(losses) or self._is_gone():
             return None
@@ -334,6 +334,7 @@ class _Run:
 
     def interrupted(self) -> tuple[SubsampledSVIRunResult, str] | None:
         """The last result, without ``params`` if there is no memory for them; how far it came."""
+        self.finish()
         if self.state is None:
             return None
         progress = f"{self.log.num_taken} of {self.log.num_steps} steps"
@@ -350,77 +351,6 @@ class _Run:
         losses, iterates = jnp.asarray(self.log.losses()), self.iterates.iterates()
         scores = self.calls.scores.of_result()
         return SubsampledSVIRunResult(params, state, losses, iterates, scores)
-
-
-def _take_steps(
-    plan: Plan,
-    state: SubsampledSVIState,
-    count: Array,
-    recorded: Recorded,
-    arrays: list[Any],
-    form: _Form,
-) -> tuple[SubsampledSVIState, Array, dict[str, Array]]:
-    """Take up to ``count`` steps, fewer if one is bad and must not be skipped.
-
-    Returns:
-        The state, and the losses and the recorded entries of the parameters after each step.
-    """
-
-    def entries(state: SubsampledSVIState) -> dict[str, Array]:
-        params = (plan.optim.get_params(s) for s in (state.optim_state, plan.computed))
-        return recorded_values(recorded, *params)
-
-    def go_on(carry: tuple[Array, Array, Any, Any]) -> Array:
-        i, bad, _, _ = carry
-        return (i < count) & ~bad
-
-    def step(carry: tuple[Array, Array, Any, Any]) -> tuple[Array, Array, Any, Any]:
-        i, _, state, seen = carry
-        state, loss = _take_step(plan, form, state, arrays)
-        bad = jnp.isnan(loss) & (not form.options.skip_bad_steps)
-        now = (loss, entries(state))
-        seen = jax.tree.map(lambda all, one: all.at[i].set(one.astype(all.dtype)), seen, now)
-        return i + 1, bad, state, seen
-
-    def room(x: Any) -> Array:
-        return jnp.full((form.length, *x.shape), jnp.nan)
-
-    seen = room(jnp.zeros(())), jax.tree.map(room, jax.eval_shape(entries, state))
-    start = (jnp.array(0), jnp.array(False), state, seen)
-    _, _, state, (losses, values) = lax.while_loop(go_on, step, start)
-    return state, losses, values
-
-
-def _run_traced(
-    plan: Plan, state: SubsampledSVIState, num_steps: int, arguments: Any, options: RunOptions
-) -> SubsampledSVIRunResult:
-    """Take all steps under a transformation such as ``vmap``, where none can be looked at."""
-    arrays, static = split_arguments(arguments)
-    form = _Form(static, options, num_steps)
-
-    def step(state: SubsampledSVIState, _: None) -> tuple[SubsampledSVIState, Array]:
-        return _take_step(plan, form, state, arrays)
-
-    state, losses = lax.scan(step, state, None, length=num_steps)
-    return SubsampledSVIRunResult(plan.params(state), state, losses)
-
-
-def _take_step(
-    plan: Plan, form: _Form, state: SubsampledSVIState, arrays: list[Any]
-) -> tuple[SubsampledSVIState, Array]:
-    args, kwargs, drawn = form.static.restore(arrays)
-    if drawn is not None:
-        args = (*args, *drawn.batch(state.num_steps))
-    skip, forward_mode = form.options
-    return take_step(
-        plan,
-        state,
-        args,
-        kwargs,
-        forward_mode=forward_mode,
-        finite_gradients=skip,
-        finite_params=True,
-    )
 
 
 def _warn_of_another_form(step: int, first: Any, other: Any) -> None:

@@ -11,6 +11,7 @@ from numpyro_largecat._checks import BadDataError
 from numpyro_largecat._progress_bar import progress_bar as bar_of
 
 ELBO_MEMORY = 0.98  # weight of the past in the smoothed ELBO, per step
+NOT_FINITE = "the loss or the new parameters were not finite"
 
 
 class LossLog:
@@ -43,6 +44,8 @@ class LossLog:
         self.parts, self.num_taken, self.smoothed = [], 0, None
         self.bar.reset()
         self._append(losses)
+        if len(losses) > self.num_steps:
+            self.stop("the checkpoint has more steps than `num_steps`", len(losses))
         if np.isnan(losses[-1]) and not self.skip_bad_steps:
             self.stop(
                 "there the loss or the new parameters were not finite before it was resumed. To go "
@@ -61,12 +64,7 @@ class LossLog:
         if bad.size and not self.skip_bad_steps:
             losses, num_good = losses[: bad[0] + 1], int(bad[0])
             self.is_last_bad = True
-            self.stop(
-                "the loss or the new parameters were not finite. Lower the learning rate, or look "
-                "for a label out of range, an observed class that is not available (-inf), or an "
-                "entity that `counts` do not have",
-                self.num_taken + int(bad[0]),
-            )
+            self.stop(NOT_FINITE, self.num_taken + int(bad[0]))
         self._append(losses)
         return num_good
 
@@ -79,6 +77,16 @@ class LossLog:
         if self.smoothed is not None:
             self.bar.set_postfix_str(f"smoothed ELBO {self.smoothed:.6g}", refresh=False)
         self.bar.update(len(losses))
+
+    def explain(self, finding: str | None) -> None:
+        """Say of the last step, which was bad, what was not finite, as far as it is known."""
+        what = NOT_FINITE if finding is None else f"{NOT_FINITE}: {finding}"
+        self.stop(
+            f"{what}. Lower the learning rate, or look for a label out of range, "
+            "an observed class that is not available (-inf), or an entity that `counts` do not "
+            "have",
+            self.num_taken - 1,
+        )
 
     def skip_batch(self, error: BadDataError) -> None:
         """Count a batch that was not used as a step that was skipped."""

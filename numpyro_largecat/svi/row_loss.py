@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_largecat.handlers.run_model import at_centre, at_values_of, sites_of
+from numpyro_largecat.handlers.run_model import as_drawn, at_centre, at_values_of, sites_of
 from numpyro_largecat.handlers.shared_rows import share_rows
 from numpyro_largecat.handlers.single_entries import single_entries
 from numpyro_largecat.handlers.sites import Site, Sites, param_options
@@ -61,6 +61,21 @@ class RowLoss:
         )
         moved = jax.tree.map(lambda x, old: _mean(x).astype(old.dtype), moved, self.local_rows)
         return losses.mean(), (jax.tree.map(lambda x: x[0], mutable_state), moved)
+
+    def sites(self, params: Any) -> tuple[Sites, Sites]:
+        """Sites of the guide and of the model in this step, at what the first particle draws."""
+        num_particles = self.plan.loss.num_particles
+        key = random.split(self.step_key, num_particles)[0] if num_particles > 1 else self.step_key
+        model_key, guide_key = random.split(key)
+        values = self._values(params) | (self.mutable_state or {})
+        move = partial(self._move_local, dict(self.local_rows))
+
+        def run(fn: Any, key: Array, around: Any) -> Sites:
+            fn = share_rows(fn, self.touched, gathered=self.plan.stored.__contains__, lookup=move)
+            return sites_of(fn, self.args, self.kwargs, rng_key=key, params=values, around=around)
+
+        guide_sites = run(self.plan.guide, guide_key, as_drawn)
+        return guide_sites, run(self.plan.model, model_key, at_values_of(guide_sites))
 
     def _particle(
         self, elbo: Any, values: dict[str, Any], rng_key: Array

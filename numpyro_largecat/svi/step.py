@@ -77,7 +77,7 @@ def take_step(
         The new state, and the loss at the old one.
     """
     step = gather_step(plan, state, args, kwargs)
-    (loss, moved), grads = _value_and_grad(step.loss, step.params, forward_mode)
+    (loss, moved), grads = value_and_grad(step.loss, step.params, forward_mode)
     optim_rows = plan.optim.update(grads, step.optim_rows, value=loss)
     new = (optim_rows, *moved)
     if finite_gradients or finite_params:
@@ -144,9 +144,10 @@ def _all_finite(tree: Any) -> Array:
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)] or [True]).all()
 
 
-def _value_and_grad(
+def value_and_grad(
     fn: Callable[[Any], tuple[Array, Any]], params: Any, forward_mode: bool
 ) -> tuple[tuple[Array, Any], Any]:
+    """The value of a loss with what it returns besides, and its gradient."""
     if not forward_mode:
         return jax.value_and_grad(fn, has_aux=True)(params)
 

@@ -19,9 +19,10 @@ from numpyro_largecat.data.fit_folders import FitFolder
 from numpyro_largecat.handlers.internals import takes_gradient_steps
 from numpyro_largecat.svi.callback_calls import CallbackCalls
 from numpyro_largecat.svi.callbacks import Callback
+from numpyro_largecat.svi.compiled_steps import CompiledSteps, RunOptions
 from numpyro_largecat.svi.first_run import first_run
 from numpyro_largecat.svi.held_out import HeldOut, Scores
-from numpyro_largecat.svi.loop import CompiledSteps, RunOptions, run_loop
+from numpyro_largecat.svi.loop import run_loop
 from numpyro_largecat.svi.narrow_tables import check_table_dtype
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
@@ -247,7 +248,8 @@ class SubsampledSVI(SVI):
         The labels and float data of ``batches`` are checked, all of them, before the first step,
         and so is whether the likelihood is scaled from a minibatch to all its rows. A step whose
         loss or new parameters are not finite is not taken: the fit ends there with a RuntimeWarning
-        that names the step, and the result holds the last good state (with ``stable_update`` such
+        that names the step, and the argument, parameter, site or gradient with its row that is the
+        first not to be finite; the result holds the last good state (with ``stable_update`` such
         steps are skipped instead, and counted in a warning at the end; bad data that ``batches``
         holds is then no error but a warning).
 
@@ -258,11 +260,13 @@ class SubsampledSVI(SVI):
         Args:
             rng_key: A JAX random key, of all that is drawn but the minibatches of ``ArrayBatches``,
                 which have a seed.
-            num_steps: Number of steps, at least 1.
+            num_steps: Number of steps, at least 1. Passes over the data, or epochs, are
+                ``num_passes * len(batches)`` steps.
             *args: Arguments of model and guide, the same in each step.
             batches: Minibatches whose arrays come after ``args``: ``ArrayBatches``, drawn inside
                 the compiled loop; ``StreamedBatches``, read from disk while steps run; or any
-                iterator of tuples of arrays, of which each new shape is compiled for.
+                iterator of tuples of arrays, of which each new shape is compiled for, and which is
+                asked for the next batch while a step runs.
             progress_bar: Show steps, speed and a smoothed ELBO.
             stable_update: Skip steps that are not finite, and batches with bad data, and go on.
             forward_mode_differentiation: Differentiate in forward mode.
@@ -378,7 +382,11 @@ class SubsampledSVI(SVI):
         fits = FitFolder(folder, KIND)
         if not fits.numbers():  # before `init`, which takes long
             raise FileNotFoundError(f"{fits.path} has no saved fit.")
-        self.init(jax.random.key(0), *args, **kwargs)
+        try:
+            self.init(jax.random.key(0), *args, **kwargs)
+        except (TypeError, ValueError) as error:
+            error.add_note("`load` runs the model as the fit did: pass a batch, with labels.")
+            raise
         saved = read_run(fits, self.plan)
         state = saved.state if saved.scores.best is None else saved.scores.best
         others = saved.iterates, saved.scores.of_result()

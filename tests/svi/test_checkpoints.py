@@ -205,6 +205,20 @@ def run(folder, num_steps=30, svi=None, key=KEY, batches=None, every_steps=7, **
     )
 
 
+def test_a_checkpoint_beyond_the_last_step_is_told(tmp_path):
+    assert_same(run(tmp_path, 9), run(tmp_path, 9))
+    with pytest.warns(RuntimeWarning, match="ended at step 9 of 5: the checkpoint has more steps"):
+        result = run(tmp_path, 5)
+    assert len(result.losses) == 9
+
+
+def test_loading_without_labels_says_what_is_missing(tmp_path):
+    run(tmp_path, 2)
+    with pytest.raises((TypeError, ValueError)) as raised:
+        svi_of().load(tmp_path, X[:2])
+    assert "with labels" in raised.value.__notes__[-1]
+
+
 class TestResume:
     """A run that goes on is the run that was not interrupted, bit by bit."""
 

@@ -101,6 +101,26 @@ def test_resuming_goes_on_where_it_stopped_and_keeps_the_earlier_result(shared):
     assert np.isfinite(half.params["w_auto_loc"]).all()  # not donated away
 
 
+def test_the_next_batch_of_a_stream_is_read_while_a_step_runs(shared):
+    """It is asked for before the call that follows the step, and none that no step takes."""
+    x, y = map(np.asarray, make_data())
+    called, calls_at_reading = [], []
+
+    def stream():
+        while True:
+            calls_at_reading.append(len(called))
+            yield x[:8], y[:8], np.arange(8)
+
+    shared.run(
+        jax.random.key(0),
+        4,
+        batches=stream(),
+        callbacks=[lc.Callback(called.append, every_steps=1)],
+        progress_bar=False,
+    )
+    assert calls_at_reading == [0, 0, 1, 2]
+
+
 def test_streams_give_the_same_fit_as_arrays_and_may_end(shared):
     x, y = map(np.asarray, make_data())
 

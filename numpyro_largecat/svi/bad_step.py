@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a step was not finite: the first parameter, site or gradient, and its row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.handlers.sites import Site, log_prob_of
+from numpyro_largecat.handlers.static_arguments import split_arguments
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.svi.plan import Plan
+from numpyro_largecat.svi.state import SubsampledSVIState
+from numpyro_largecat.svi.step import gather_step, value_and_grad
+
+
+class _Look(NamedTuple):
+    """Where an array is not finite."""
+
+    bad: Array  # one axis for each plate
+    value: Array  # the first that is not finite
+    rows: list[Array]  # of each plate, the row of each entry of ``bad``
+
+
+def first_not_finite(
+    plan: Plan, state: SubsampledSVIState, args: Any, kwargs: Any, *, forward_mode: bool
+) -> str | None:
+    """Say what is the first thing in a step that is not finite; None if everything is.
+
+    Things are looked at in the order in which a step makes them: parameters, what the guide draws,
+    log densities, gradients, new parameters. With several particles the first is looked at.
+
+    Cost: that of a step and of compiling it.
+
+    Args:
+        plan: That of the fit.
+        state: The state before the step, with its key.
+        args: Arguments of the step, with its batch.
+        kwargs: Its keyword arguments.
+        forward_mode: Whether gradients are taken in forward mode.
+    """
+    arrays, static = split_arguments((args, kwargs))
+    described: list[tuple[str, list[str]]] = []  # strings leave the trace on their own
+
+    def look(state: SubsampledSVIState, arrays: list[Any]) -> list[_Look]:
+        args, kwargs = static.restore(arrays)
+        looks = _looks(plan, state, args, kwargs, forward_mode)
+        described[:] = [(what, plates) for what, plates, _ in looks]
+        return [found for _, _, found in looks]
+
+    looks = compiled(look)(state, arrays)
+    for (what, plates), found in zip(described, looks, strict=True):
+        if found.bad.any():
+            return f"{what} is {found.value}{_where(plates, found)}"
+    return None
+
+
+def _looks(
+    plan: Plan, state: SubsampledSVIState, args: Any, kwargs: Any, forward_mode: bool
+) -> list[tuple[str, list[str], _Look]]:
+    """Names of things, of the plates whose rows they have, and where they are not finite."""
+    step = gather_step(plan, state, args, kwargs)
+    touched = step.loss.touched
+    looks: list[tuple[str, list[str], _Look]] = []
+
+    def add_params(what: str, params: Mapping[str, Any]) -> None:
+        for name, value in params.items():
+            for leaf in jax.tree.leaves(value):
+                looks.append(_of_param(plan, f"{what} '{name}'", name, leaf, touched))
+
+    add_params("the parameter", step.params)
+    guide_sites, model_sites = step.loss.sites(step.params)
+    for site in guide_sites.values():
+        if site["type"] == "sample" and jnp.issubdtype(jnp.result_type(site["value"]), float):
+            event_dim = site["fn"].event_dim
+            looks.append(_of_site("what the guide draws", site, site["value"], event_dim, touched))
+    for sites, whose in ((model_sites, "model"), (guide_sites, "guide")):
+        for site in sites.values():
+            if site["type"] == "sample":
+                what = f"the {whose}'s log density"
+                looks.append(_of_site(what, site, log_prob_of(site), 0, touched))
+    (loss, _), grads = value_and_grad(step.loss, step.params, forward_mode)
+    add_params("the gradient of parameter", grads)
+    moved = plan.optim.get_params(plan.optim.update(grads, step.optim_rows, value=loss))
+    add_params("after the step, the parameter", moved)
+    return looks
+
+
+def _of_param(
+    plan: Plan, what: str, name: str, leaf: Array, touched: TouchedRows
+) -> tuple[str, list[str], _Look]:
+    axes = plan.stored[name].plates
+    rows = {axis: touched.plates[plate].stored for axis, plate in axes.items()}
+    return what, *_look(leaf, axes, rows)
+
+
+def _of_site(
+    what: str, site: Site, values: Any, event_dim: int, touched: TouchedRows
+) -> tuple[str, list[str], _Look]:
+    values = jnp.asarray(values)
+    axes = {values.ndim - event_dim + f.dim: f.name for f in site["cond_indep_stack"]}
+    axes = {axis: name for axis, name in axes.items() if axis >= 0 and name in touched.plates}
+    rows = {axis: touched.plates[name].indices for axis, name in axes.items()}
+    return f"{what} at site '{site['name']}'", *_look(values, axes, rows)
+
+
+def _look(
+    values: Array, axes: Mapping[int, str], rows: Mapping[int, Array]
+) -> tuple[list[str], _Look]:
+    """Where values are not finite, by the rows of those axes that have an entry for each."""
+    kept = [a for a in sorted(axes) if values.ndim > a and values.shape[a] == len(rows[a])]
+    bad = ~jnp.isfinite(values)
+    value = values.ravel()[jnp.argmax(bad)]
+    others = tuple(a for a in range(values.ndim) if a not in kept)
+    return [axes[a] for a in kept], _Look(bad.any(axis=others), value, [rows[a] for a in kept])
+
+
+def _where(plates: list[str], found: _Look) -> str:
+    """The first entry by its rows, and how many more there are."""
+    if not plates:
+        return ""
+    first, *others = np.argwhere(np.asarray(found.bad))
+    places = zip(plates, found.rows, first, strict=True)
+    text = " and ".join(f"row {int(rows[i])} of plate '{name}'" for name, rows, i in places)
+    return f" in {text}" + (f" ({len(others)} more are not finite)" if others else "")
