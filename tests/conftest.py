@@ -19,7 +19,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if version("jaxlib").startswith(("0.8.", "0.9.", "0.10.")):  # newer ones do not know the flag
     QUICK += " --xla_cpu_use_fusion_emitters=false"  # half the time
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
+DEVICES = "--xla_force_host_platform_device_count=8"  # emulated; the first is the default
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK} {DEVICES}"
 os.environ.setdefault("MPLBACKEND", "Agg")  # tests open no windows
 
 import jax  # noqa: E402  reads these variables when it is imported

@@ -39,6 +39,15 @@ def free_start_values(guide: Any, row_axes: Mapping[str, tuple[int, ...]]) -> No
                 known[name] = np.broadcast_to(np.asarray(value[first]), value.shape)
 
 
+def free_traced_start_values(guide: Any) -> None:
+    """Keep of start values that were traced the shape alone: zeros, repeated without memory."""
+    for part in guide_parts(guide):
+        known = start_values(part)
+        for name, value in known.items():
+            if isinstance(value, jax.core.Tracer):
+                known[name] = np.broadcast_to(np.zeros((), value.dtype), value.shape)
+
+
 def guide_parts(guide: Any) -> Iterator[AutoGuide]:
     """An automatic guide and all its parts; nothing of other guides."""
     if isinstance(guide, AutoGuideList):

@@ -119,16 +119,18 @@ def run_traced(
     return SubsampledSVIRunResult(plan.params(state), state, losses)
 
 
-def arguments_of_step(static: StaticArguments, arrays: list[Any], step: ArrayLike) -> Any:
+def arguments_of_step(
+    plan: Plan, static: StaticArguments, arrays: list[Any], step: ArrayLike
+) -> Any:
     """The arguments and keyword arguments of the model in a step that counts from 0."""
     args, kwargs, drawn = static.restore(arrays)
-    return (args if drawn is None else (*args, *drawn.batch(step))), kwargs
+    return (args if drawn is None else (*args, *plan.pinned_batch(drawn.batch(step)))), kwargs
 
 
 def _take_step(
     plan: Plan, form: StepForm, state: SubsampledSVIState, arrays: list[Any]
 ) -> tuple[SubsampledSVIState, Array]:
-    args, kwargs = arguments_of_step(form.static, arrays, state.num_steps)
+    args, kwargs = arguments_of_step(plan, form.static, arrays, state.num_steps)
     skip, forward_mode = form.options
     return take_step(
         plan,

@@ -13,20 +13,26 @@ from jax import Array, random
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_largecat._checks import check_arguments
-from numpyro_largecat.handlers.automatic_guides import free_start_values, set_up_anew
+from numpyro_largecat.handlers.automatic_guides import (
+    free_start_values,
+    free_traced_start_values,
+    set_up_anew,
+)
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.internals import addresses_of, search_for_start_values
+from numpyro_largecat.handlers.plate_facts import plate_facts, rows_request
 from numpyro_largecat.handlers.run_model import as_drawn, sites_of
 from numpyro_largecat.handlers.sites import Sites, is_latent, of_type
 from numpyro_largecat.handlers.static_arguments import split_arguments
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.iterates import choose_entries
 from numpyro_largecat.svi.joint_guides import refuse_joint_guides
-from numpyro_largecat.svi.labels import check_labels, labels_of
+from numpyro_largecat.svi.labels import GivenLabels, check_labels, labels_of
 from numpyro_largecat.svi.narrow_tables import narrow_tables, widen
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.reading_by_place import plates_that_may_be_read, refuse_reading_by_place
 from numpyro_largecat.svi.row_optimizer import Rows
+from numpyro_largecat.svi.sharding import Sharding, padded
 from numpyro_largecat.svi.state import RuledParam, SubsampledSVIState, shapes_of
 from numpyro_largecat.svi.stored_params import StoredParam, describe_param
 
@@ -37,26 +43,80 @@ def first_run(
     """See ``SubsampledSVI.init``; the state's arrays are its own, so that it may be donated."""
     check_arguments(plan.model, args, kwargs)
     kwargs = plan.with_static(kwargs)
-    given = init_params or {}
+    if plan.sharding is None:
+        made = _first_run(plan, rng_key, args, kwargs, init_params or {})
+    else:
+        made = _spread_first_run(plan, rng_key, args, kwargs, init_params or {})
+        check_labels(made.labels)
+    shapes = plan.optim.get_params(made.plan.computed)
+    recorded = choose_entries(made.plan.stored, shapes, made.touched)
+    return replace(made.plan, recorded=recorded), made.state
+
+
+class _Made(NamedTuple):
+    """What a first run gives."""
+
+    plan: Plan  # without the entries to record
+    state: SubsampledSVIState
+    touched: TouchedRows
+    labels: GivenLabels
+
+
+def _first_run(plan: Plan, rng_key: Array, args: Any, kwargs: Any, given: dict[str, Any]) -> _Made:
     rng_key, model_key, guide_key = random.split(rng_key, 3)
-    touched, read_plates, of_model = _run_model(plan, model_key, given, args, kwargs)
-    if read_plates:
-        refuse_reading_by_place(plan.model, read_plates, model_key, given, args, kwargs)
+    seen = _run_model(plan, model_key, given, args, kwargs)
+    touched = seen.touched
+    if seen.read_plates:
+        refuse_reading_by_place(plan.model, seen.read_plates, model_key, given, args, kwargs)
     refuse_joint_guides(plan.guide, touched, args, kwargs)
     of_guide = _run_guide(plan, guide_key, given, touched, args, kwargs)
-    sites, values, mutable = (a | b for a, b in zip(of_model, of_guide, strict=True))
+    sites, values, mutable = (a | b for a, b in zip(seen.found, of_guide, strict=True))
     values |= given
-    del of_model, of_guide  # tables are freed one by one
+    labels, kinds = seen.labels, seen.kinds
+    del seen, of_guide  # tables are freed one by one
     _check_loss(plan.loss, sites)
     free_start_values(plan.guide, {name: _rows_of_parts(s, touched) for name, s in sites.items()})
     optimised, local_state = _unconstrained_params(sites, values)
-    recorded = choose_entries(sites, optimised, touched)
-    plan = plan.learned(sites, jax.eval_shape(plan.optim.init, optimised), recorded)
+    plan = _with_batch_plate(plan, kinds).learned(sites, jax.eval_shape(plan.optim.init, optimised))
     optim_state = _start(plan, optimised, plan.rows(touched))
     state = SubsampledSVIState(
         optim_state, mutable or None, rng_key, local_state, jnp.zeros((), jnp.int32)
     )
-    return replace(plan, shapes=shapes_of(state)), state
+    return _Made(plan.with_state(state), state, touched, labels)
+
+
+def _spread_first_run(
+    plan: Plan, rng_key: Array, args: Any, kwargs: Any, given: dict[str, Any]
+) -> _Made:
+    """The first run as one program, in which no device ever has a table whole.
+
+    What it learns besides arrays leaves the trace on its own.
+    """
+    arrays, static = split_arguments((args, kwargs))
+    plans: list[Plan] = []
+
+    def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
+        args, kwargs = static.restore(arrays)
+        made = _first_run(plan, rng_key, args, kwargs, given)
+        plans[:] = [made.plan]
+        return made.plan.pinned(made.state), made.touched, made.labels
+
+    state, touched, labels = compiled(run)(rng_key, arrays, given)
+    free_traced_start_values(plan.guide)
+    return _Made(plans[0], state, touched, labels)
+
+
+def _with_batch_plate(plan: Plan, kinds: dict[str, str]) -> Plan:
+    """Learn which plate is that of the minibatch, of those that are spread over devices."""
+    if plan.sharding is None:
+        return plan
+    plan.sharding.check_plates(kinds)
+    of_rows = [name for name in plan.sharding.axes if kinds[name] in ("data", "plain")]
+    if len(of_rows) > 1:
+        raise ValueError(
+            f"`sharding` must name one plate of the rows of a minibatch; got {of_rows}."
+        )
+    return replace(plan, batch_plate=of_rows[0] if of_rows else None)
 
 
 class _Found(NamedTuple):
@@ -67,10 +127,20 @@ class _Found(NamedTuple):
     mutable: dict[str, Any]  # values of its mutable sites
 
 
-def _found(sites: Sites, touched: TouchedRows) -> _Found:
+class _SeenOfModel(NamedTuple):
+    """What the run of the model has shown."""
+
+    touched: TouchedRows
+    found: _Found
+    labels: GivenLabels
+    read_plates: list[str]  # that may be read by place
+    kinds: dict[str, str]  # of all plates
+
+
+def _found(sites: Sites, touched: TouchedRows, sharding: Sharding | None) -> _Found:
     params = of_type("param", sites)
     return _Found(
-        {name: describe_param(site, touched) for name, site in params.items()},
+        {name: describe_param(site, touched, sharding) for name, site in params.items()},
         {name: site["value"] for name, site in params.items()},
         {name: site["value"] for name, site in of_type("mutable", sites).items()},
     )
@@ -78,25 +148,34 @@ def _found(sites: Sites, touched: TouchedRows) -> _Found:
 
 def _run_model(
     plan: Plan, rng_key: Array, given: dict[str, Any], args: Any, kwargs: Any
-) -> tuple[TouchedRows, list[str], _Found]:
-    """Run the model, compiled, and check the labels that it gives; and name plates it may read."""
+) -> _SeenOfModel:
+    """Run the model, compiled, and check the labels that it gives."""
     arrays, static = split_arguments((args, kwargs))
     described: dict[str, StoredParam] = {}  # they are not arrays: they leave the trace on their own
     read_plates: list[str] = []
+    kinds: dict[str, str] = {}
 
     def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
         args, kwargs = static.restore(arrays)
         touched = TouchedRows()
         sites = sites_of(plan.model, args, kwargs, rng_key=rng_key, params=given, touched=touched)
         _warn_of_discrete_sites(sites, plan.loss)
-        found = _found(sites, touched)
+        found = _found(sites, touched, plan.sharding)
+        kinds.update(_kinds_of_plates(sites))
         described.update(found.sites)
         read_plates.extend(plates_that_may_be_read(sites, arrays))
         return touched, found.values, found.mutable, labels_of(sites)
 
     touched, values, mutable, given_labels = compiled(run)(rng_key, arrays, given)
     check_labels(given_labels)
-    return touched, read_plates, _Found(described, values, mutable)
+    found = _Found(described, values, mutable)
+    return _SeenOfModel(touched, found, given_labels, read_plates, kinds)
+
+
+def _kinds_of_plates(sites: Sites) -> dict[str, str]:
+    """The kind of each plate, without those that only choose the rows of another."""
+    plates = of_type("plate", sites).items()
+    return {name: plate_facts(site).kind for name, site in plates if rows_request(site) is None}
 
 
 def _run_guide(
@@ -109,7 +188,8 @@ def _run_guide(
     set_up_anew(plan.guide)
     how: dict[str, Any] = {"rng_key": rng_key, "params": given, "around": as_drawn}
     with search_for_start_values(compiled):
-        return _found(sites_of(plan.guide, args, kwargs, touched=touched, **how), touched)
+        sites = sites_of(plan.guide, args, kwargs, touched=touched, **how)
+        return _found(sites, touched, plan.sharding)
 
 
 def _warn_of_discrete_sites(sites: Sites, loss: Any) -> None:
@@ -147,7 +227,7 @@ def _unconstrained_params(
     """
     optimised, local = {}, {}
     for name, site in sites.items():
-        value = _unconstrained(site, values.pop(name))
+        value = padded(_unconstrained(site, values.pop(name)), site.padding)
         if site.rule is None:
             optimised[name] = value
         else:

@@ -28,7 +28,7 @@ Index = tuple[NDArray[np.int64], ...]  # one entry of each axis for each recorde
 Recorded = dict[str, list[Index | None]]  # of each leaf of a parameter; None if it is left out
 
 
-def choose_entries(sites: dict[str, StoredParam], params: Any, touched: TouchedRows) -> Recorded:
+def choose_entries(sites: Mapping[str, StoredParam], params: Any, touched: TouchedRows) -> Recorded:
     """Choose entries to record: of a table, in rows that the first minibatch touched.
 
     None are chosen where the fit is traced, so that the rows are not known.

@@ -127,6 +127,8 @@ def run_loop(
                 run.go_on(saved)
             state = saved.state
             stream = None if stream is None else islice(stream, log.num_taken - passed, None)
+        if drawn is not None or read is not None:
+            run.plan.check_batch_size(batches.batch_size)
         if is_traced:
             return run_traced(run.plan, state, num_steps, (args, kwargs, drawn), options)
         run.state = state
@@ -135,7 +137,7 @@ def run_loop(
         if read is not None:
             run.take_stacks(read, args, kwargs)
         elif stream is None:
-            run.take_chunks((args, kwargs, drawn))
+            run.take_chunks((args, kwargs, run.plan.everywhere(drawn)))
         else:
             run.take_batches(stream, args, kwargs)
         if log.is_last_bad:
@@ -184,7 +186,7 @@ class _Run:
         chunk = None
         first = int(self.state.num_steps)
         to_go = self.log.steps_to_go(self.log.num_steps)
-        with closing(batches.stacks(first, to_go)) as stacks:
+        with closing(batches.stacks(first, to_go, self.plan.rows_on(1))) as stacks:
             while self._steps_to_go(1):
                 stack = next(stacks)
                 arrays, static = split_arguments((args, kwargs, stack))
@@ -268,7 +270,7 @@ class _Run:
     def explain_bad_step(self) -> None:
         """Say what the step that ended the fit was given, or has made, that is not finite."""
         assert self.state is not None
-        args, kwargs = arguments_of_step(*self.arguments, self.state.num_steps - 1)
+        args, kwargs = arguments_of_step(self.plan, *self.arguments, self.state.num_steps - 1)
         try:
             check_arguments(self.plan.model, args, kwargs)
         except BadDataError as error:

@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import NamedSharding
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.util import transform_fn
 
@@ -14,6 +18,7 @@ from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.iterates import Recorded
 from numpyro_largecat.svi.narrow_tables import widen
 from numpyro_largecat.svi.row_optimizer import RowAxes, Rows, check_row_wise, find_owners
+from numpyro_largecat.svi.sharding import LeafLayout, Sharding, pin
 from numpyro_largecat.svi.state import SubsampledSVIState, check_state, shapes_of
 from numpyro_largecat.svi.stored_params import StoredParam
 
@@ -31,6 +36,7 @@ class Plan:
     loss: ELBO
     static_kwargs: Mapping[str, Any]  # passed to model and guide in each call
     table_dtype: Any = None  # bfloat16, or None for that which tables are made in
+    sharding: Sharding | None = None  # which devices hold which rows
 
     # Learned by `init`; empty before.
     stored: Mapping[str, StoredParam] = field(default_factory=dict)  # all parameters, by name
@@ -38,6 +44,8 @@ class Plan:
     computed: Any = None  # the same of the optimiser's state, in the dtypes that steps compute in
     recorded: Recorded = field(default_factory=dict)  # entries seen in each step
     owners: RowOwners | None = None  # whose rows the leaves of the optimiser's state hold
+    layout: Any = None  # where the arrays of the state are, if they are spread over devices
+    batch_plate: str | None = None  # the plate of the minibatch, if its rows are spread too
 
     def is_like(self, other: Plan) -> bool:
         """Whether the first runs of one SVI object have shown the same, so that steps are alike."""
@@ -51,20 +59,72 @@ class Plan:
         """All keyword arguments of model and guide, see ``with_static``."""
         return with_static(kwargs, self.static_kwargs)
 
-    def learned(
-        self, stored: Mapping[str, StoredParam], optim_state: Any, recorded: Recorded
-    ) -> Plan:
+    def learned(self, stored: Mapping[str, StoredParam], optim_state: Any) -> Plan:
         """The plan after a first run that found these parameters.
 
         Args:
             stored: All parameters, by name.
             optim_state: Shapes of the optimiser's state, in the dtypes that steps compute in.
-            recorded: Entries that are seen in each step.
         """
         computed, owners = shapes_of(optim_state), self.owners
         if owners is None or computed != self.computed:
             owners = RowOwners(self.optim, computed)
-        return replace(self, stored=stored, computed=computed, recorded=recorded, owners=owners)
+        return replace(self, stored=stored, computed=computed, owners=owners)
+
+    def with_state(self, state: SubsampledSVIState) -> Plan:
+        """The plan of states that are like this one, or like these shapes."""
+        plan = replace(self, shapes=shapes_of(state))
+        return plan if self.sharding is None else replace(plan, layout=layout_of(plan))
+
+    def pinned(self, state: SubsampledSVIState) -> SubsampledSVIState:
+        """The state of a step that is compiled, with its arrays where they are to be."""
+        kept: SubsampledSVIState = state if self.layout is None else pin(state, self.layout)
+        return kept
+
+    def without_padding(self, state: SubsampledSVIState) -> SubsampledSVIState:
+        """A state whose tables have the rows of their plates alone."""
+        if self.layout is None:
+            return state
+        cut: SubsampledSVIState = jax.tree.map(
+            lambda x, of: of.without_padding(x), state, self.layout
+        )
+        return cut
+
+    def placed(self, state: SubsampledSVIState) -> SubsampledSVIState:
+        """A copy of a state with the rows of its plates alone, where its arrays are to be."""
+        if self.layout is None:
+            return jax.tree.map(jnp.array, state)
+        return jax.tree.map(lambda x, of: of.place(x), state, self.layout)
+
+    def pinned_batch(self, batch: tuple[Array, ...]) -> tuple[Array, ...]:
+        """A batch that is drawn in a compiled step, with its rows where they are to be."""
+        where = self.rows_on(0)
+        if where is None:
+            return batch
+        return tuple(lax.with_sharding_constraint(array, where) for array in batch)
+
+    def everywhere(self, arrays: Any) -> Any:
+        """Arrays that each device needs whole, there."""
+        sharding = self.sharding
+        return arrays if sharding is None else jax.device_put(arrays, sharding.everywhere)
+
+    def rows_on(self, axis: int) -> NamedSharding | None:
+        """Where arrays are whose axis holds the rows of a batch; None if that is left to JAX."""
+        if self.sharding is None:
+            return None
+        plates = {} if self.batch_plate is None else {axis: self.batch_plate}
+        return self.sharding.spec(plates)
+
+    def check_batch_size(self, size: int) -> None:
+        """Refuse batches of which the devices cannot have equal parts."""
+        if self.sharding is None or self.batch_plate is None:
+            return
+        parts = self.sharding.num_devices(self.batch_plate)
+        if size % parts:
+            raise ValueError(
+                f"`batch_size` must be a multiple of {parts}, the number of devices on mesh axis "
+                f"'{self.sharding.axes[self.batch_plate]}'; got {size}."
+            )
 
     def check(self, state: Any) -> None:
         """Refuse what is not the state of this model and optimiser."""
@@ -106,6 +166,35 @@ class Plan:
         stored, computed = (self.optim.get_params(s) for s in (state.optim_state, self.computed))
         optimised = self.constrain(widen(stored, computed))
         return optimised | {name: local.value for name, local in state.local_state.items()}
+
+
+def layout_of(plan: Plan) -> SubsampledSVIState:
+    """Where each array of a state is to be: a leaf has the axes of the parameter that owns it."""
+    assert plan.sharding is not None and plan.shapes is not None
+    sharding = plan.sharding
+    spread = {
+        name: tuple(param.plates)
+        for name, param in plan.stored.items()
+        if param.rule is None and any(p in sharding.axes for p in param.plates.values())
+    }
+
+    def of_leaf(shape: Any, owner: str | None) -> LeafLayout:
+        if owner is None:
+            return LeafLayout(sharding.everywhere, {})
+        param = plan.stored[owner]
+        sizes = {axis: shape.shape[axis] - number for axis, number in param.padding.items()}
+        return LeafLayout(sharding.spec(param.plates), sizes)
+
+    shapes = plan.shapes
+    leaves, tree = jax.tree.flatten(shapes.optim_state)
+    owners = find_owners(plan.optim, plan.optim.get_params(plan.computed), spread)
+    optim_state = jax.tree.unflatten(tree, map(of_leaf, leaves, owners))
+    local_state = {
+        name: jax.tree.map(lambda leaf, name=name: of_leaf(leaf, name), local)
+        for name, local in shapes.local_state.items()
+    }
+    others = jax.tree.map(lambda leaf: of_leaf(leaf, None), shapes)
+    return others._replace(optim_state=optim_state, local_state=local_state)
 
 
 class RowOwners:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 
 from numpyro_largecat.data.checkpoints import Reached, check_settings, fingerprint
@@ -58,13 +57,14 @@ def settings_of(batches: Any, rng_key: Any, arguments: Any) -> dict[str, Any]:
 
 def as_reached(plan: Plan, run: SavedRun, settings: Mapping[str, Any]) -> Reached:
     """A run to be written; none of its arrays is copied where it is in the host's memory."""
-    leaves = _named_leaves(run.state)
-    best = {} if run.scores.best is None else _named_leaves(run.scores.best)
+    leaves = _named_leaves(plan.without_padding(run.state))
+    scores = run.scores
+    best = {} if scores.best is None else _named_leaves(plan.without_padding(scores.best))
     arrays: dict[str, Any] = {name: _key_data(leaf) for name, leaf in leaves.items()}
     arrays |= {_BEST + name: _key_data(leaf) for name, leaf in best.items()}
     arrays["losses"] = run.losses
     arrays |= {_ITERATES + name: values for name, values in run.iterates.items()}
-    arrays |= {_SCORES + name: values for name, values in run.scores.arrays().items()}
+    arrays |= {_SCORES + name: values for name, values in scores.arrays().items()}
     about = {
         "keys": {
             n: (str(jax.random.key_impl(x)), _form(x)) for n, x in leaves.items() if is_key(x)
@@ -104,13 +104,15 @@ def read_run(folder: FitFolder, plan: Plan, settings: Mapping[str, Any] | None =
     assert plan.shapes is not None
     keys = saved.about["keys"]
 
-    def value(name: str, before: str) -> Array:
-        data = jnp.array(saved.arrays.pop(before + name))  # a copy, so that it can be donated
-        return jax.random.wrap_key_data(data, impl=keys[name][0]) if name in keys else data
+    def value(name: str, before: str) -> Any:
+        data = saved.arrays.pop(before + name)
+        if name not in keys:
+            return data
+        return jax.random.wrap_key_data(jnp.asarray(data), impl=keys[name][0])
 
     def state(before: str = "") -> SubsampledSVIState:
         values = [value(name, before) for name in _named_leaves(plan.shapes)]
-        return jax.tree.unflatten(jax.tree.structure(plan.shapes), values)
+        return plan.placed(jax.tree.unflatten(jax.tree.structure(plan.shapes), values))
 
     arrays = saved.arrays
     steps, scores = (arrays[_SCORES + name].tolist() for name in ("step", "score"))
@@ -140,7 +142,7 @@ def check_same_model(folder: FitFolder, saved: SavedArrays, plan: Plan) -> None:
                     raise _differs(folder, saved, f"{what} '{name}'", got, want)
         elif found != wanted:
             raise _differs(folder, saved, what, found, wanted)
-    leaves = _named_leaves(plan.shapes)
+    leaves = _named_leaves(jax.eval_shape(plan.without_padding, plan.shapes))
     for name in sorted((leaves.keys() | saved.arrays.keys()) - {"losses", _RUN_KEY}):
         if name.startswith((_ITERATES, _SCORES, _BEST)):
             continue
@@ -176,7 +178,8 @@ def _description(plan: Plan) -> dict[str, Any]:
             "plates": {str(axis): plate for axis, plate in site.plates.items()},
         }
         for axis, plate in site.plates.items():
-            sizes[plate] = jax.tree.leaves(values[name])[0].shape[axis]
+            rows = jax.tree.leaves(values[name])[0].shape[axis]
+            sizes[plate] = rows - site.padding.get(axis, 0)
     types = type_names((plan.shapes.optim_state, plan.shapes.local_state))
     return {"parameter": params, "size of plate": sizes, "types of the optimiser's state": types}
 

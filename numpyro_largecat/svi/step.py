@@ -77,9 +77,9 @@ def take_step(
         The new state, and the loss at the old one.
     """
     step = gather_step(plan, state, args, kwargs)
-    (loss, moved), grads = value_and_grad(step.loss, step.params, forward_mode)
+    (loss, aside), grads = value_and_grad(step.loss, step.params, forward_mode)
     optim_rows = plan.optim.update(grads, step.optim_rows, value=loss)
-    new = (optim_rows, *moved)
+    new = (optim_rows, *aside)
     if finite_gradients or finite_params:
         ok = jnp.isfinite(loss)
         ok &= _all_finite(grads) if finite_gradients else True
@@ -91,7 +91,8 @@ def take_step(
     optim_state = scatter_state(state.optim_state, stored_rows, step.owners, step.rows)
     local_state = _scatter_local(state.local_state, new[2], step.rows)
     num_steps = state.num_steps + 1
-    return SubsampledSVIState(optim_state, new[1], step.next_key, local_state, num_steps), loss
+    moved = SubsampledSVIState(optim_state, new[1], step.next_key, local_state, num_steps)
+    return plan.pinned(moved), loss
 
 
 def _find_rows(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from numpyro_largecat.choices.update_rules import UpdateRule
 from numpyro_largecat.handlers.sites import of_type, param_options
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.ops.table_rows import merge_values
+from numpyro_largecat.svi.sharding import Sharding
 
 
 class StoredParam(NamedTuple):
@@ -25,11 +27,16 @@ class StoredParam(NamedTuple):
     transform: Transform  # from unconstrained to constrained values
     plates: dict[int, str]  # axis, from the left, to the plate whose rows it holds
     rule: UpdateRule | None  # moves the parameter in place of the optimiser
+    padding: Mapping[int, int] = {}  # rows past the last of a plate, of axes that have some
 
     def rows(self, touched: TouchedRows) -> dict[int, Array]:
         """Rows that this step reads and writes along each axis that is not taken whole."""
         plates = {axis: touched.plates[name] for axis, name in self.plates.items()}
-        return {axis: plate.stored for axis, plate in plates.items() if not plate.full}
+        return {
+            axis: plate.stored
+            for axis, plate in plates.items()
+            if not plate.full or axis in self.padding
+        }
 
     def spread(self, stored: Any, touched: TouchedRows) -> Any:
         """Repeat stored rows for the entries of their plates, where rows may repeat."""
@@ -58,15 +65,17 @@ class StoredParam(NamedTuple):
             ValueError: With the parameter and its plate.
         """
         for axis, plate in self.plates.items():
-            size = touched.plates[plate].size
-            if shape[axis] != size:
+            size, held = touched.plates[plate].size, shape[axis] - self.padding.get(axis, 0)
+            if held != size:
                 raise ValueError(
-                    f"param '{name}' has shape {shape} in the state, with {shape[axis]} rows at "
+                    f"param '{name}' has shape {shape} in the state, with {held} rows at "
                     f"axis {axis}, but its plate '{plate}' has {size} in this step."
                 )
 
 
-def describe_param(site: dict[str, Any], touched: TouchedRows) -> StoredParam:
+def describe_param(
+    site: dict[str, Any], touched: TouchedRows, sharding: Sharding | None
+) -> StoredParam:
     """Read the message of a ``numpyro.param`` statement whose value is whole.
 
     Raises:
@@ -102,7 +111,12 @@ def describe_param(site: dict[str, Any], touched: TouchedRows) -> StoredParam:
         raise ValueError(
             f"param '{name}' has an update rule, so its constraint must be real; got {constraint}."
         )
-    return StoredParam(transform, dict(sorted(plates.items())), rule)
+    padding = {
+        axis: number
+        for axis, plate in plates.items()
+        if sharding is not None and (number := sharding.padding(plate, touched.plates[plate].size))
+    }
+    return StoredParam(transform, dict(sorted(plates.items())), rule, padding)
 
 
 def check_params(params: dict[str, Any], sites: dict[str, Any]) -> None:

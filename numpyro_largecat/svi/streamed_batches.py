@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding
 from numpy.typing import NDArray
 
 from numpyro_largecat._checks import check_count, check_integers, describe
@@ -99,20 +100,28 @@ class StreamedBatches:
     def batch(self, step: int) -> tuple[Array, ...]:
         """Return the batch of a step, an integer that counts from 0."""
         check_integers("step", step)
-        return self._stack(int(step), 1, 1).batch(step)
+        return self._stack(int(step), 1, 1, None).batch(step)
 
-    def stacks(self, first_step: int, num_steps: int) -> Generator[BatchStack, None, None]:
+    def stacks(
+        self, first_step: int, num_steps: int, where: NamedSharding | None = None
+    ) -> Generator[BatchStack, None, None]:
         """The batches of some steps, a stack at a time; read ahead in a thread.
 
         What reading raises is raised when its batches are asked for. Close the iterator to end the
         thread; what it is reading is read to its end, but not waited for.
+
+        Args:
+            first_step: The first of the steps.
+            num_steps: Their number.
+            where: How the rows of a stack, on its second axis, are spread over devices. A process
+                reads those of its own devices alone.
         """
         # A thread has JAX's settings of the process, not those of a `with` block.
         enabled = jnp.result_type(float) == jnp.float64
 
         def read(step: int) -> BatchStack:
             with jax.enable_x64(enabled):
-                return self._stack(step, self.num_in_stack, first_step + num_steps - step)
+                return self._stack(step, self.num_in_stack, first_step + num_steps - step, where)
 
         thread, ahead = ThreadPoolExecutor(1, "batches"), deque[Any]()
         try:
@@ -125,18 +134,21 @@ class StreamedBatches:
         finally:
             thread.shutdown(wait=all(future.done() for future in ahead), cancel_futures=True)
 
-    def _stack(self, step: int, num_batches: int, num_read: int) -> BatchStack:
+    def _stack(
+        self, step: int, num_batches: int, num_read: int, where: NamedSharding | None
+    ) -> BatchStack:
         """Batches from a step on, of which the first so many are read and the others are 0.
 
         All stacks have one shape, for which the steps are compiled.
         """
         rows = np.asarray(self._rows(step, num_batches))
+        here = _columns_here(rows.shape, where)
         arrays = []
-        for part in self._read(rows[:num_read].ravel()):
+        for part in self._read(rows[:num_read, here].ravel()):
             array = np.zeros((*rows.shape, *part.shape[1:]), part.dtype)
-            array[:num_read] = part.reshape(-1, *array.shape[1:])
-            arrays.append(jnp.asarray(array))
-        return BatchStack((*arrays, jnp.asarray(rows)), jnp.asarray(step, jnp.int32))
+            array[:num_read, here] = part.reshape(-1, len(here), *array.shape[2:])
+            arrays.append(_placed(array, where))
+        return BatchStack((*arrays, _placed(rows, where)), jnp.asarray(step, jnp.int32))
 
     def _rows(self, step: int, num_batches: int) -> Array:
         return _rows_of_steps(self.orders, step, num_batches, self.size, self.batch_size)
@@ -188,6 +200,24 @@ def _rows_of_steps(orders: Array, step: int, num_batches: int, size: int, batch_
     """Rows of consecutive batches, (num_batches, batch_size)."""
     steps = jnp.asarray(step) + jnp.arange(num_batches)
     return jax.vmap(lambda t: rows_of_step(orders, t, size, batch_size))(steps)
+
+
+def _columns_here(shape: tuple[int, ...], where: NamedSharding | None) -> NDArray[Any]:
+    """The rows of batches, on the second axis, that the devices of this process hold."""
+    columns = np.arange(shape[1])
+    if where is None:
+        return columns
+    held = where.addressable_devices_indices_map(shape).values()
+    return np.unique(np.concatenate([columns[index[1]] for index in held if index is not None]))
+
+
+def _placed(array: NDArray[Any], where: NamedSharding | None) -> Array:
+    if where is None:
+        return jnp.asarray(array)
+    dtype = jnp.asarray(array[:0]).dtype  # of 32 bits, unless JAX is set to 64
+    return jax.make_array_from_callback(
+        array.shape, where, lambda index: array[index].astype(dtype)
+    )
 
 
 class _ItemByItem:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 from numpyro.infer import SVI
 from numpyro.infer.elbo import ELBO
 
@@ -27,6 +28,7 @@ from numpyro_largecat.svi.narrow_tables import check_table_dtype
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
 from numpyro_largecat.svi.saved_run import KIND, SavedRun, read_run, write_run
+from numpyro_largecat.svi.sharding import Sharding
 from numpyro_largecat.svi.state import SubsampledSVIState
 from numpyro_largecat.svi.step import gather_step, take_step
 
@@ -62,6 +64,14 @@ class SubsampledSVI(SVI):
     ``result.params`` are. Parameters with an update rule, and those outside of such plates, are
     stored as they are.
 
+    **Tables over several devices.** With ``mesh`` and ``sharding`` the rows of these plates are
+    spread over the devices of an axis of the mesh: each holds its part of the parameters, of the
+    optimiser's state and of what is kept per row, from the first moment on, and computes with its
+    part of a minibatch from ``ArrayBatches`` or ``StreamedBatches``. Devices send each other the
+    rows that a step touches, and nothing that grows with a plate. The fit is that of one device up
+    to rounding. Where a plate has no multiple of the devices, tables in the state and in ``params``
+    have rows past its last, which mean nothing.
+
     **Autoguides** belong to the SVI object. Each ``init`` sets them up anew, from its own key and
     arguments, and frees their start values of tables of which a step holds some rows, as
     large as the parameters, once the state holds them. For another inference make a new guide.
@@ -79,13 +89,17 @@ class SubsampledSVI(SVI):
             ``TraceMeanField_ELBO()``.
         table_dtype: ``jnp.bfloat16`` to store tables in half the memory of float32. None stores
             them in the type that they are made in.
+        mesh: Devices, a ``jax.make_mesh(sizes, names)``; with ``sharding``.
+        sharding: For plates of the model by name, the axis of ``mesh`` over which their rows are
+            spread, such as ``{"classes": "model", "data": "batch"}``. None leaves all to JAX.
         **static_kwargs: Passed to model and guide in each call.
 
     Attributes:
         plan: What the last ``init`` has learned. Nothing changes it: each ``init`` makes another.
 
     Raises:
-        ValueError: At ``init``, if data is not finite, a label is out of range, or the optimiser or
+        ValueError: If ``sharding`` names no axis of ``mesh``, or no plate (at ``init``); at
+            ``init``, if data is not finite, a label is out of range, or the optimiser or
             a constraint mixes rows of a subsampled plate.
         NotImplementedError: If the optimiser is no gradient method (``Minimize``) or the loss draws
             several samples in one guide call; at ``init``, if a parameter has an update rule and
@@ -120,6 +134,8 @@ class SubsampledSVI(SVI):
         loss: ELBO,
         *,
         table_dtype: Any = None,
+        mesh: Mesh | None = None,
+        sharding: Mapping[str, str] | None = None,
         **static_kwargs: Any,
     ) -> None:
         check_table_dtype(table_dtype)
@@ -135,7 +151,13 @@ class SubsampledSVI(SVI):
                 "loss on its own. Use it with numpyro.infer.SVI."
             )
         self.plan = Plan(
-            self.model, self.guide, self.optim, self.loss, self.static_kwargs, table_dtype
+            self.model,
+            self.guide,
+            self.optim,
+            self.loss,
+            self.static_kwargs,
+            table_dtype,
+            Sharding.of(mesh, sharding),
         )
         self._steps = CompiledSteps()
 
