@@ -17,6 +17,7 @@ from numpyro.handlers import replay, seed, substitute, trace
 from numpyro_largecat.handlers.internals import helpful_support_errors
 from numpyro_largecat.handlers.shared_rows import share_rows
 from numpyro_largecat.handlers.sites import Site, Sites, is_latent
+from numpyro_largecat.handlers.spread_tables import rows_of_tables, spread_tables
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 
 
@@ -38,6 +39,7 @@ def sites_of(
         kwargs: Its keyword arguments.
         rng_key: Key, or seed, of all that it draws.
         params: Values of parameters, and of mutable sites, by name; the others start at their own.
+            A ``SpreadTable`` needs ``touched``.
         touched: The rows of its plates: those that it knows are given to the plates, and others are
             recorded there. None leaves plates and parameters to NumPyro.
         around: Function that puts more handlers around it, outside of all others. By default
@@ -45,9 +47,12 @@ def sites_of(
 
     Cost: that of the run; call it under ``jax.eval_shape`` to learn shapes and names alone.
     """
+    whole, tables = dict(params or {}), spread_tables(dict(params or {}))
     if touched is not None:
-        fn = share_rows(fn, touched)
-    fn = substitute(seed(fn, rng_key), data=dict(params or {}))
+        rows = partial(rows_of_tables, tables, touched)
+        fn = share_rows(fn, touched, gathered=tables.__contains__, lookup=rows)
+        whole = {name: value for name, value in whole.items() if name not in tables}
+    fn = substitute(seed(fn, rng_key), data=whole)
     fn = at_feasible_values(fn) if around is None else around(fn)
     found: Sites = trace(fn).get_trace(*args, **(kwargs or {}))
     return found

@@ -56,6 +56,15 @@ class RunningTop(NamedTuple):
             jnp.where(is_old, jnp.take_along_axis(self.first, old, axis=-1), new_first),
         )
 
+    def merge(self, other: RunningTop) -> RunningTop:
+        """The blocks with the largest maxima of two, of which the other has later classes."""
+        num_top = self.highest.shape[-1]
+        pairs = zip(self, other, (-1, -2, -1), strict=True)
+        highest, values, first = (jnp.concatenate([a, b], axis) for a, b, axis in pairs)
+        best, place = lax.top_k(highest, num_top)
+        kept = jnp.take_along_axis(values, place[..., None], axis=-2)
+        return RunningTop(best, kept, jnp.take_along_axis(first, place, axis=-1))
+
     def finish(self) -> tuple[Array, Array]:
         """The n largest values, best first and of equals the first, and their classes."""
         num_top, size = self.values.shape[-2:]

@@ -40,10 +40,12 @@ from numpyro_largecat.plates.class_chunk import class_chunk
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.choice_site import find_choice
 from numpyro_largecat.reading.chunk_checks import RowsSeen, rows_are_alone
+from numpyro_largecat.reading.parts_of_classes import PartsOfClasses
 from numpyro_largecat.reading.progress import count_steps
 from numpyro_largecat.svi.stored_params import check_params
 
 Around = Callable[[Any], Any]  # puts a handler around a model or guide
+Add = Callable[["ChunkedUtilities", Any, Array], Any]  # adds what a chunk has to what was found
 
 
 class ChunkedUtilities:
@@ -96,8 +98,11 @@ class ChunkedUtilities:
         self.family, self.batch_shape, self.dtype, self.has_reads, plates = seen
         self.choice_plates = frozenset(plates.values())
         self.dims = [plates.get(axis) for axis in range(-len(self.batch_shape), 0)]
-        self.chunk_size = min(fit.chunk_size, self.num_categories)
-        self.num_chunks = -(-self.num_categories // self.chunk_size)
+        self._parts = None if self.has_reads else PartsOfClasses.of(self._params, self.plate)
+        self._first, self._end = jnp.array(0), jnp.array(self.num_categories)
+        num_classes = self.num_categories if self._parts is None else self._parts.num_rows
+        self.chunk_size = min(fit.chunk_size, num_classes)
+        self.num_chunks = -(-num_classes // self.chunk_size)
         self._are_alone = jnp.array(True)
         if self.num_chunks > 1 or is_drawn:  # draws are of one class at a time
             self._are_alone = rows_are_alone(
@@ -110,9 +115,29 @@ class ChunkedUtilities:
         counted._tick = count_steps("chunks", num_passes * self.num_chunks, self._progress_bar)
         return counted
 
-    def visit(self, add: Callable[[Any, Array], Any], found: Any) -> Any:
-        """Go through the chunks: ``found = add(found, chunk)``, with the number of each chunk."""
-        return lax.fori_loop(0, self.num_chunks, lambda chunk, found: add(found, chunk), found)
+    def visit(self, add: Add, found: Any, merge: Callable[[Any, Any], Any]) -> Any:
+        """Go through the chunks: ``found = add(utilities, found, chunk)``, by the chunk's number.
+
+        Where the classes are spread over devices, each visits its own, from what is found at the
+        start, and ``merge`` joins what two have found, the one with the earlier classes first.
+        """
+
+        def of_part(part: ChunkedUtilities, found: Any) -> Any:
+            return lax.fori_loop(
+                0, self.num_chunks, lambda chunk, found: add(part, found, chunk), found
+            )
+
+        if self._parts is None:
+            return of_part(self, found)
+        return self._parts.merged(lambda *part: of_part(self._on_part(*part), found), merge)
+
+    def _on_part(self, params: dict[str, Any], first: Array, size: int) -> ChunkedUtilities:
+        """The utilities of the classes of one device."""
+        part = copy(self)
+        part._params, part._first = params, first
+        part._end = jnp.minimum(first + size, self.num_categories)
+        part._parts, part._tick = None, lambda: None
+        return part
 
     def of_chunk(self, chunk: ArrayLike, key: Array | None) -> tuple[Array, Array]:
         """Utilities (..., chunk_size), -inf past the last class, and the classes (chunk_size,).
@@ -124,8 +149,7 @@ class ChunkedUtilities:
         sites = self._sites(classes[0], self.chunk_size, key)
         psi = base_distribution(sites[self.site]["fn"]).utilities
         psi = jnp.broadcast_to(psi, (*self.batch_shape, self.chunk_size))
-        is_class = classes < self.num_categories
-        is_whole = self.num_categories % self.chunk_size == 0 or is_class[-1]
+        is_class = classes < self._end
         is_known = self._are_alone & _ids_in_range(sites, self.plate)
 
         self._tick()
@@ -135,18 +159,30 @@ class ChunkedUtilities:
 
         # Only the last chunk is masked: a pass over utilities takes as long as a fifth of their
         # matrix product with 128 features.
-        return lax.cond(is_known & is_whole, lambda: psi, masked), classes
+        return lax.cond(is_known & is_class[-1], lambda: psi, masked), classes
 
     def classes_of(self, chunk: ArrayLike) -> Array:
         """Classes of a chunk; those of the last one may be K or more."""
-        return jnp.asarray(chunk) * self.chunk_size + jnp.arange(self.chunk_size)
+        return self._first + jnp.asarray(chunk) * self.chunk_size + jnp.arange(self.chunk_size)
+
+    def is_visited(self, classes: Array) -> Array:
+        """Which of the classes of a chunk are classes, and of this device if they are spread."""
+        return classes < self._end
 
     def of_all_classes(self, key: Array | None) -> Array:
         """Utilities of all classes, shape (..., K); O(K) memory for each row."""
-        chunks = jnp.arange(self.num_chunks)
-        by_chunk = lax.map(lambda chunk: self.of_chunk(chunk, key)[0], chunks)
-        psi = jnp.moveaxis(by_chunk, 0, -2)
-        return psi.reshape((*psi.shape[:-2], -1))[..., : self.num_categories]
+
+        def of_part(part: ChunkedUtilities, num_classes: int) -> Array:
+            chunks = jnp.arange(self.num_chunks)
+            by_chunk = lax.map(lambda chunk: part.of_chunk(chunk, key)[0], chunks)
+            psi = jnp.moveaxis(by_chunk, 0, -2)
+            return psi.reshape((*psi.shape[:-2], -1))[..., :num_classes]
+
+        if self._parts is None:
+            return of_part(self, self.num_categories)
+        parts = self._parts
+        psi = parts.joined(lambda *part: of_part(self._on_part(*part), parts.num_rows))
+        return psi[..., : self.num_categories]
 
     def latent_sites(self, classes: Array, key: Array) -> tuple[Sites, TouchedRows]:
         """The sites of the guide, drawn, with these classes alone; and the rows of plates."""

@@ -178,9 +178,10 @@ class Fitted:
             [[2]]
         """
         params = result.params if params is None else params
+        plan = svi.plan if isinstance(svi, SubsampledSVI) else None
+        params = params if plan is None else plan.spread_tables(params)
         fitted = cls(svi.model, svi.guide, params, losses=result.losses, **options)
         iterates = getattr(result, "iterates", {})
-        plan = svi.plan if isinstance(svi, SubsampledSVI) else None
         fitted._training = Training(fitted.losses, iterates, plan, result.state)
         fitted._static_kwargs = svi.static_kwargs
         return fitted

@@ -16,7 +16,6 @@ is exact given a, they are the importance ratios of the posterior of a.
 from __future__ import annotations
 
 import math
-from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -40,6 +39,7 @@ from numpyro_largecat.handlers.sites import (
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.observed_choice import RowWeights
+from numpyro_largecat.reading.parts_of_classes import Sums, merge_sums
 
 
 class Ratios(NamedTuple):
@@ -63,18 +63,23 @@ def small_site_ratios(
     keys = jax.random.split(jax.random.fold_in(key, 0), num_draws)
     rest = jax.random.split(jax.random.fold_in(key, 1), num_rest)
     labels = _labels(utilities, keys[0])
-    at = partial(_log_densities, utilities, inner, rows.weights)
+
+    def at(part: ChunkedUtilities, rest_key: Array, chunk: ArrayLike, key: Array) -> _LogDensities:
+        return _log_densities(part, inner, rows.weights, rest_key, chunk, key)
+
     # A prior's scale does not move them: the utilities of 800 passes need not be formed.
-    first, second = lax.map(lambda key: at(rest[0], 0, key).utilities, keys[:2])
+    first, second = lax.map(lambda key: at(utilities, rest[0], 0, key).utilities, keys[:2])
     moves_utilities = not np.array_equal(first, second, equal_nan=True)
 
     def of_rest(rest_key: Array) -> tuple[Array, Array]:
-        def add(found: tuple[Array, Array, Array], chunk: Array) -> tuple[Array, Array, Array]:
-            def of_draw(key: Array) -> tuple[Array, Array, Array]:
-                by_class, _, psi = at(rest_key, chunk, key)
+        Found = tuple[Array, Array, Array]
+
+        def add(part: ChunkedUtilities, found: Found, chunk: Array) -> Found:
+            def of_draw(key: Array) -> Found:
+                by_class, _, psi = at(part, rest_key, chunk, key)
                 if not moves_utilities:
                     return by_class, jnp.zeros(()), jnp.zeros(())
-                own = _own(psi, labels, utilities.classes_of(chunk))
+                own = _own(psi, labels, part.classes_of(chunk))
                 return by_class, jax.nn.logsumexp(psi, axis=-1), own
 
             prior, log_sum, own = found
@@ -83,11 +88,14 @@ def small_site_ratios(
             prior += (by_class - by_class[:1]).sum(axis=1)
             return prior, jnp.logaddexp(log_sum, new_log_sum), jnp.maximum(own, new_own)
 
+        def merge(found: Found, other: Found) -> Found:
+            return found[0] + other[0], *merge_sums(found[1:], other[1:])
+
         shape = utilities.batch_shape if moves_utilities else ()
         nothing = jnp.full((num_draws, *shape), -jnp.inf, utilities.dtype)
         start = (jnp.zeros(num_draws, utilities.dtype), nothing, nothing)
-        prior, log_sum, own = utilities.visit(add, start)
-        outside = lax.map(lambda key: at(rest_key, 0, key).outside, keys)
+        prior, log_sum, own = utilities.visit(add, start, merge)
+        outside = lax.map(lambda key: at(utilities, rest_key, 0, key).outside, keys)
         return prior + outside - outside[0], own - log_sum
 
     priors, log_probs = lax.map(of_rest, rest)
@@ -240,18 +248,16 @@ def _sums_without(
 ) -> tuple[Array, Array]:
     """Log of the sum over all classes but these, and the utilities of the labels elsewhere."""
 
-    def add(found: tuple[Array, Array], chunk: Array) -> tuple[Array, Array]:
-        classes = utilities.classes_of(chunk)
-        psi, _ = _choice(
-            utilities.traces(classes[0], utilities.chunk_size, key, noise)[1][utilities.site]
-        )
-        counts = (classes < utilities.num_categories) & ~jnp.isin(classes, left_out)
+    def add(part: ChunkedUtilities, found: Sums, chunk: Array) -> Sums:
+        classes = part.classes_of(chunk)
+        psi, _ = _choice(part.traces(classes[0], part.chunk_size, key, noise)[1][part.site])
+        counts = part.is_visited(classes) & ~jnp.isin(classes, left_out)
         psi = jnp.where(counts, psi, -jnp.inf)
         log_sum = jnp.logaddexp(found[0], jax.nn.logsumexp(psi, axis=-1))
         return log_sum, jnp.maximum(found[1], _own(psi, labels, classes))
 
     nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)
-    return utilities.visit(add, (nothing, nothing))
+    return utilities.visit(add, (nothing, nothing), merge_sums)
 
 
 def _row_ratios(sites: Any, plate: str, size: int) -> Array:

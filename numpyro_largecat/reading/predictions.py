@@ -20,6 +20,7 @@ from numpyro_largecat.ops.running_top import RunningTop
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.eligible_classes import EligibleClasses
+from numpyro_largecat.reading.parts_of_classes import Sums, merge_sums
 
 
 class TopClasses(NamedTuple):
@@ -78,13 +79,13 @@ def draw_choices(utilities: ChunkedUtilities, keys: Array, shape: tuple[int, ...
     def of_draw(key: Array) -> Array:
         noise_key = apart_from_sites(key)
 
-        def add(best: RunningTop, chunk: Array) -> RunningTop:
-            psi, classes = utilities.of_chunk(chunk, key)
-            noise = draw_noise(jax.random.fold_in(noise_key, chunk), (*shape, psi.shape[-1]))
+        def add(part: ChunkedUtilities, best: RunningTop, chunk: Array) -> RunningTop:
+            psi, classes = part.of_chunk(chunk, key)
+            noise = draw_noise(jax.random.fold_in(noise_key, classes[0]), (*shape, psi.shape[-1]))
             return best.include(psi + noise.astype(psi.dtype), classes[0])
 
         start = RunningTop.start(shape, 1, utilities.chunk_size, utilities.dtype)
-        values, classes = utilities.visit(add, start).finish()
+        values, classes = utilities.visit(add, start, RunningTop.merge).finish()
         return _known_classes(classes, values).classes[..., 0]
 
     return lax.map(of_draw, keys)
@@ -108,16 +109,20 @@ def _top_of_softmax(
     utilities: ChunkedUtilities, num_top: int, eligible: EligibleClasses
 ) -> TopClasses:
     """Find the normaliser and the highest utilities in one pass."""
+    Found = tuple[Array, RunningTop]
 
-    def add(found: tuple[Array, RunningTop], chunk: Array) -> tuple[Array, RunningTop]:
+    def add(part: ChunkedUtilities, found: Found, chunk: Array) -> Found:
         log_sum, best = found
-        psi, classes = utilities.of_chunk(chunk, None)
+        psi, classes = part.of_chunk(chunk, None)
         log_sum = jnp.logaddexp(log_sum, jax.nn.logsumexp(psi, axis=-1))
         own = eligible.only(psi, classes[0], utilities.num_categories)
         return log_sum, best.include(own, classes[0])
 
+    def merge(found: Found, other: Found) -> Found:
+        return jnp.logaddexp(found[0], other[0]), found[1].merge(other[1])
+
     nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)
-    log_sum, top = utilities.visit(add, (nothing, _no_classes(utilities, num_top)))
+    log_sum, top = utilities.visit(add, (nothing, _no_classes(utilities, num_top)), merge)
     values, classes = top.finish()
     return _known_classes(classes, values - log_sum[..., None])
 
@@ -148,19 +153,20 @@ def _top_of_mean_softmax(
     """Find the normalisers of all draws first, and then the mean probabilities of each chunk."""
     log_sums = lax.map(lambda key: _normaliser(utilities, key, None)[0], keys)
 
-    def add(best: RunningTop, chunk: Array) -> RunningTop:
+    def add(part: ChunkedUtilities, best: RunningTop, chunk: Array) -> RunningTop:
         def add_draw(total: Array, draw: tuple[Array, Array]) -> tuple[Array, None]:
             key, log_sum = draw
-            psi, _ = utilities.of_chunk(chunk, key)
+            psi, _ = part.of_chunk(chunk, key)
             return jnp.logaddexp(total, psi - log_sum[..., None]), None
 
         shape = (*utilities.batch_shape, utilities.chunk_size)
         nothing = jnp.full(shape, -jnp.inf, utilities.dtype)
         total, _ = lax.scan(add_draw, nothing, (keys, log_sums))
-        first = utilities.classes_of(chunk)[0]
+        first = part.classes_of(chunk)[0]
         return best.include(eligible.only(total, first, utilities.num_categories), first)
 
-    values, classes = utilities.visit(add, _no_classes(utilities, num_top)).finish()
+    start = _no_classes(utilities, num_top)
+    values, classes = utilities.visit(add, start, RunningTop.merge).finish()
     return _known_classes(classes, values - jnp.log(len(keys)))
 
 
@@ -179,9 +185,9 @@ def _normaliser(
     """Log of the sum of exp(utility) over all classes, and the utilities of the labels."""
     shape = utilities.batch_shape if labels is None else labels.shape
 
-    def add(found: tuple[Array, Array], chunk: Array) -> tuple[Array, Array]:
+    def add(part: ChunkedUtilities, found: Sums, chunk: Array) -> Sums:
         log_sum, observed = found
-        psi, classes = utilities.of_chunk(chunk, key)
+        psi, classes = part.of_chunk(chunk, key)
         if labels is not None:
             place = labels - classes[0]
             inside = (place >= 0) & (place < psi.shape[-1])
@@ -190,7 +196,8 @@ def _normaliser(
         return jnp.logaddexp(log_sum, jax.nn.logsumexp(psi, axis=-1)), observed
 
     nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)
-    return utilities.visit(add, (nothing, jnp.full(shape, -jnp.inf, utilities.dtype)))
+    start = (nothing, jnp.full(shape, -jnp.inf, utilities.dtype))
+    return utilities.visit(add, start, merge_sums)
 
 
 def _log_prob(utilities: ChunkedUtilities, psi: Array, labels: Array) -> Array:

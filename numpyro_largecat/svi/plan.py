@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.util import transform_fn
 
+from numpyro_largecat.handlers.spread_tables import SpreadTable, TableAxis
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.iterates import Recorded
 from numpyro_largecat.svi.narrow_tables import widen
@@ -80,6 +81,21 @@ class Plan:
         """The state of a step that is compiled, with its arrays where they are to be."""
         kept: SubsampledSVIState = state if self.layout is None else pin(state, self.layout)
         return kept
+
+    def spread_tables(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Parameters with those as ``SpreadTable`` whose rows are spread over devices."""
+        sharding = self.sharding
+        if sharding is None:
+            return params
+
+        def of_param(name: str, value: Any) -> Any:
+            plates = self.stored[name].plates if name in self.stored else {}
+            axes = tuple(TableAxis(a, p, sharding.axes.get(p)) for a, p in plates.items())
+            if not any(axis.mesh_axis for axis in axes):
+                return value
+            return SpreadTable(value, sharding.mesh, axes)
+
+        return {name: of_param(name, value) for name, value in params.items()}
 
     def without_padding(self, state: SubsampledSVIState) -> SubsampledSVIState:
         """A state whose tables have the rows of their plates alone."""
