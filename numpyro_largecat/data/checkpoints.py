@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from numpyro_largecat._checks import check_count, check_interval, check_kind
 from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.data.fit_folders import FitFolder, SavedArrays, plain_value
+from numpyro_largecat.data.parts_of_fits import FolderOfParts, fit_folder
 
 SECONDS_PER_MINUTE = 60
 DEFAULT_MINUTES = 10.0
@@ -47,6 +48,10 @@ class Checkpoints:
     A process that is killed while it writes leaves the earlier checkpoints as they are. So do a
     full disk and a lost permission: a warning says so, the fit goes on, and the next checkpoint is
     tried again.
+
+    **Several processes** of one fit write a part each into the folder, which all must see. Where
+    one is lost, start all again: they go on from the newest step of which every part is there. As
+    many processes as there are devices of the mesh may be others than before.
 
     Cost: memory for a copy of the state from the first checkpoint on, and about as much again while
     one is written; on disk ``keep`` + 1 times its size.
@@ -92,9 +97,9 @@ class Checkpoints:
             if self.every_steps is not None:
                 raise ValueError("Checkpoints needs `every_steps` or `every_minutes`; got both.")
 
-    def fit_folder(self, kind: str) -> FitFolder:
+    def fit_folder(self, kind: str) -> FitFolder | FolderOfParts:
         """The folder as that of fits of a kind."""
-        return FitFolder(self.folder, kind, self.keep)
+        return fit_folder(self.folder, kind, self.keep)
 
 
 def has_checkpoint(checkpoints: Checkpoints | None, resume: bool, kind: str) -> bool:
@@ -108,6 +113,11 @@ def has_checkpoint(checkpoints: Checkpoints | None, resume: bool, kind: str) -> 
             raise ValueError("`resume=True` needs `checkpoints=lc.Checkpoints(folder)`.")
         return False
     check_kind("checkpoints", checkpoints, Checkpoints, "`lc.Checkpoints(folder)`")
+    if jax.process_count() > 1 and checkpoints.every_steps is None:
+        raise ValueError(
+            "`checkpoints` of several processes need `every_steps`, so that all write the same "
+            "steps; their clocks differ."
+        )
     folder = checkpoints.fit_folder(kind)
     numbers = folder.numbers()
     if numbers and not resume:
@@ -132,7 +142,9 @@ def read_checkpoint(
     return saved
 
 
-def check_settings(folder: FitFolder, saved: SavedArrays, settings: Mapping[str, Any]) -> None:
+def check_settings(
+    folder: FitFolder | FolderOfParts, saved: SavedArrays, settings: Mapping[str, Any]
+) -> None:
     """Refuse a fit with other settings, with the first that differs."""
     for name, now in json.loads(json.dumps(settings, default=plain_value)).items():
         then = saved.about["settings"].get(name)
@@ -226,9 +238,9 @@ class CheckpointWriter:
         if self._folder is None:
             return
         if self._writing is not None:
-            if not self._writing.done():
+            if not self._writing.done() and jax.process_count() == 1:
                 return
-            self._wait()
+            self._wait()  # several processes must write the same steps
         if self._is_due(num_steps):
             with held_signals():
                 reached = self._reached()

@@ -127,8 +127,8 @@ class FitFolder:
             raise OSError(f"the fit could not be written into {self.path}: {error}") from error
         self._remove_parts()
 
-    def read(self) -> SavedArrays:
-        """Read the newest fit.
+    def read(self, number: int | None = None) -> SavedArrays:
+        """Read the fit of a number, or the newest.
 
         Raises:
             FileNotFoundError: If there is none.
@@ -139,7 +139,7 @@ class FitFolder:
         numbers = self.numbers()
         if not numbers:
             raise FileNotFoundError(f"{self.path} has no saved fit.")
-        number = numbers[-1]
+        number = numbers[-1] if number is None else number
         with self._told(number):
             with _quiet(), self._manager(read_only=True) as manager:
                 found = manager.restore(

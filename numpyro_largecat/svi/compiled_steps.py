@@ -102,7 +102,8 @@ def _take_steps(
 
     values = jax.tree.map(room, jax.eval_shape(entries, state))
     start = StepsTaken(state, room(jnp.zeros(())), values, state.rng_key)
-    return lax.while_loop(go_on, step, (jnp.array(0), jnp.array(False), start))[-1]
+    *_, (state, *others) = lax.while_loop(go_on, step, (jnp.array(0), jnp.array(False), start))
+    return StepsTaken(state, *plan.seen_everywhere(others))
 
 
 def run_traced(

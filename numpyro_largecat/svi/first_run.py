@@ -99,7 +99,7 @@ def _spread_first_run(
         args, kwargs = static.restore(arrays)
         made = _first_run(plan, rng_key, args, kwargs, given)
         plans[:] = [made.plan]
-        return made.plan.pinned(made.state), made.touched, made.labels
+        return made.plan.pinned(made.state), *plan.seen_everywhere((made.touched, made.labels))
 
     state, touched, labels = compiled(run)(rng_key, arrays, given)
     free_traced_start_values(plan.guide)

@@ -58,6 +58,9 @@ from numpyro_largecat.svi.streamed_batches import StreamedBatches
 
 MAX_CHUNK = 100  # steps of one compiled loop, between two looks at the losses
 CHUNK_SECONDS = 1.0  # that it may take, since signals wait until its end
+STEPS_TOGETHER = (
+    10  # of each chunk where processes take steps together, and so must take equal ones
+)
 MOST_TRIES = 100  # draws of a first batch, where bad data is skipped
 
 
@@ -172,6 +175,8 @@ class _Run:
         self.calls = calls
         self.iterates = IterateLog()
         self.signals = handled_signals()
+        if jax.process_count() > 1:
+            self.pace = STEPS_TOGETHER
 
     def take_chunks(self, arguments: Any) -> None:
         """Take steps on the same arguments, many in each compiled loop."""
@@ -245,7 +250,8 @@ class _Run:
         self._begin(chunk, count, arrays, static)
         self.finish()
         seconds = max(time.monotonic() - start, 1e-9)
-        self.pace = max(1, min(MAX_CHUNK, int(CHUNK_SECONDS * count / seconds)))
+        if jax.process_count() == 1:
+            self.pace = max(1, min(MAX_CHUNK, int(CHUNK_SECONDS * count / seconds)))
         self.after_steps()
 
     def _begin(self, chunk: Any, count: int, arrays: list[Any], static: StaticArguments) -> None:

@@ -82,6 +82,13 @@ class Plan:
         kept: SubsampledSVIState = state if self.layout is None else pin(state, self.layout)
         return kept
 
+    def seen_everywhere(self, tree: Any) -> Any:
+        """Results of a compiled program that each device, and so each process, has whole."""
+        if self.sharding is None:
+            return tree
+        where = self.sharding.everywhere
+        return jax.tree.map(lambda x: lax.with_sharding_constraint(x, where), tree)
+
     def spread_tables(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Parameters with those as ``SpreadTable`` whose rows are spread over devices."""
         sharding = self.sharding

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from numpyro_largecat.data.checkpoints import Reached, check_settings, fingerprint
 from numpyro_largecat.data.fit_folders import FitFolder, SavedArrays
+from numpyro_largecat.data.parts_of_fits import FolderOfParts, joined, parts_of
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.held_out import Scores
 from numpyro_largecat.svi.iterates import Recorded
@@ -57,11 +58,15 @@ def settings_of(batches: Any, rng_key: Any, arguments: Any) -> dict[str, Any]:
 
 def as_reached(plan: Plan, run: SavedRun, settings: Mapping[str, Any]) -> Reached:
     """A run to be written; none of its arrays is copied where it is in the host's memory."""
-    leaves = _named_leaves(plan.without_padding(run.state))
+    leaves = _named_leaves(run.state)
+    layouts = None if plan.layout is None else _named_leaves(plan.layout)
     scores = run.scores
-    best = {} if scores.best is None else _named_leaves(plan.without_padding(scores.best))
-    arrays: dict[str, Any] = {name: _key_data(leaf) for name, leaf in leaves.items()}
-    arrays |= {_BEST + name: _key_data(leaf) for name, leaf in best.items()}
+    best = {} if scores.best is None else _named_leaves(scores.best)
+    arrays: dict[str, Any] = {}
+    for before, state in (("", leaves), (_BEST, best)):
+        for name, leaf in state.items():
+            sizes = {} if layouts is None else layouts[name].sizes
+            arrays |= parts_of(before + name, _key_data(leaf), sizes)
     arrays["losses"] = run.losses
     arrays |= {_ITERATES + name: values for name, values in run.iterates.items()}
     arrays |= {_SCORES + name: values for name, values in scores.arrays().items()}
@@ -78,21 +83,23 @@ def as_reached(plan: Plan, run: SavedRun, settings: Mapping[str, Any]) -> Reache
     return Reached(len(run.losses), arrays, about)
 
 
-def write_run(folder: FitFolder, plan: Plan, run: SavedRun) -> None:
+def write_run(folder: FitFolder | FolderOfParts, plan: Plan, run: SavedRun) -> None:
     """Write a run as the newest fit of a folder; its number is that of its steps, or larger."""
     reached = as_reached(plan, run, {})
     number = max([reached.number, *(n + 1 for n in folder.numbers())])
     folder.write(*reached._replace(number=number))
 
 
-def read_run(folder: FitFolder, plan: Plan, settings: Mapping[str, Any] | None = None) -> SavedRun:
+def read_run(
+    folder: FitFolder | FolderOfParts, plan: Plan, settings: Mapping[str, Any] | None = None
+) -> SavedRun:
     """Read the newest run of a folder, of these settings if it is to go on with them.
 
     Raises:
         FileNotFoundError: If there is none.
         ValueError: If it is damaged, or of another model, guide or optimiser.
     """
-    saved = folder.read()
+    saved = joined(folder.read())
     check_same_model(folder, saved, plan)
     if settings is not None:
         if not saved.about["settings"]:
@@ -127,7 +134,7 @@ def read_run(folder: FitFolder, plan: Plan, settings: Mapping[str, Any] | None =
     )
 
 
-def check_same_model(folder: FitFolder, saved: SavedArrays, plan: Plan) -> None:
+def check_same_model(folder: FitFolder | FolderOfParts, saved: SavedArrays, plan: Plan) -> None:
     """Refuse a fit of another model, guide or optimiser than that of the plan.
 
     Raises:
@@ -153,7 +160,9 @@ def check_same_model(folder: FitFolder, saved: SavedArrays, plan: Plan) -> None:
             raise _differs(folder, saved, f"state{name}", held, want)
 
 
-def _differs(folder: FitFolder, saved: SavedArrays, what: str, got: Any, want: Any) -> ValueError:
+def _differs(
+    folder: FitFolder | FolderOfParts, saved: SavedArrays, what: str, got: Any, want: Any
+) -> ValueError:
     made = saved.about["versions"]
     others = {n: f"{made[n]}, here {v}" for n, v in _versions().items() if made.get(n) != v}
     note = f" It was saved with other versions: {others}." if others else ""
@@ -195,7 +204,7 @@ def is_key(leaf: Any) -> bool:
 
 
 def _key_data(leaf: Any) -> Any:
-    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+    return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
 def _form(leaf: Any) -> str:

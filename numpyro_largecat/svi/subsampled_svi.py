@@ -16,7 +16,7 @@ from numpyro.infer import SVI
 from numpyro.infer.elbo import ELBO
 
 from numpyro_largecat.data.checkpoints import Checkpoints
-from numpyro_largecat.data.fit_folders import FitFolder
+from numpyro_largecat.data.parts_of_fits import fit_folder
 from numpyro_largecat.handlers.internals import takes_gradient_steps
 from numpyro_largecat.svi.callback_calls import CallbackCalls
 from numpyro_largecat.svi.callbacks import Callback
@@ -361,7 +361,7 @@ class SubsampledSVI(SVI):
         iterates = {name: np.asarray(values) for name, values in result.iterates.items()}
         scores = Scores(*(np.asarray(of).tolist() for of in result.scores.values()))
         run = SavedRun(result.state, np.asarray(result.losses), iterates, scores)
-        write_run(FitFolder(folder, KIND), self.plan, run)
+        write_run(fit_folder(folder, KIND), self.plan, run)
 
     def load(
         self, folder: str | PathLike[str], *args: Any, **kwargs: Any
@@ -401,7 +401,7 @@ class SubsampledSVI(SVI):
             >>> bool(loaded.params["a"] == result.params["a"]), len(loaded.losses)
             (True, 100)
         """
-        fits = FitFolder(folder, KIND)
+        fits = fit_folder(folder, KIND)
         if not fits.numbers():  # before `init`, which takes long
             raise FileNotFoundError(f"{fits.path} has no saved fit.")
         try:

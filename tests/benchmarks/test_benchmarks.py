@@ -95,6 +95,18 @@ def test_streams(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sharding(tmp_path: Path) -> None:
+    """What is sent is what is predicted, and each device has its share."""
+    _, cells = run_quick("sharding", tmp_path / "out.json")
+    values = {(r["setting"]["devices"], r["metric"]): r["value"] for r in cells}
+    assert values["1", "bytes_per_step"] == 0
+    for devices in ("2", "4", "8", "4 x 2"):
+        ratio = values[devices, "predicted_to_measured_bytes"]
+        assert ratio == pytest.approx(1, abs=0.05)
+        assert values[devices, "table_memory_share"] == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.slow
 def test_compile(tmp_path: Path) -> None:
     """The entry points that are asked for have the seconds and the number of their programs."""
     options = ["--entries", "double_sum, Vanilla", "init, frequency"]
