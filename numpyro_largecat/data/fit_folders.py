@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -175,6 +176,14 @@ class FitFolder:
     def _manager(self, **options: Any) -> Any:
         import orbax.checkpoint as ocp
 
+        if jax.process_count() > 1:  # each has a folder of its own, and waits for no other
+            process = jax.process_index()
+            options["create"] = False
+            options["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
+                primary_host=process,
+                active_processes={process},
+                barrier_sync_key_prefix=f"{process}",
+            )
         every = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, **options)
         return ocp.CheckpointManager(self.path, options=every)
 

@@ -132,6 +132,34 @@ def test_arviz_and_diagnosis_have_the_rows_of_the_plates(fit_of_parts):
     assert report.findings
 
 
+@pytest.mark.slow
+def test_a_model_that_reads_classes_by_id():
+    """Tied embeddings: its tables are gathered chunk by chunk, and the numbers are the same."""
+
+    def tied(before, y=None, rows=None):
+        with lc.class_plate("words", NUM_CLASSES, y, num_sampled=4, reads=before) as words:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        utilities = words.rows_of(w, before).sum(1) @ words.scored(w).T
+        with lc.data_plate("data", NUM_ROWS, rows) as batch:
+            lc.sample_choice("y", utilities, classes=words, rows=batch, obs=y)
+
+    before = np.arange(2 * NUM_ROWS).reshape(NUM_ROWS, 2) % NUM_CLASSES
+
+    def top(**options):
+        loss = TraceMeanField_ELBO()
+        svi = lc.SubsampledSVI(tied, AutoNormal(tied), optax.adam(0.3), loss, **options)
+        batches = lc.ArrayBatches(before, Y, batch_size=6)
+        result = svi.run(KEY, 5, batches=batches, progress_bar=False)
+        reading = lc.Fitted.from_svi(svi, result, chunk_size=4).on(before[:5], rows=np.arange(5))
+        return reading.top_classes(7), reading.top_classes(7, **DRAWS)
+
+    mesh = jax.make_mesh((4, 2), ("model", "batch"), (AxisType.Auto,) * 2)
+    found = top(mesh=mesh, sharding={"words": "model", "data": "batch"})
+    for ours, expected in zip(found, top(), strict=True):
+        np.testing.assert_array_equal(ours.classes, expected.classes)
+        np.testing.assert_allclose(ours.log_probs, expected.log_probs, rtol=1e-3)
+
+
 def test_no_table_is_sent():
     """The compiled search for the best classes sends what each device found, and touched rows."""
     num_classes, num_features = 80_008, 16  # no other array has such an axis
