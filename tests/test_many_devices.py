@@ -39,7 +39,7 @@ def start(number, folder):
             [sys.executable, SCRIPT, *map(str, [*fixed, "--process", i])],
             env=os.environ,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
         )
         for i in range(number)
@@ -48,8 +48,9 @@ def start(number, folder):
 
 def printed(processes):
     """What process 0 says at its end, after the steps; all must end well."""
-    texts = [process.communicate(timeout=MOST_SECONDS)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes)
+    texts, errors = zip(*(p.communicate(timeout=MOST_SECONDS) for p in processes), strict=True)
+    for process, error in zip(processes, errors, strict=True):
+        assert process.returncode == 0, error[-2000:]
     return [line for line in texts[0].splitlines() if not line.startswith(("step", "[Gloo]"))]
 
 

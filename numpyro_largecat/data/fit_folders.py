@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -128,8 +127,8 @@ class FitFolder:
             raise OSError(f"the fit could not be written into {self.path}: {error}") from error
         self._remove_parts()
 
-    def read(self, number: int | None = None) -> SavedArrays:
-        """Read the fit of a number, or the newest.
+    def read(self) -> SavedArrays:
+        """Read the newest fit.
 
         Raises:
             FileNotFoundError: If there is none.
@@ -140,8 +139,8 @@ class FitFolder:
         numbers = self.numbers()
         if not numbers:
             raise FileNotFoundError(f"{self.path} has no saved fit.")
-        number = numbers[-1] if number is None else number
-        with self._told(number):
+        number = numbers[-1]
+        with told_of_damage(self.path / str(number)):
             with _quiet(), self._manager(read_only=True) as manager:
                 found = manager.restore(
                     number, args=ocp.args.Composite(about=ocp.args.JsonRestore())
@@ -155,7 +154,7 @@ class FitFolder:
                 f"{self.path} must hold a {self.kind} in format {FORMAT}; it holds a "
                 f"{told['kind']} in format {told['format']}."
             )
-        with self._told(number):
+        with told_of_damage(self.path / str(number)):
             return SavedArrays(number, self._arrays(number, told["arrays"]), told["about"])
 
     def _arrays(self, number: int, described: dict[str, Any]) -> dict[str, NDArray[Any]]:
@@ -176,14 +175,6 @@ class FitFolder:
     def _manager(self, **options: Any) -> Any:
         import orbax.checkpoint as ocp
 
-        if jax.process_count() > 1:  # each has a folder of its own, and waits for no other
-            process = jax.process_index()
-            options["create"] = False
-            options["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
-                primary_host=process,
-                active_processes={process},
-                barrier_sync_key_prefix=f"{process}",
-            )
         every = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, **options)
         return ocp.CheckpointManager(self.path, options=every)
 
@@ -204,18 +195,19 @@ class FitFolder:
             if not any(_UNFINISHED in entry.name for entry in self.path.iterdir()):
                 return
 
-    @contextmanager
-    def _told(self, number: int) -> Iterator[None]:
-        """Say of what is raised that this fit is damaged."""
-        try:
-            yield
-        except PermissionError:
-            raise
-        except Exception as error:  # Orbax raises that class itself, among others
-            raise ValueError(
-                f"{self.path / str(number)} is damaged, or was not written by numpyro_largecat: "
-                f"{error}. Remove it to use the fit before it, if there is one."
-            ) from error
+
+@contextmanager
+def told_of_damage(path: Path) -> Iterator[None]:
+    """Say of what is raised that this fit is damaged."""
+    try:
+        yield
+    except PermissionError:
+        raise
+    except Exception as error:  # Orbax raises that class itself, among others
+        raise ValueError(
+            f"{path} is damaged, or was not written by numpyro_largecat: {error}. Remove it to use "
+            "the fit before it, if there is one."
+        ) from error
 
 
 def plain_value(value: Any) -> Any:

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
+from typing import IO
 
 
-def replace_file(path: str | PathLike[str], content: bytes | memoryview) -> None:
+def replace_file(
+    path: str | PathLike[str], content: bytes | memoryview | Callable[[IO[bytes]], object]
+) -> None:
     """Write a file beside the one that is there, and give it that one's name and permissions.
 
     So whoever opens it finds the whole old file or the whole new one, whatever ends the process. A
@@ -17,7 +21,7 @@ def replace_file(path: str | PathLike[str], content: bytes | memoryview) -> None
 
     Args:
         path: The file.
-        content: What it will hold.
+        content: What it will hold, or a function that writes it into the open file.
 
     Raises:
         OSError: If it cannot be written, or is not a file. What was there before is there still.
@@ -31,7 +35,7 @@ def replace_file(path: str | PathLike[str], content: bytes | memoryview) -> None
             with part.open("wb") as file:
                 if target.exists():
                     shutil.copymode(target, part)
-                file.write(content)
+                content(file) if callable(content) else file.write(content)
                 file.flush()
                 os.fsync(file.fileno())  # or the new name may outlive a power failure alone
             part.replace(target)

@@ -75,12 +75,19 @@ class LeafLayout:
     sizes: Mapping[int, int]  # rows of the axes that have padding, without it
 
     def place(self, array: Any) -> Array:
-        """A copy of an array of NumPy, or of keys, that is padded and spread over the devices."""
+        """A copy of an array of NumPy, or of keys, that is padded and spread over the devices.
+
+        Each process puts the parts of its own devices there.
+        """
+        if isinstance(array, jax.Array):  # keys
+            data = self.place(np.asarray(jax.random.key_data(array)))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
         if self.sizes:
             parts = {a: self.sharding.mesh.shape[self.sharding.spec[a]] for a in self.sizes}
             padding = {a: -size % parts[a] for a, size in self.sizes.items()}
             array = np.pad(array, [(0, padding.get(a, 0)) for a in range(array.ndim)], mode="edge")
-        return jax.device_put(array, self.sharding, may_alias=False)
+        made = jax.make_array_from_callback(array.shape, self.sharding, lambda i: array[i])
+        return jnp.copy(made)  # in memory that may be donated
 
     def without_padding(self, array: Any) -> Any:
         """The rows that are no padding."""

@@ -10,7 +10,8 @@ import scipy.sparse
 import numpyro_largecat as lc
 from numpyro_largecat.data import CsrRows
 
-X = scipy.sparse.random_array((9, 5), density=0.3, format="csr", rng=np.random.default_rng(0))
+DENSE = np.random.default_rng(0).standard_normal((9, 5))
+X = scipy.sparse.csr_array(np.where(DENSE > 0.5, DENSE, 0))
 
 
 def on_disk(x, path):
