@@ -24,6 +24,7 @@ from numpyro_largecat.data.checkpoints import Checkpoints
 from numpyro_largecat.data.sparse_rows import SparseRows
 from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit
 from numpyro_largecat.double_sum.fit_double_sum import fit_double_sum
+from numpyro_largecat.guides.auto_row_normal import AutoRowNormal
 from numpyro_largecat.mixtures.fit_mixture import fit_mixture
 from numpyro_largecat.mixtures.mixture_fit import MixtureFit
 from numpyro_largecat.plates.class_plate import class_plate
@@ -80,6 +81,7 @@ __all__ = [  # noqa: RUF022  grouped by idea
     "update_rules",
     # 3. only touched rows move
     "SubsampledSVI",
+    "AutoRowNormal",
     "ArrayBatches",
     "StreamedBatches",
     "Checkpoints",

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guide with a covariance for each row: what it finds, where it works, what a step costs."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.handlers import block, seed, trace
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoGuideList, AutoMultivariateNormal, AutoNormal
+
+import numpyro_largecat as lc
+from tests.models import make_data
+
+RNG = np.random.default_rng(0)
+NUM_GROUPS, NUM_ROWS, NOISE = 6, 20, 0.5
+FEATURES = RNG.normal(size=(NUM_GROUPS, NUM_ROWS, 2)) + 1.0  # so that they go with the constant
+X = RNG.normal(size=(NUM_GROUPS, NUM_ROWS))
+
+
+def lines(groups, features, x, rows=None, *, counts=None):
+    """A regression in each group: two slopes and a constant, whose posterior is known."""
+    with lc.entity_plate("groups", NUM_GROUPS, groups, counts) as read:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        b = numpyro.sample("b", dist.Normal(0.3, 2))
+    mean = (features * read.rows_of(w, groups)).sum(-1) + read.rows_of(b, groups)
+    with lc.data_plate("data", NUM_GROUPS * NUM_ROWS, rows):
+        numpyro.sample("x", dist.Normal(mean, NOISE), obs=x)
+
+
+def exact_posterior():
+    """Means and covariances of the slopes and the constant of each group."""
+    columns = np.concatenate([FEATURES, np.ones((NUM_GROUPS, NUM_ROWS, 1))], axis=-1)
+    precision = np.diag([1, 1, 1 / 4]) + np.swapaxes(columns, 1, 2) @ columns / NOISE**2
+    covariance = np.linalg.inv(precision)
+    sums = np.array([0, 0, 0.3 / 4]) + np.einsum("gnd,gn->gd", columns, X) / NOISE**2
+    return np.einsum("gde,ge->gd", covariance, sums), covariance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("elbo", [Trace_ELBO, TraceMeanField_ELBO])
+def test_covariances_of_rows_are_those_of_a_conjugate_model(elbo):
+    """Subsampled. Mean field has the sds of one value given the others, less than half."""
+    groups = np.repeat(np.arange(NUM_GROUPS), NUM_ROWS)
+    counts = lc.EntityCounts.of(NUM_GROUPS, groups)
+
+    def model(*args):
+        lines(*args, counts=counts)
+
+    batches = lc.ArrayBatches(groups, FEATURES.reshape(-1, 2), X.ravel(), batch_size=30)
+    guide, optimiser = lc.AutoRowNormal(model), optax.adam(optax.cosine_decay_schedule(0.05, 5000))
+    svi = lc.SubsampledSVI(model, guide, optimiser, elbo(num_particles=4))
+    params = svi.run(jax.random.key(0), 5000, batches=batches, progress_bar=False).params
+    mean, covariance = exact_posterior()
+    sd = np.sqrt(np.einsum("gdd->gd", covariance))
+    found = np.concatenate([params["w_auto_loc"], params["b_auto_loc"][:, None]], axis=1)
+    assert (np.abs(found - mean) < 0.25 * sd).all()
+    own = np.asarray(guide.covariances(params)["groups"])
+    own_sd = np.sqrt(np.einsum("gdd->gd", own))
+    np.testing.assert_allclose(own_sd, sd, rtol=0.12)
+    correlation = covariance / (sd[:, :, None] * sd[:, None])
+    np.testing.assert_allclose(own / (own_sd[:, :, None] * own_sd[:, None]), correlation, atol=0.1)
+    assert np.abs(correlation[:, 2, :2]).max() > 0.5  # so that there is something to find
+
+
+def dense(x):
+    """Dense sites of several supports, in a plate and out of it, that the data make dependent."""
+    shift = numpyro.sample("shift", dist.Normal(0, 0.4))
+    with numpyro.plate("parts", 2):
+        part = numpyro.sample("part", dist.Normal(0, 0.4))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("x", dist.Normal(shift + part.sum(), scale), obs=x)
+
+
+def fit(guide, model, *args, num_steps=3000):
+    optimiser = optax.adam(optax.cosine_decay_schedule(0.05, num_steps))
+    svi = SVI(model, guide, optimiser, Trace_ELBO(num_particles=8))
+    return svi.run(jax.random.key(0), num_steps, *args, progress_bar=False).params
+
+
+@pytest.mark.slow
+def test_dense_sites_are_joint_as_in_numpyro():
+    """All of them, as ``AutoMultivariateNormal`` has them."""
+    x = np.random.default_rng(1).normal(1.0, 0.7, 20)
+    own, whole = lc.AutoRowNormal(dense), AutoMultivariateNormal(dense)
+    own_params, params = fit(own, dense, x), fit(whole, dense, x)
+    tril = np.asarray(params["auto_scale_tril"])
+    expected = tril @ tril.T
+    found = np.asarray(own.covariances(own_params)[None])
+    size = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+    np.testing.assert_allclose(found / size, expected / size, atol=0.1)
+    assert abs(expected[0, 1] / size[0, 1]) > 0.3
+
+
+def two_plates(users, x, y=None, rows=None, *, counts=None):
+    """Users, classes and dense sites, all with several sites and several supports."""
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    shift = numpyro.sample("shift", dist.Normal(0, 1).expand([2]).to_event(1))
+    with lc.entity_plate("users", 8, users, counts) as read:
+        v = numpyro.sample("v", dist.Normal(0, 1).expand([2]).to_event(1))
+        h = numpyro.sample("h", dist.Gamma(2.0, 2.0))
+    with lc.class_plate("classes", 12, y, num_sampled=3) as classes:
+        w = numpyro.sample("w", dist.Normal(shift, tau).to_event(1))
+        s = numpyro.sample("s", dist.Dirichlet(jnp.ones(2)))
+    with lc.data_plate("data", 40, rows) as rows:
+        u = x[:, :2] + read.rows_of(v, users) * read.rows_of(h, users)[:, None]
+        lc.sample_choice("y", u @ w.T + x[:, :2] @ s.T, classes=classes, rows=rows, obs=y)
+
+
+USERS = np.resize(np.arange(8), 40)
+FEATURES_OF_ROWS, LABELS = (np.asarray(a) for a in make_data())
+
+
+def fit_two_plates(elbo, make_guide=lc.AutoRowNormal, num_steps=30):
+    counts = lc.EntityCounts.of(8, USERS)
+
+    def model(*args):
+        two_plates(*args, counts=counts)
+
+    guide = make_guide(model)
+    svi = lc.SubsampledSVI(model, guide, optax.adagrad(0.1), elbo)
+    batches = lc.ArrayBatches(USERS, FEATURES_OF_ROWS, LABELS, batch_size=10)
+    result = svi.run(jax.random.key(0), num_steps, batches=batches, progress_bar=False)
+    return svi, result
+
+
+SHAPES = {
+    "tau": {"loc": (), "scale": ()},
+    "shift": {"loc": (2,), "scale": (2,), "lower": (1,), "follow": (2, 1)},
+    "v": {"loc": (8, 2), "scale": (8, 2), "lower": (8, 1)},
+    "h": {"loc": (8,), "scale": (8,), "follow": (8, 1, 2)},
+    "w": {"loc": (12, 2), "scale": (12, 2), "lower": (12, 1)},
+    "s": {"loc": (12, 1), "scale": (12, 1), "follow": (12, 1, 2)},
+}
+
+
+@pytest.fixture(scope="module")
+def two():
+    return fit_two_plates(TraceMeanField_ELBO())
+
+
+def test_parameters_are_rows_of_their_plates(two):
+    shapes = {k: v.shape for k, v in two[1].params.items() if "_auto_" in k}
+    expected = {f"{s}_auto_{w}": x for s, of in SHAPES.items() for w, x in of.items()}
+    assert shapes == expected
+    assert np.isfinite(two[1].losses).all()
+
+
+def test_a_fit_is_read_at_its_centre_and_over_draws(two):
+    fitted = lc.Fitted.from_svi(*two, chunk_size=5)
+    new = fitted.on(USERS[:4], FEATURES_OF_ROWS[:4])
+    draws = {"rng_key": jax.random.key(1), "num_draws": 2}
+    centre, drawn = new.top_classes(2), new.top_classes(2, **draws)
+    assert centre.classes.shape == drawn.classes.shape == (4, 2)
+    whole = lc.Fitted.from_svi(*two).on(USERS[:4], FEATURES_OF_ROWS[:4])
+    log_likelihood = new.log_likelihood(LABELS[:4], **draws)
+    np.testing.assert_allclose(log_likelihood, whole.log_likelihood(LABELS[:4], **draws), 1e-5)
+    posterior = new.to_arviz(rng_key=jax.random.key(2), num_draws=3)["posterior"]
+    assert posterior["v"].shape == (1, 3, 8, 2)
+    assert posterior["w"].shape == (1, 3, 12, 2)
+
+
+def test_draws_of_whole_tables_have_the_covariances_and_quantiles(two):
+    """20,000 draws; variances within 8 of their standard errors, quantiles likewise."""
+    svi, params = two[0], two[1].params
+    draws = svi.guide.sample_posterior(jax.random.key(3), params, sample_shape=(20_000,))
+    covariances = svi.guide.covariances(params)
+    assert {k: v.shape for k, v in covariances.items()} == {
+        None: (3, 3),
+        "users": (8, 3, 3),
+        "classes": (12, 3, 3),
+    }
+    free = np.concatenate([draws["v"], np.log(draws["h"])[..., None]], axis=-1)
+    for user in range(8):
+        expected = np.asarray(covariances["users"][user])
+        size = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+        difference = np.cov(free[:, user].T) - expected
+        assert (np.abs(difference) < 8 * (2 / 20_000) ** 0.5 * size).all()
+    quantiles = svi.guide.quantiles(params, jnp.array([0.2, 0.5]))
+    assert quantiles["s"].shape == (2, 12, 2)
+    np.testing.assert_allclose((draws["h"] < quantiles["h"][0]).mean(0), 0.2, atol=0.02)
+    np.testing.assert_allclose(quantiles["w"][1], svi.guide.median(params)["w"], rtol=1e-6)
+
+
+def test_both_losses_agree_on_average():
+    """The closed form and the draw: means over 400 keys within 5 standard errors."""
+    svi, result = fit_two_plates(TraceMeanField_ELBO(), num_steps=3)
+    rows = jnp.arange(10)
+    args = (USERS[:10], FEATURES_OF_ROWS[:10], LABELS[:10], rows)
+    found = []
+    for elbo in (TraceMeanField_ELBO(), Trace_ELBO()):
+        own = lc.SubsampledSVI(svi.model, svi.guide, svi.optim, elbo)
+        state = own.init(jax.random.key(0), *args)._replace(optim_state=result.state.optim_state)
+        keys = jax.random.split(jax.random.key(1), 400)
+        of_key = jax.jit(lambda key, own=own, s=state: own.evaluate(s._replace(rng_key=key), *args))
+        losses = np.array([of_key(key) for key in keys])
+        found.append((losses.mean(), losses.std() / 20))
+    (a, a_error), (b, b_error) = found
+    assert abs(a - b) < 5 * np.hypot(a_error, b_error)
+
+
+def test_it_runs_in_float64(x64):
+    result = fit_two_plates(Trace_ELBO(num_particles=2), num_steps=2)[1]
+    assert all(v.dtype == jnp.float64 for k, v in result.params.items() if "_auto_" in k)
+    assert np.isfinite(result.losses).all()
+
+
+def test_it_is_a_part_of_a_list():
+    def make(model):
+        guide = AutoGuideList(model)
+        guide.append(lc.AutoRowNormal(block(model, hide=["tau", "s"])))
+        guide.append(AutoNormal(block(model, hide=["shift", "v", "h", "w"])))
+        return guide
+
+    result = fit_two_plates(Trace_ELBO(), make, num_steps=3)[1]
+    assert np.isfinite(result.losses).all()
+    assert "w_auto_lower" in result.params and "s_auto_follow" not in result.params
+
+
+def step_of(num_categories):
+    """Compile one donated update."""
+
+    def model(x, y, rows):
+        with lc.class_plate("classes", num_categories, y, 8) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([4]).to_event(1))
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", 100, rows) as rows:
+            lc.sample_choice("y", x @ w.T + b, classes=classes, rows=rows, obs=y)
+
+    guide, loss = lc.AutoRowNormal(model), TraceMeanField_ELBO()
+    svi = lc.SubsampledSVI(model, guide, optax.adam(0.1), loss)
+    args = (jnp.ones((16, 4)), jnp.arange(16), jnp.arange(16))
+    state = jax.eval_shape(lambda key: svi.init(key, *args), jax.random.key(0))
+    return jax.jit(svi.update, donate_argnums=0).lower(state, *args).compile()
+
+
+def test_the_cost_of_a_step_does_not_grow_with_the_classes():
+    """The same scratch memory at K = 10**3 and 10**5, and no table is copied."""
+    small, large = step_of(1_000), step_of(100_000)
+    scratch = [step.memory_analysis().temp_size_in_bytes for step in (small, large)]
+    assert scratch[0] == scratch[1]
+    assert not re.findall(r"copy\(f32\[100000", large.as_text())
+    flops = [step.cost_analysis()["flops"] for step in (small, large)]
+    assert flops[1] == pytest.approx(flops[0], rel=0.02)
+
+
+def in_two_plates():
+    with numpyro.plate("features", 3, dim=-2), lc.class_plate("classes", 4):
+        numpyro.sample("w", dist.Normal(0, 1))
+
+
+def with_an_axis_of_no_plate():
+    with lc.class_plate("classes", 4):
+        numpyro.sample("w", dist.Normal(0, 1).expand([3, 4]))
+
+
+def of_one_class():
+    with lc.class_plate("classes", 4):
+        numpyro.sample("w", dist.Normal(0, 1))
+
+
+@pytest.mark.filterwarnings("ignore:Missing a plate statement:UserWarning")  # NumPyro's own word
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        (in_two_plates, NotImplementedError, r"'w' is inside plates.*to_event.*AutoGuideList"),
+        (with_an_axis_of_no_plate, ValueError, r"'w' inside plate 'classes'.*\(3, 4\).*to_event"),
+        (block(of_one_class, expose=["w"]), ValueError, "is hidden by"),
+    ],
+    ids=["two plates", "an axis", "hidden plate"],
+)
+def test_what_it_cannot_draw_together_is_refused(model, error, message):
+    with pytest.raises(error, match=message):
+        seed(lc.AutoRowNormal(model), 0)()
+
+
+@pytest.mark.parametrize("init_scale", [0.0, -1.0])
+def test_a_scale_that_is_not_positive_is_refused(init_scale):
+    with pytest.raises(ValueError, match="`init_scale` must be positive"):
+        lc.AutoRowNormal(dense, init_scale=init_scale)
+
+
+def test_start_values_are_those_asked_for():
+    guide = lc.AutoRowNormal(dense, init_scale=0.3)
+    sites = trace(seed(guide, 0)).get_trace(np.ones(3))
+    assert sites["part_auto_loc"]["value"].tolist() == [0, 0]
+    np.testing.assert_allclose(sites["part_auto_scale"]["value"], 0.3)
+    assert not sites["part_auto_follow"]["value"].any()
