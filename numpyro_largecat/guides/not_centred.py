@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Priors of rows whose location or scale is learned, written around values of a fixed prior.
+
+Let :math:`w_k \sim N(0, \tau^2)` for K rows, of which most are rarely touched, and let the guide of
+row k be :math:`N(m_k, s_k^2)`, at its start :math:`N(0, s^2)` where nothing has touched it.
+
+**Centred.** The divergences sum to :math:`\sum_k \log(\tau / s_k) + (s_k^2 + m_k^2) / 2 \tau^2` and
+a constant, which is least at :math:`\tau^2 = \mathrm{mean}_k (s_k^2 + m_k^2)`: the untouched rows
+say that the scale is s, with K times the weight of one row, and :math:`\tau`, which moves in every
+step, follows at once. Then the prior holds the other rows at that scale too. With all rows in each
+step the same fixed point is found, but slowly: a row of no data only repeats what it was told.
+
+**Not centred**, :math:`w_k = \tau z_k` with :math:`z_k \sim N(0, 1)`: no divergence depends on
+:math:`\tau`, which the likelihood alone moves. But rows count there too: as alternatives of all
+observations, they add :math:`E \exp(\tau z_k x) = \exp(\tau m_k x + \tau^2 s_k^2 x^2 / 2)` to the
+sum over classes. Untouched rows that are narrow say that scales cost nothing, and :math:`\tau`
+comes out too large; at the prior, m = 0 and s = 1, they add what rows of no data should, and their
+divergence is 0 at every :math:`\tau`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from typing import Any
+
+import jax
+import numpyro
+import numpyro.distributions as dist
+from jax import Array
+from numpyro.distributions.distribution import ExpandedDistribution, Independent
+from numpyro.handlers import reparam
+from numpyro.infer.reparam import Reparam
+
+from numpyro_largecat.guides.joint_sites import holds_rows
+from numpyro_largecat.handlers.learned_priors import learned_parts
+from numpyro_largecat.handlers.sites import Site, Sites, is_latent
+from numpyro_largecat.ops.lower_triangle import apply
+
+# By location and scale, and what else they have.
+FAMILIES: dict[type, tuple[str, ...]] = {
+    dist.Normal: (),
+    dist.Laplace: (),
+    dist.Logistic: (),
+    dist.Gumbel: (),
+    dist.Cauchy: (),
+    dist.StudentT: ("df",),
+}
+
+
+class not_centred:
+    r"""Write learned priors of rows around values whose prior is fixed.
+
+    A latent site w in a plate of rows, such as a class plate or entity plate, whose location or
+    scale depends on other latent sites or on parameters, becomes
+
+    .. math:: w = \mathrm{loc} + \mathrm{scale} \cdot z,
+
+    with a latent site ``w_decentered``, z, of the same family with location 0 and scale 1, as by
+    NumPyro's ``LocScaleReparam``; w is then deterministic. A multivariate normal becomes
+    :math:`w = \mathrm{loc} + L z` with the factor L of its covariance. Sites with fixed priors, and
+    dense sites, stay as they are.
+
+    Where steps touch some of the rows, a learned scale needs both this form and a guide of z that
+    starts at its prior: see the module.
+
+    The object is the model in that form, for guides, SVI and predictions alike. Which priors are
+    learned it sees at its first run, whose arguments must be those of training, as they are where a
+    guide or SVI is started.
+
+    Cost: one more trace of the model, once; steps cost the same.
+
+    Args:
+        model: The model.
+
+    Raises:
+        NotImplementedError: When it is run, if a learned prior is of another family, or its degrees
+            of freedom are learned.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_largecat as lc
+        >>> @lc.not_centred
+        ... def model(y=None):
+        ...     tau = numpyro.sample("tau", dist.HalfNormal(1))
+        ...     with lc.class_plate("classes", 1000, y, num_sampled=2) as classes:
+        ...         b = numpyro.sample("b", dist.Normal(0, tau))
+        ...         c = numpyro.sample("c", dist.Normal(0, 1))
+        ...     with lc.data_plate("data", 2) as rows:
+        ...         lc.sample_choice("y", b + c[None], classes=classes, rows=rows, obs=y)
+        >>> with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as sites:
+        ...     model(jnp.array([3, 7]))
+        >>> [name for name in sites if sites[name]["type"] == "sample"]
+        ['tau', 'b_decentered', 'c', 'y']
+
+    References:
+        Papaspiliopoulos, Roberts and Sköld, A general framework for the parametrization of
+        hierarchical models, Statistical Science 2007.
+    """
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self.model = model
+        self._learned: dict[str, Any] | None = None  # priors, once the model has been run
+        update_wrapper(self, model)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model.
+
+        Args:
+            *args: Its arguments.
+            **kwargs: Its keyword arguments.
+        """
+        if self._learned is None:
+            self._learned = learned_priors(self.model, args, kwargs)
+        return reparam(self.model, config=partial(_form, self._learned))(*args, **kwargs)
+
+
+def learned_priors(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Of each latent site in a plate of rows, whether the arrays of its prior are learned.
+
+    They come in two lists: all of them, and those that the form above would leave as they are.
+    """
+    return dict(learned_parts(model, args, kwargs, _priors_of_rows))
+
+
+def _priors_of_rows(sites: Sites) -> dict[str, Any]:
+    """The arrays of the priors of rows, and those alone that this form would leave learned."""
+    found = {}
+    for name, site in sites.items():
+        if is_latent(site) and any(holds_rows(f, sites) for f in site["cond_indep_stack"]):
+            fn = family(site["fn"])
+            kept = [getattr(fn, what) for what in FAMILIES.get(type(fn), ())]
+            found[name] = jax.tree.leaves(site["fn"]), kept
+    return found
+
+
+def _form(learned: dict[str, Any], site: Site) -> Reparam | None:
+    """How a site is written, as a handler ``reparam`` asks; None if it stays as it is."""
+    parts, kept = learned.get(site["name"], ([], []))
+    if not any(parts):
+        return None
+    fn = family(site["fn"])
+    if type(fn) not in (*FAMILIES, dist.MultivariateNormal) or any(kept):
+        raise _no_form(site["name"], fn, any(kept))
+    return _Standard()
+
+
+class _Standard(Reparam):
+    """A value as its location and its scale, or the factor of its covariance, times z."""
+
+    def __call__(self, name: str, fn: Any, obs: Any) -> tuple[None, Array]:
+        fn, batch_shape, event_dim = self._unwrap(fn)
+        if type(fn) is dist.MultivariateNormal:
+            standard = dist.Normal(0, 1).expand(fn.event_shape).to_event(1)
+        else:
+            kept = {what: getattr(fn, what) for what in FAMILIES[type(fn)]}
+            standard = type(fn)(**kept, loc=0.0, scale=1.0)
+        standard = self._wrap(standard, batch_shape, event_dim)
+        z = numpyro.sample(f"{name}_decentered", standard)
+        if type(fn) is dist.MultivariateNormal:
+            return None, fn.loc + apply(fn.scale_tril, z)
+        return None, fn.loc + fn.scale * z
+
+
+def family(fn: Any) -> Any:
+    """The distribution under those that expand it or count its axes differently."""
+    while isinstance(fn, (Independent, ExpandedDistribution)):
+        fn = fn.base_dist
+    return fn
+
+
+def _no_form(name: str, fn: Any, has_learned_shape: bool) -> NotImplementedError:
+    family = type(fn).__name__
+    if has_learned_shape:
+        return NotImplementedError(
+            f"`df` of site '{name}' is learned: untouched rows would move it, whatever the form. "
+            "Fix it, or learn it with all rows in each step."
+        )
+    known = ", ".join(kind.__name__ for kind in (*FAMILIES, dist.MultivariateNormal))
+    return NotImplementedError(
+        f"the prior of site '{name}' is learned and is a {family}; not_centred knows {known}. "
+        "Write the site around one of a fixed prior, as `tau * numpyro.sample(name, "
+        "dist.HalfNormal(1))` for HalfNormal(tau), or `jnp.exp` of a Normal for a LogNormal."
+    )

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learned priors of rows, written around values of a fixed prior, and guides that start there."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.handlers import block, seed, substitute, trace
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO, init_to_feasible
+from numpyro.infer.autoguide import AutoGuideList, AutoNormal
+
+import numpyro_largecat as lc
+from tests.models import make_data
+
+K = 6
+
+
+def shapes_of(model, *args):
+    """Sites of a model, by name, of which nothing is computed."""
+    found = {}
+
+    def look():
+        for name, site in trace(seed(model, 0)).get_trace(*args).items():
+            found[name] = site["type"], jnp.shape(site["value"])
+
+    jax.eval_shape(look)
+    return found
+
+
+def weights(prior):
+    """Rows with this prior, a function of a learned location and scale."""
+
+    def model():
+        loc = numpyro.param("loc", jnp.array(0.3))
+        scale = numpyro.sample("scale", dist.LogNormal(0, 1))
+        with lc.class_plate("classes", K):
+            numpyro.sample("w", prior(loc, scale))
+
+    return model
+
+
+FAMILIES = {
+    "normal": dist.Normal,
+    "Laplace": dist.Laplace,
+    "logistic": dist.Logistic,
+    "Gumbel": dist.Gumbel,
+    "Cauchy": dist.Cauchy,
+    "Student": lambda loc, scale: dist.StudentT(4.0, loc, scale),
+    "two features": lambda loc, scale: dist.Normal(loc, scale * jnp.array([1.0, 3.0])).to_event(1),
+    "multivariate": lambda loc, scale: dist.MultivariateNormal(
+        loc * jnp.ones(2), scale_tril=scale * jnp.array([[1.0, 0.0], [0.7, 2.0]])
+    ),
+}
+
+
+@pytest.mark.parametrize("prior", FAMILIES.values(), ids=FAMILIES)
+def test_the_value_has_the_prior_of_the_model(prior):
+    """Its log density is that of z and a constant, which both integrals being 1 determines."""
+    model = weights(prior)
+    values = {"scale": jnp.array(1.7), "loc": jnp.array(-0.4)}
+    sites = trace(substitute(seed(lc.not_centred(model), 1), values)).get_trace()
+    z, w = sites["w_decentered"], sites["w"]
+    assert (z["type"], w["type"]) == ("sample", "deterministic")
+    fn = prior(values["loc"], values["scale"]).expand([K])
+    difference = fn.log_prob(w["value"]) - z["fn"].log_prob(z["value"])
+    np.testing.assert_allclose(difference, difference[0], rtol=1e-4)
+
+
+def several(groups=None):
+    """Priors that are learned and fixed, in plates of rows and outside."""
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    dense = numpyro.sample("dense", dist.Normal(0, tau))
+    with lc.class_plate("classes", K):
+        fixed = numpyro.sample("fixed", dist.Normal(1, 2))
+        own = numpyro.sample("own", dist.HalfCauchy(1))
+        horseshoe = numpyro.sample("horseshoe", dist.Normal(0, own * tau))
+        if groups is not None:
+            numpyro.sample("grouped", dist.Normal(dense * groups, 1))
+    return fixed + horseshoe
+
+
+def test_only_learned_priors_of_rows_are_written_anew():
+    shapes = shapes_of(lc.not_centred(several), jnp.arange(K) % 2)
+    latent = [name for name, (kind, _) in shapes.items() if kind == "sample"]
+    names = ["tau", "dense", "fixed", "own", "horseshoe_decentered", "grouped_decentered"]
+    assert latent == names
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        (lambda loc, scale: dist.HalfNormal(scale), r"'w' is learned and is a HalfNormal"),
+        (lambda loc, scale: dist.LogNormal(loc, scale), r"is a LogNormal.*`jnp.exp` of a Normal"),
+        (lambda loc, scale: dist.StudentT(scale, 0, 1), r"`df` of site 'w' is learned"),
+    ],
+    ids=["half normal", "lognormal", "degrees of freedom"],
+)
+def test_learned_priors_that_have_no_such_form_are_refused(prior, message):
+    with pytest.raises(NotImplementedError, match=message):
+        shapes_of(lc.not_centred(weights(prior)))
+
+
+def test_divergences_are_zero_at_every_scale():
+    """Of a guide at the prior, so that rows of no data say nothing of the scale."""
+
+    @lc.not_centred
+    def model():
+        tau = numpyro.param("tau", jnp.array(1.0))
+        with lc.class_plate("classes", K):
+            numpyro.sample("w", dist.Normal(0, tau).expand([2]).to_event(1))
+
+    for kind in (AutoNormal, lc.AutoRowNormal):
+        guide = lc.start_at_prior(kind(model))
+        start = trace(seed(guide, 0)).get_trace()
+        params = {k: s["value"] for k, s in start.items() if s["type"] == "param"}
+        for tau in (0.1, 1.0, 10.0):
+            params["tau"] = jnp.array(tau)
+            loss = TraceMeanField_ELBO().loss(jax.random.key(0), params, model, guide)
+            assert abs(loss) < 1e-5
+
+
+X, Y = make_data()
+NUM_CLASSES = 100
+
+
+def regression(x, y=None, rows=None):
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    with lc.class_plate("classes", NUM_CLASSES, y, num_sampled=3) as classes:
+        w = numpyro.sample("w", dist.Normal(0, tau).expand([3]).to_event(1))
+        b = numpyro.sample("b", dist.Normal(0.5, 2))
+        c = numpyro.sample("c", dist.Normal(classes.indices / 100, 1))
+    with lc.data_plate("data", len(X), rows) as rows:
+        lc.sample_choice("y", x @ w.T + b + c, classes=classes, rows=rows, obs=y)
+
+
+def first_params(guide, model):
+    svi = lc.SubsampledSVI(model, guide, optax.adam(0.01), Trace_ELBO())
+    return svi.get_params(svi.init(jax.random.key(0), X[:5], Y[:5], jnp.arange(5)))
+
+
+def of_two_parts(model):
+    guide = AutoGuideList(model)
+    # NumPyro's lists want deterministic sites hidden, as w is here.
+    guide.append(AutoNormal(block(model, hide=["b", "w"]), prefix="first"))
+    guide.append(lc.AutoRowNormal(block(model, hide=["tau", "w_decentered", "c", "w"])))
+    return guide
+
+
+@pytest.mark.parametrize("kind", [AutoNormal, lc.AutoRowNormal, of_two_parts])
+def test_rows_start_at_their_prior_and_dense_sites_as_before(kind):
+    """All rows, those too that the first step does not hold."""
+    model = lc.not_centred(regression)
+    params = first_params(lc.start_at_prior(kind(model)), model)
+    before = first_params(kind(model), model)
+    of = "first" if kind is of_two_parts else "auto"
+    assert (params[f"w_decentered_{of}_loc"] == 0).all()
+    np.testing.assert_allclose(params[f"w_decentered_{of}_scale"], np.ones((NUM_CLASSES, 3)))
+    np.testing.assert_allclose(params["b_auto_loc"], np.full(NUM_CLASSES, 0.5))
+    np.testing.assert_allclose(params["b_auto_scale"], np.full(NUM_CLASSES, 2.0), rtol=1e-6)
+    for name in (f"tau_{of}_scale", f"c_{of}_loc", f"c_{of}_scale"):  # c has another for each row
+        np.testing.assert_array_equal(params[name], before[name])
+
+
+def test_a_fit_leaves_untouched_rows_at_their_prior_and_is_read():
+    model = lc.not_centred(regression)
+    guide = lc.start_at_prior(lc.AutoRowNormal(model, init_loc_fn=init_to_feasible))
+    svi = lc.SubsampledSVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    batches = lc.ArrayBatches(X, Y, batch_size=5)
+    result = svi.run(jax.random.key(0), 3, batches=batches, progress_bar=False)
+    scale = np.asarray(result.params["w_decentered_auto_scale"])
+    moved = (np.abs(scale - 1) > 1e-6).any(axis=1)
+    assert 0 < moved.sum() <= 3 * 8
+    top = lc.Fitted.from_svi(svi, result).on(X[:2]).top_classes(2)
+    assert top.classes.shape == (2, 2)
+    draws = guide.sample_posterior(jax.random.key(0), result.params, sample_shape=(2,))
+    assert draws["w_decentered"].shape == (2, NUM_CLASSES, 3)
+
+
+@pytest.mark.parametrize("kind", [AutoNormal, lc.AutoRowNormal])
+def test_a_guide_of_learned_priors_has_no_prior_to_start_at(kind):
+    with pytest.raises(ValueError, match=r"'w' is learned.*lc.not_centred\(model\)"):
+        first_params(lc.start_at_prior(kind(regression)), regression)
+
+
+def test_what_is_no_automatic_guide_is_refused():
+    with pytest.raises(TypeError, match="`guide` must be an automatic guide"):
+        lc.start_at_prior(partial(regression))
