@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -33,16 +33,18 @@ class AutoRowNormal(AutoGuide):
 
     All latent values of row k of a class plate or entity plate, those of all features of all its
     sites, have one normal; all latent values that are in no such plate, the dense sites, such as
-    scales and regression coefficients, have another. Rows are independent of each other and of the
-    dense sites. A value x that is constrained is one of a free value, which is normal, by
-    NumPyro's ``biject_to`` of its support. With the free values of a row in the order of the model,
+    scales and regression coefficients, have another. Rows are independent of each other and, but
+    for ``follow``, of the dense sites. A value that is constrained is one of a free value, which is
+    normal, by NumPyro's ``biject_to`` of its support. With the free values x of a row in the order
+    of the model,
 
     .. math:: x = \mathrm{loc} + \mathrm{scale} \cdot z, \qquad
               z_s = A_s z_{<s} + (I + L_s) \, \epsilon_s, \qquad \epsilon_s \sim N(0, I)
 
     for each site s, where :math:`z_{<s}` are those of the earlier sites of the row, and
     :math:`L_s` is strictly lower triangular. That is any covariance, once. It starts as that of
-    ``AutoNormal``: A = L = 0.
+    ``AutoNormal``: A = L = 0. With ``follow``, :math:`z_{<s}` has those of these dense sites too,
+    so that rows move with them.
 
     Parameters of site s, with D values in a row and E in the earlier sites:
     ``{site}_auto_loc`` and ``{site}_auto_scale``, as those of ``AutoNormal``,
@@ -54,7 +56,8 @@ class AutoRowNormal(AutoGuide):
     the row's earlier sites; that of other priors, and of a row's only site to a prior that is no
     product of normals, comes from the draw, as with ``Trace_ELBO``.
 
-    **What it does not hold:** dependence of rows on each other or on dense sites.
+    **What it does not hold:** dependence of rows on each other, other than by dense sites that they
+    follow, and on other dense sites.
 
     Cost: O(D_row^2) for each touched row in a step, time and memory, with D_row the values of a
     row; the tables have (D_row + 3) / 2 times as many numbers as those of a point estimate, where
@@ -67,11 +70,15 @@ class AutoRowNormal(AutoGuide):
         init_loc_fn: NumPyro's function for start values; the mean of the prior by default, since
             rows that nothing touches stay there. ``init_to_feasible`` for priors without a mean.
         init_scale: Standard deviation of free values to start from, positive.
+        follow: Names of dense sites that rows follow: the mean of a row is then linear in their
+            free values, as where the mean or scale of random effects is learned. The model must
+            draw them before the rows.
         create_plates: As in NumPyro's autoguides; not needed with ``SubsampledSVI``.
 
     Raises:
         ValueError: If ``init_scale`` is not positive; when it is first run, if a site in a plate
-            of rows has an axis that is neither the plate's nor of its event.
+            of rows has an axis that is neither the plate's nor of its event, or ``follow`` names
+            what is no dense site or comes after rows.
         NotImplementedError: When it is first run, if a site in such a plate is in another plate
             too, or a site is discrete.
 
@@ -106,11 +113,14 @@ class AutoRowNormal(AutoGuide):
         prefix: str = "auto",
         init_loc_fn: Callable[..., Any] = init_to_mean,
         init_scale: float = 0.1,
+        follow: Sequence[str] = (),
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
         refuse_entries("`init_scale`", init_scale, ~(np.asarray(init_scale) > 0), "positive")
         self._init_scale = init_scale
+        self._followed = list(follow)
         self._sites: list[JointSite] = []
+        self._before: dict[str, list[str]] = {}  # the sites that each follows
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn, create_plates=create_plates)
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
@@ -164,12 +174,11 @@ class AutoRowNormal(AutoGuide):
             quantiles: Probabilities in (0, 1); their axes come first in the result.
         """
         normal = ndtri(jnp.asarray(quantiles, jnp.result_type(float)))
-        sds = {rows: jnp.linalg.norm(f, axis=-1) for rows, f in self._factors(params).items()}
-        found = {}
+        factors, found = self._factors(params), {}
         for site in self._sites:
             loc = params[self._param(site, "loc")]
-            own, sds[site.rows] = jnp.split(sds[site.rows], [site.size], axis=-1)
-            free = loc + normal.reshape(normal.shape + (1,) * loc.ndim) * own.reshape(loc.shape)
+            sd = jnp.linalg.norm(factors[site.name], axis=-1).reshape(loc.shape)
+            free = loc + normal.reshape(normal.shape + (1,) * loc.ndim) * sd
             found[site.name] = site.constrained(free)
         return found
 
@@ -185,13 +194,18 @@ class AutoRowNormal(AutoGuide):
             Arrays of shape (K, D_row, D_row), and (D_dense, D_dense).
         """
         factors = self._factors(params)
-        return {rows: f @ jnp.swapaxes(f, -1, -2) for rows, f in factors.items()}
+        together: dict[str | None, list[Array]] = {}
+        for site in self._sites:
+            together.setdefault(site.rows, []).append(factors[site.name])
+        whole = {rows: jnp.concatenate(parts, axis=-2) for rows, parts in together.items()}
+        return {rows: f @ jnp.swapaxes(f, -1, -2) for rows, f in whole.items()}
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         """Learn the sites, and give rows that a first step lacks the start values of its rows."""
         super()._setup_prototype(*args, **kwargs)
         start = start_values(self)
         self._sites = joint_sites(self.prototype_trace, start)
+        self._before = _before(self._sites, self._followed)
         for site in self._sites:
             for name in site.plates:
                 frame, size = self._prototype_frames[name], self._prototype_frame_full_sizes[name]
@@ -202,15 +216,16 @@ class AutoRowNormal(AutoGuide):
     def _draw(self, plates: Mapping[str, numpyro.plate] | None) -> dict[str, Array]:
         """Sample the sites in these plates; without plates, with all rows."""
         values: dict[str, Array] = {}
-        standard: dict[str | None, list[Array]] = {}  # z of the sites before, by plate
+        standard: dict[str, Array] = {}  # z of each site
         for site in self._sites:
-            earlier = standard.setdefault(site.rows, [])
             with _opened(plates, () if site.rows is None else (site.rows,)):
                 loc, scale, lower = self._own_params(site)
                 mean = loc
-                if earlier:
-                    z = apply(self._follow(site, earlier), jnp.concatenate(earlier, axis=-1))
-                    mean = loc + scale * z.reshape(loc.shape)
+                if self._before[site.name]:
+                    before = [standard[name] for name in self._before[site.name]]
+                    z = _joined(before, site.joined(loc))
+                    follow = self._zeros(site, "follow", (site.size, z.shape[-1]))
+                    mean = loc + scale * apply(follow, z).reshape(loc.shape)
             fn = CorrelatedNormal(
                 mean, scale, lower, event_dim=site.event_dim, joint_dim=len(site.shape)
             )
@@ -218,7 +233,7 @@ class AutoRowNormal(AutoGuide):
                 fn = dist.TransformedDistribution(fn, site.transform)
             with _opened(plates, site.plates):
                 values[site.name] = numpyro.sample(site.name, fn)
-            earlier.append(site.joined((site.free(values[site.name]) - loc) / scale))
+            standard[site.name] = site.joined((site.free(values[site.name]) - loc) / scale)
         return values
 
     def _own_params(self, site: JointSite) -> tuple[Array, Array, Array]:
@@ -236,10 +251,6 @@ class AutoRowNormal(AutoGuide):
         packed = self._zeros(site, "lower", (num_below_diagonal(site.size),))
         return loc, scale, strictly_lower(packed, site.size)
 
-    def _follow(self, site: JointSite, earlier: list[Array]) -> Array:
-        """How a site follows those before it in its row, A of the equation."""
-        return self._zeros(site, "follow", (site.size, sum(z.shape[-1] for z in earlier)))
-
     def _zeros(self, site: JointSite, what: str, shape: tuple[int, ...]) -> Array:
         """A parameter that starts at zero, of this shape for each row."""
         start = start_values(self)[site.name]
@@ -252,24 +263,67 @@ class AutoRowNormal(AutoGuide):
     def _param(self, site: JointSite, what: str) -> str:
         return f"{site.name}_{self.prefix}_{what}"
 
-    def _factors(self, params: dict[str, Any]) -> dict[str | None, Array]:
-        """Lower triangular factors of the covariances, by plate."""
-        found: dict[str | None, Array] = {}  # of z
-        scales: dict[str | None, list[Array]] = {}
+    def _factors(self, params: dict[str, Any]) -> dict[str, Array]:
+        """Factors of the covariances, the values of each site by the noise that they are made of.
+
+        Dense noise comes first, if rows follow dense sites, and then that of the row.
+        """
+        sizes: dict[str | None, int] = {}
+        places = {}
+        for site in self._sites:
+            places[site.name] = sizes.get(site.rows, 0)
+            sizes[site.rows] = places[site.name] + site.size
+        num_dense = sizes.get(None, 0) if self._followed else 0
+        standard: dict[str, Array] = {}
+        factors = {}
         for site in self._sites:
             _, scale, lower = substitute(self._own_params, data=params)(site)
-            factor = lower + jnp.eye(site.size, dtype=lower.dtype)
-            if site.rows in found:
-                before = found[site.rows]
-                left = params[self._param(site, "follow")] @ before
-                above = jnp.pad(before, [(0, 0)] * (before.ndim - 1) + [(0, site.size)])
-                factor = jnp.concatenate([above, jnp.concatenate([left, factor], axis=-1)], axis=-2)
-            found[site.rows] = factor
-            scales.setdefault(site.rows, []).append(site.joined(scale))
-        return {
-            rows: jnp.concatenate(scales[rows], axis=-1)[..., None] * factor
-            for rows, factor in found.items()
-        }
+            first = 0 if site.rows is None else num_dense
+            width, place = first + sizes[site.rows], first + places[site.name]
+            own = lower + jnp.eye(site.size, dtype=lower.dtype)
+            factor = _with_columns(own, place, width)
+            before = [_with_columns(standard[name], 0, width) for name in self._before[site.name]]
+            if before:
+                whole = [jnp.broadcast_to(f, (*own.shape[:-2], *f.shape[-2:])) for f in before]
+                follow = params[self._param(site, "follow")]
+                factor += follow @ jnp.concatenate(whole, axis=-2)
+            standard[site.name] = factor
+            factors[site.name] = site.joined(scale)[..., None] * factor
+        return factors
+
+
+def _before(sites: list[JointSite], followed: Sequence[str]) -> dict[str, list[str]]:
+    """The sites that each site follows: dense ones that are named, and the earlier of its row.
+
+    Raises:
+        ValueError: If what is named is no dense site, or comes after the rows that follow it.
+    """
+    found: dict[str, list[str]] = {}
+    dense = [site.name for site in sites if site.rows is None]
+    for name in set(followed) - set(dense):
+        raise ValueError(f"`follow` must name dense sites of the model, {dense}; got '{name}'.")
+    for site in sites:
+        own = [other.name for other in sites if other.rows == site.rows and other.name in found]
+        late = [name for name in followed if name not in found]
+        if site.rows is not None and late:
+            raise ValueError(
+                f"`follow` names site '{late[0]}', which the model draws after site '{site.name}' "
+                "of rows. Draw it before."
+            )
+        found[site.name] = own if site.rows is None else [*followed, *own]
+    return found
+
+
+def _with_columns(factor: Array, place: int, width: int) -> Array:
+    """The same with as many columns of zeros before, and after up to ``width``."""
+    after = width - place - factor.shape[-1]
+    return jnp.pad(factor, [(0, 0)] * (factor.ndim - 1) + [(place, after)])
+
+
+def _joined(values: list[Array], like: Array) -> Array:
+    """Values of several sites on one axis; what has no rows is repeated for those of ``like``."""
+    rows = like.shape[:-1]
+    return jnp.concatenate([jnp.broadcast_to(z, (*rows, z.shape[-1])) for z in values], axis=-1)
 
 
 @contextmanager

@@ -82,6 +82,8 @@ def _needs_all_rows(
         fix = "Use AutoNormal(model) or AutoDelta(model), whose parameters are rows. "
     return NotImplementedError(
         f"{name} draws all rows of its sites together, and site '{site}' is inside plate "
-        f"'{plate}', of which a step holds {rows.indices.shape[0]} rows, not all {rows.size}. {fix}"
+        f"'{plate}', of which a step holds {rows.indices.shape[0]} rows, not all {rows.size}. "
+        "lc.AutoRowNormal(model) draws the values of each row together, and those of no row. "
+        f"{fix}"
         "Or hold all rows in each step: leave `num_sampled` out, or `rows` or `subsample_size`."
     )
