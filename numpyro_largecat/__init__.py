@@ -26,7 +26,6 @@ from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit
 from numpyro_largecat.double_sum.fit_double_sum import fit_double_sum
 from numpyro_largecat.guides.auto_row_normal import AutoRowNormal
 from numpyro_largecat.guides.not_centred import not_centred
-from numpyro_largecat.guides.start_at_prior import start_at_prior
 from numpyro_largecat.mixtures.fit_mixture import fit_mixture
 from numpyro_largecat.mixtures.mixture_fit import MixtureFit
 from numpyro_largecat.plates.class_plate import class_plate
@@ -85,7 +84,6 @@ __all__ = [  # noqa: RUF022  grouped by idea
     "SubsampledSVI",
     "AutoRowNormal",
     "not_centred",
-    "start_at_prior",
     "ArrayBatches",
     "StreamedBatches",
     "Checkpoints",

@@ -1,21 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Priors of rows whose location or scale is learned, written around values of a fixed prior.
 
-Let :math:`w_k \sim N(0, \tau^2)` for K rows, of which most are rarely touched, and let the guide of
-row k be :math:`N(m_k, s_k^2)`, at its start :math:`N(0, s^2)` where nothing has touched it.
+Let :math:`w_k \sim N(0, \tau^2)` for K rows, of which a step touches few, and let the guide of row
+k be :math:`N(m_k, s_k^2)`, with m = 0 and s = 0.1, say, where nothing has touched it.
 
 **Centred.** The divergences sum to :math:`\sum_k \log(\tau / s_k) + (s_k^2 + m_k^2) / 2 \tau^2` and
-a constant, which is least at :math:`\tau^2 = \mathrm{mean}_k (s_k^2 + m_k^2)`: the untouched rows
-say that the scale is s, with K times the weight of one row, and :math:`\tau`, which moves in every
-step, follows at once. Then the prior holds the other rows at that scale too. With all rows in each
-step the same fixed point is found, but slowly: a row of no data only repeats what it was told.
+a constant, which is least at :math:`\tau^2 = \mathrm{mean}_k (s_k^2 + m_k^2)`. The rows that have
+hardly been touched say that the scale is 0.1, and :math:`\tau`, which moves in every step, follows
+at once; then the prior holds the others at that scale too. There is nothing wrong with the point
+where this ends, only with how long it takes: rows move at their visits, and those of few data only
+repeat the scale that they were told.
 
-**Not centred**, :math:`w_k = \tau z_k` with :math:`z_k \sim N(0, 1)`: no divergence depends on
-:math:`\tau`, which the likelihood alone moves. But rows count there too: as alternatives of all
-observations, they add :math:`E \exp(\tau z_k x) = \exp(\tau m_k x + \tau^2 s_k^2 x^2 / 2)` to the
-sum over classes. Untouched rows that are narrow say that scales cost nothing, and :math:`\tau`
-comes out too large; at the prior, m = 0 and s = 1, they add what rows of no data should, and their
-divergence is 0 at every :math:`\tau`.
+**Not centred**, :math:`w_k = \tau z_k` with :math:`z_k \sim N(0, 1)`. The divergence of a row has
+no :math:`\tau` in it, wherever its guide starts, so rows that no step touches do not pull. Only the
+likelihood moves :math:`\tau`. What bias is left comes from there:
+
+- Untouched rows are alternatives of all observations, and add :math:`E \exp(\tau z_k x) =
+  \exp(\tau m_k x + \tau^2 s_k^2 x^2 / 2)` to their sums over classes. From a narrow start that is
+  1, whatever :math:`\tau`: large scales seem cheap, and :math:`\tau` is too large at first. From
+  a start at the prior, s = 1, it is what a row of no data should add; but no class is of no data:
+  each observation says that the others were not chosen. All that noise is paid for with a small
+  :math:`\tau`, out of which it comes slowly, at the visits. Measured, the narrow start is better
+  (``python -m benchmarks.scales``).
+- The guide of a row with correlated values is too narrow under mean field, the more so the larger
+  :math:`\tau`, which comes out too small; ``AutoRowNormal`` has the covariance. Its ``follow``
+  widens the guide of :math:`\tau`, which else is that of :math:`\tau` given all rows.
+- The bound of a softmax under a posterior has the log of an expected sum in the place of the
+  expected log. The difference grows with the variance of utilities, so :math:`\tau` is a little
+  too small.
 """
 
 from __future__ import annotations
@@ -61,8 +73,11 @@ class not_centred:
     :math:`w = \mathrm{loc} + L z` with the factor L of its covariance. Sites with fixed priors, and
     dense sites, stay as they are.
 
-    Where steps touch some of the rows, a learned scale needs both this form and a guide of z that
-    starts at its prior: see the module.
+    Where steps touch some of the rows, those that are rarely touched pull a scale of the centred
+    form to where they start, and those around them with it; here they do not. Keep the guide's
+    usual narrow start. ``AutoRowNormal(model, follow=["tau"])`` lets rows move with the scale.
+
+    In an ``AutoGuideList`` hide the deterministic w from all parts, as NumPyro asks.
 
     The object is the model in that form, for guides, SVI and predictions alike. Which priors are
     learned it sees at its first run, whose arguments must be those of training, as they are where a

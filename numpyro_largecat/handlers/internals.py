@@ -122,12 +122,6 @@ def has_seen_model(guide: AutoGuide) -> bool:
     return guide.prototype_trace is not None
 
 
-def prototype_sites(guide: AutoGuide) -> dict[str, Any]:
-    """The trace of the model in which an automatic guide has learned its sites."""
-    found: dict[str, Any] = guide.prototype_trace
-    return found
-
-
 def forget_model(guide: AutoGuide) -> None:
     """Make an automatic guide run its model again at its next call."""
     guide.prototype_trace = None

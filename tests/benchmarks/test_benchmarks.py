@@ -118,6 +118,17 @@ def test_compile(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_scales(tmp_path: Path) -> None:
+    """Each form has a scale, its ratio to the reference and a held-out score, in both settings."""
+    _, records = run_quick("scales", tmp_path / "out.json")
+    found = {(r["setting"]["reference"], r["method"], r["metric"]) for r in records}
+    forms = ["centred", "not centred", "at prior", "truth"]
+    metrics = ["scale_ratio", "scale", "heldout_log_likelihood"]
+    references = ["NUTS", "all classes"]
+    assert found == {(r, f, m) for r in references for f in [r, *forms] for m in metrics}
+
+
+@pytest.mark.slow
 def test_step_cost(tmp_path: Path) -> None:
     """Each method and K has a time, its range, and a peak memory."""
     printed, records = run_quick("step_cost", tmp_path / "out.json")

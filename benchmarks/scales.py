@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scales of weights that are learned, where each step touches some of the classes.
+
+A softmax regression whose weights have a scale tau that is learned, 1 in truth, is fitted by
+``lc.SubsampledSVI`` with ``lc.AutoRowNormal`` in three forms: ``centred``; ``not centred``, by
+``lc.not_centred``, with rows of the guide that start at a sd of 0.1 as usual; and ``at prior``,
+where they start at their prior, at a sd of 1.
+
+``scale_ratio`` is the posterior median of tau divided by that of a reference: NUTS for 300 classes;
+for 5,000 the same guide, at its prior, with all classes in each step (``all classes``), which is
+no truth either. ``scale`` is the median. Each form is fitted by few steps, in which rows of no data
+hardly leave their start, and by many.
+``heldout_log_likelihood`` is that of new observations, in nats for each, over 30 draws of the
+posterior, and for ``truth`` that of the weights that made the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from numpy.typing import NDArray
+from numpyro.infer import MCMC, NUTS, TraceMeanField_ELBO
+
+import numpyro_largecat as lc
+from benchmarks.records import Record, argument_parser, machine_record, print_table, write_json
+
+NAME = "scales"
+NUM_DRAWS = 30
+PRIORS: dict[str, Callable[..., Any]] = {
+    "normal": dist.Normal,
+    "Laplace": dist.Laplace,
+    "Student": partial(dist.StudentT, 4.0),
+}
+FORMS = ("centred", "not centred", "at prior")
+
+
+class Size(NamedTuple):
+    """Sizes of the data and lengths of the runs."""
+
+    num_categories: int
+    num_rows: int
+    num_sampled: int
+    steps: tuple[int, ...]  # a fit of each length
+    nuts_draws: int = 0  # and as many before; 0 for the reference with all classes
+    all_classes_steps: int = 0  # each of which moves all rows
+    num_features: int = 3
+    batch_size: int = 200
+    num_held_out: int = 2000
+    feature_mean: float = 0.0  # makes some classes popular with all observations
+    feature_sd: float = 1.0
+
+
+SMALL = Size(300, 3000, 50, (1000, 30_000), nuts_draws=300)
+LARGE = Size(5000, 10_000, 100, (3000, 30_000), all_classes_steps=6000)  # a class is drawn 60 times
+# 600 of the classes occur; the others are known by not being chosen.
+POPULAR = Size(
+    5000,
+    4000,
+    100,
+    (1500, 8000),
+    all_classes_steps=3000,
+    num_features=10,
+    feature_mean=1.0,
+    feature_sd=0.5,
+)
+QUICK = (
+    Size(20, 60, 5, (20,), 5, 0, 2, 20, 30),
+    Size(30, 60, 5, (20,), 0, 20, 2, 20, 30),
+)
+
+
+class Data(NamedTuple):
+    """Observations to learn from, others to score, and the weights that made them."""
+
+    x: NDArray[np.float32]  # (N, D)
+    y: NDArray[np.int64]  # (N,)
+    held_out_x: NDArray[np.float32]
+    held_out_y: NDArray[np.int64]
+    w: NDArray[np.float32]  # (K, D)
+
+
+class Found(NamedTuple):
+    """What a method finds."""
+
+    method: str
+    steps: int | None
+    scale: float
+    held_out: float  # log likelihood of one observation
+
+
+def draw_data(size: Size, prior: str) -> Data:
+    """Weights from the prior with tau = 1, and choices by them."""
+    rng = np.random.default_rng(0)
+    shape = (size.num_categories, size.num_features)
+    w = np.asarray(PRIORS[prior](0.0, 1.0).sample(jax.random.key(0), shape))
+    noise = rng.normal(size=(size.num_rows + size.num_held_out, size.num_features))
+    x = (size.feature_mean + size.feature_sd * noise).astype(np.float32)
+    y = (x @ w.T + rng.gumbel(size=(len(x), size.num_categories))).argmax(axis=1)
+    n = size.num_rows
+    return Data(x[:n], y[:n], x[n:], y[n:], w)
+
+
+def make_model(size: Size, prior: str, num_sampled: int | None) -> Callable[..., None]:
+    """Weights of the classes around 0 with a scale that is learned."""
+
+    def model(x: Any, y: Any = None, rows: Any = None) -> None:
+        tau = numpyro.sample("tau", dist.HalfNormal(2.0))
+        labels = None if num_sampled is None else y
+        with lc.class_plate("classes", size.num_categories, labels, num_sampled) as classes:
+            fn = PRIORS[prior](0.0, tau).expand([size.num_features])
+            w = numpyro.sample("w", fn.to_event(1))
+        with lc.data_plate("data", size.num_rows, rows) as rows:
+            lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, obs=y)
+
+    return model
+
+
+def fit(size: Size, prior: str, data: Data, form: str, steps: int | None) -> Found:
+    """Fit one form on some of the classes in each step; on all of them if ``steps`` is None."""
+    num_sampled = None if steps is None else size.num_sampled
+    model = make_model(size, prior, num_sampled)
+    if form != "centred":
+        model = lc.not_centred(model)
+    guide = lc.AutoRowNormal(model)
+    start = None
+    if form == "at prior":
+        shape = size.num_categories, size.num_features
+        start = {"w_decentered_auto_scale": jnp.ones(shape)}
+    num_steps = size.all_classes_steps if steps is None else steps
+    rate = optax.adam(optax.cosine_decay_schedule(0.03, num_steps))
+    svi = lc.SubsampledSVI(model, guide, rate, TraceMeanField_ELBO())
+    batches = lc.ArrayBatches(data.x, data.y, batch_size=size.batch_size)
+    options: dict[str, Any] = {"batches": batches, "init_params": start, "progress_bar": False}
+    result = svi.run(jax.random.key(1), num_steps, **options)
+    new = lc.Fitted.from_svi(svi, result).on(data.held_out_x)
+    key = jax.random.key(2)
+    log_probs = new.log_likelihood(data.held_out_y, rng_key=key, num_draws=NUM_DRAWS)
+    method = "all classes" if steps is None else form
+    return Found(method, steps, float(guide.median(result.params)["tau"]), _average(log_probs))
+
+
+def run_nuts(size: Size, prior: str, data: Data) -> Found:
+    """The posterior that all others approximate."""
+    model = lc.not_centred(make_model(size, prior, None))
+    draws = size.nuts_draws
+    mcmc = MCMC(NUTS(model), num_warmup=draws, num_samples=draws, progress_bar=False)
+    mcmc.run(jax.random.key(0), data.x, data.y)
+    found = mcmc.get_samples()
+    some = found["w"][:: max(1, draws // 100)]
+    log_probs = jax.lax.map(partial(_log_likelihood, data), some)
+    return Found("NUTS", None, float(jnp.median(found["tau"])), _average(log_probs))
+
+
+def _log_likelihood(data: Data, w: Any) -> Any:
+    log_p = jax.nn.log_softmax(data.held_out_x @ w.T, axis=-1)
+    return log_p[jnp.arange(len(data.held_out_y)), data.held_out_y]
+
+
+def _average(log_probs: Any) -> float:
+    """Of predictive densities, which average over the draws on the first axis."""
+    return float((jax.nn.logsumexp(log_probs, axis=0) - np.log(len(log_probs))).mean())
+
+
+def compare(size: Size, prior: str) -> list[Found]:
+    """All methods of one setting, the reference first."""
+    data = draw_data(size, prior)
+    if size.nuts_draws:
+        found = [run_nuts(size, prior, data)]
+    else:
+        found = [fit(size, prior, data, "at prior", None)]
+    found += [fit(size, prior, data, form, steps) for steps in size.steps for form in FORMS]
+    return [*found, Found("truth", None, 1.0, _average(_log_likelihood(data, data.w)[None]))]
+
+
+def records_of(size: Size, prior: str, found: list[Found]) -> list[Record]:
+    """Records of one setting."""
+    setting: dict[str, Any] = {"prior": prior, "K": size.num_categories, "N": size.num_rows}
+    setting["D"] = size.num_features
+    setting |= {"num_sampled": size.num_sampled, "reference": found[0].method}
+    return [
+        Record(
+            benchmark=NAME,
+            setting=setting | {"steps": one.steps},
+            method=one.method,
+            metric=metric,
+            value=value,
+            unit=unit,
+            better="higher",
+        )
+        for one in found
+        for metric, value, unit in (
+            ("scale_ratio", one.scale / found[0].scale, "ratio"),
+            ("scale", one.scale, "1"),
+            ("heldout_log_likelihood", one.held_out, "nats"),
+        )
+    ]
+
+
+def main() -> None:
+    """Run all settings and print them."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--prior", choices=PRIORS, action="append", help="of 300 classes")
+    args = parser.parse_args()
+    small, *large = QUICK if args.quick else (SMALL, LARGE, POPULAR)
+    priors = args.prior or (["normal"] if args.quick else list(PRIORS))
+    records: list[Any] = [machine_record(NAME, jax.devices()[0].device_kind)]
+    rows = []
+    settings = [(small, prior) for prior in priors] + [(size, "normal") for size in large]
+    for size, prior in settings:
+        found = compare(size, prior)
+        records += records_of(size, prior, found)
+        write_json(args.json, records)
+        for one in found:
+            steps = "" if one.steps is None else str(one.steps)
+            figures = (one.scale, one.scale / found[0].scale, one.held_out)
+            cells = [one.method, steps, *(f"{figure:.3f}" for figure in figures)]
+            name = f"K = {size.num_categories}, D = {size.num_features}, {prior}"
+            rows.append([name, *cells])
+    print_table(["setting", "method", "steps", "scale", "ratio", "held out"], rows)
+
+
+if __name__ == "__main__":
+    main()
