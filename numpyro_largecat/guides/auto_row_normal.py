@@ -53,8 +53,7 @@ class AutoRowNormal(AutoGuide):
 
     **Losses.** Each site is drawn given those before it, so any loss will do.
     ``TraceMeanField_ELBO`` has the divergence to normal priors in closed form, given the draw of
-    the row's earlier sites; that of other priors, and of a row's only site to a prior that is no
-    product of normals, comes from the draw, as with ``Trace_ELBO``.
+    the row's earlier sites; that of other priors comes from the draw, as with ``Trace_ELBO``.
 
     **What it does not hold:** dependence of rows on each other, other than by dense sites that they
     follow, and on other dense sites.
