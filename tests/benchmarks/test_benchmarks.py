@@ -284,6 +284,7 @@ def test_random_effects(tmp_path: Path) -> None:
         ("gaussian", "subsampled"): 4,
         ("swissmetro", "mean_field"): 4,
         ("swissmetro", "row_covariance"): 4,
+        ("swissmetro", "following"): 4,
     }
 
 
