@@ -108,9 +108,9 @@ class PartFolder:
         members[_ABOUT] = np.frombuffer(text, np.uint8)
         replace_file(self._file(number), lambda file: np.savez(file, **members))
         known = self.numbers()
-        for other in known:
-            if other > number or other in known[: -self.keep]:
-                self._file(other).unlink()
+        kept = [other for other in known if other <= number][-self.keep :]
+        for other in set(known) - set(kept):
+            self._file(other).unlink()
 
     def read(self, number: int) -> SavedArrays:
         """Read a part.
@@ -119,7 +119,7 @@ class PartFolder:
             ValueError: If it is damaged, or of another kind or format.
         """
         path = self._file(number)
-        with told_of_damage(path), np.load(path) as found:
+        with told_of_damage(path), path.open("rb") as file, np.load(file) as found:
             told = json.loads(found[_ABOUT].tobytes())
             arrays = {
                 name: found[_ARRAY + name].view(np.dtype(dtype))  # of types that are not NumPy's
@@ -157,6 +157,8 @@ class FolderOfParts:
             OSError: If it cannot be made, or not be written into.
         """
         self._own.path.mkdir(parents=True, exist_ok=True)
+        for unfinished in self._own.path.glob("*.part"):  # of a process that was killed
+            unfinished.unlink(missing_ok=True)
         tempfile.TemporaryFile(dir=self._own.path).close()
 
     def numbers(self) -> list[int]:
