@@ -49,9 +49,10 @@ class Checkpoints:
     full disk and a lost permission: a warning says so, the fit goes on, and the next checkpoint is
     tried again.
 
-    **Several processes** of one fit write a part each into the folder, which all must see. Where
-    one is lost, start all again: they go on from the newest step of which every part is there. As
-    many processes as there are devices of the mesh may be others than before.
+    **Several processes** of one fit write a part each into the folder, which all must see, every
+    ``every_steps`` steps and at the end, but not where something is raised: they would stop at
+    different steps. Where one is lost, start all again, as many as before or others: they go on
+    from the newest step of which every part is there.
 
     Cost: memory for a copy of the state from the first checkpoint on, and about as much again while
     one is written; on disk ``keep`` + 1 times its size.
@@ -97,13 +98,15 @@ class Checkpoints:
             if self.every_steps is not None:
                 raise ValueError("Checkpoints needs `every_steps` or `every_minutes`; got both.")
 
-    def fit_folder(self, kind: str) -> FitFolder | FolderOfParts:
-        """The folder as that of fits of a kind."""
-        return fit_folder(self.folder, kind, self.keep)
+    def fit_folder(self, kind: str, spans: bool = False) -> FitFolder | FolderOfParts:
+        """The folder as that of fits of a kind; ``spans`` if several processes make one."""
+        return fit_folder(self.folder, kind, self.keep, spans)
 
 
-def has_checkpoint(checkpoints: Checkpoints | None, resume: bool, kind: str) -> bool:
-    """Whether a fit goes on from a checkpoint.
+def has_checkpoint(
+    checkpoints: Checkpoints | None, resume: bool, kind: str, spans: bool = False
+) -> bool:
+    """Whether a fit goes on from a checkpoint; ``spans`` if several processes make it.
 
     Raises:
         ValueError: If there are checkpoints and ``resume`` is false, or the other way round.
@@ -113,12 +116,12 @@ def has_checkpoint(checkpoints: Checkpoints | None, resume: bool, kind: str) -> 
             raise ValueError("`resume=True` needs `checkpoints=lc.Checkpoints(folder)`.")
         return False
     check_kind("checkpoints", checkpoints, Checkpoints, "`lc.Checkpoints(folder)`")
-    if jax.process_count() > 1 and checkpoints.every_steps is None:
+    if spans and checkpoints.every_steps is None:
         raise ValueError(
             "`checkpoints` of several processes need `every_steps`, so that all write the same "
             "steps; their clocks differ."
         )
-    folder = checkpoints.fit_folder(kind)
+    folder = checkpoints.fit_folder(kind, spans)
     numbers = folder.numbers()
     if numbers and not resume:
         raise ValueError(
@@ -183,6 +186,8 @@ class CheckpointWriter:
         kind: Of the fit.
         reached: Returns what the fit has reached; None if there is nothing to write.
         num_steps: Steps of the checkpoint that it goes on from.
+        spans: Whether several processes make the fit, of which each writes its part. All then write
+            the same steps, and none where something is raised.
     """
 
     def __init__(
@@ -191,8 +196,11 @@ class CheckpointWriter:
         kind: str,
         reached: Callable[[], Reached | None],
         num_steps: int = 0,
+        *,
+        spans: bool = False,
     ) -> None:
-        self._folder = None if checkpoints is None else checkpoints.fit_folder(kind)
+        self._folder = None if checkpoints is None else checkpoints.fit_folder(kind, spans)
+        self._spans = spans
         self._every_steps = None if checkpoints is None else checkpoints.every_steps
         minutes = (checkpoints and checkpoints.every_minutes) or DEFAULT_MINUTES
         self._every_seconds = minutes * SECONDS_PER_MINUTE
@@ -209,14 +217,14 @@ class CheckpointWriter:
             self._folder.make()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         """Write what there is at the end, whatever has ended the fit."""
         if self._folder is None:
             return
         with held_signals():
             try:
                 self._wait()
-                reached = self._reached()
+                reached = None if self._spans and kind is not None else self._reached()
                 if reached is not None and reached.number > self._last_written:
                     self._start(reached)
                     self._wait()
@@ -238,9 +246,9 @@ class CheckpointWriter:
         if self._folder is None:
             return
         if self._writing is not None:
-            if not self._writing.done() and jax.process_count() == 1:
+            if not self._writing.done() and not (self._spans and self._is_due(num_steps)):
                 return
-            self._wait()  # several processes must write the same steps
+            self._wait()
         if self._is_due(num_steps):
             with held_signals():
                 reached = self._reached()

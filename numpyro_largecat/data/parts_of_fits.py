@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
 from numpyro_largecat.data.fit_folders import (
@@ -23,6 +26,7 @@ from numpyro_largecat.data.fit_folders import (
 from numpyro_largecat.data.replace_file import replace_file
 
 _AT = "@"  # between the name of an array, its shape, and the place of a part in it
+_PLACE = re.compile(r"(.*)@(\d+(?:,\d+)*)@(\d+(?:,\d+)*)")
 _PART = "part_"  # begins the name of the folder of a process
 _ARRAY, _ABOUT = "array ", "about"  # in the names of what a file holds
 
@@ -58,20 +62,29 @@ def joined(saved: SavedArrays) -> SavedArrays:
         ValueError: If a part is missing.
     """
     arrays: dict[str, NDArray[Any]] = {}
-    held: dict[str, int] = {}
+    held: dict[str, NDArray[np.bool_]] = {}
     for key, part in saved.arrays.items():
-        name, *place = key.split(_AT)
-        if not place:
-            arrays[name] = part
+        place = _PLACE.fullmatch(key)
+        if place is None:
+            arrays[key] = part
             continue
-        shape, starts = ([int(n) for n in numbers.split(",")] for numbers in place)
+        name, *numbers = place.groups()
+        shape, starts = ([int(n) for n in text.split(",")] for text in numbers)
         whole = arrays.setdefault(name, np.empty(shape, part.dtype))
-        whole[tuple(slice(a, a + n) for a, n in zip(starts, part.shape, strict=True))] = part
-        held[name] = held.get(name, 0) + part.size
-    for name, size in held.items():
-        if size != arrays[name].size:
-            raise ValueError(f"{arrays[name].size - size} numbers of array '{name}' are missing.")
+        rows = held.setdefault(name, np.zeros(shape, np.bool_))
+        here = tuple(slice(a, a + n) for a, n in zip(starts, part.shape, strict=True))
+        whole[here], rows[here] = part, True
+    for name, are_there in held.items():
+        if not are_there.all():
+            raise ValueError(f"{(~are_there).sum()} numbers of array '{name}' are missing.")
     return saved._replace(arrays=arrays)
+
+
+class Write(NamedTuple):
+    """One fit as a run wrote it; parts of the same step by another run do not go with it."""
+
+    number: int
+    run: str
 
 
 class PartFolder:
@@ -83,20 +96,18 @@ class PartFolder:
     Args:
         path: The folder.
         kind: Name of the class whose fits they are.
-        keep: Number of fits that are kept.
     """
 
-    def __init__(self, path: Path, kind: str, keep: int = 1) -> None:
-        self.path, self.kind, self.keep = path, kind, keep
+    def __init__(self, path: Path, kind: str) -> None:
+        self.path, self.kind = path, kind
 
-    def numbers(self) -> list[int]:
-        """Numbers of the fits in the folder, in order."""
-        return sorted(int(p.stem) for p in self.path.glob("*.npz") if p.stem.isdecimal())
+    def writes(self) -> list[Write]:
+        """The fits of which a part is in the folder, in order."""
+        names = [p.stem.split("_") for p in self.path.glob("*_*.npz")]
+        return sorted(Write(int(number), run) for number, run in names)
 
-    def write(self, number: int, arrays: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        """Write a part; then remove all but the newest, and those of larger number.
-
-        The larger ones are of an earlier run, in which another process did not get as far.
+    def write(self, what: Write, arrays: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        """Write a part.
 
         Raises:
             OSError: If it cannot be written. What was there before is there still.
@@ -106,19 +117,19 @@ class PartFolder:
         text = json.dumps(told, default=plain_value).encode()
         members = {_ARRAY + name: array for name, array in arrays.items()}
         members[_ABOUT] = np.frombuffer(text, np.uint8)
-        replace_file(self._file(number), lambda file: np.savez(file, **members))
-        known = self.numbers()
-        kept = [other for other in known if other <= number][-self.keep :]
-        for other in set(known) - set(kept):
-            self._file(other).unlink()
+        replace_file(self._file(what), lambda file: np.savez(file, **members))
 
-    def read(self, number: int) -> SavedArrays:
+    def remove(self, what: Write) -> None:
+        """Remove a part."""
+        self._file(what).unlink(missing_ok=True)
+
+    def read(self, what: Write) -> SavedArrays:
         """Read a part.
 
         Raises:
             ValueError: If it is damaged, or of another kind or format.
         """
-        path = self._file(number)
+        path = self._file(what)
         with told_of_damage(path), path.open("rb") as file, np.load(file) as found:
             told = json.loads(found[_ABOUT].tobytes())
             arrays = {
@@ -130,10 +141,10 @@ class PartFolder:
                 f"{path} must hold a {self.kind} in format {FORMAT}; it holds a {told['kind']} in "
                 f"format {told['format']}."
             )
-        return SavedArrays(number, arrays, told["about"])
+        return SavedArrays(what.number, arrays, told["about"])
 
-    def _file(self, number: int) -> Path:
-        return self.path / f"{number}.npz"
+    def _file(self, what: Write) -> Path:
+        return self.path / f"{what.number}_{what.run}.npz"
 
 
 class FolderOfParts:
@@ -143,15 +154,20 @@ class FolderOfParts:
         path: The folder, which all processes see.
         kind: Name of the class whose fits they are.
         keep: Number of fits that are kept.
+        process: Which of the processes of a fit this is.
+        num_processes: Their number.
+        run: A name that the processes of one run share, and those of others do not.
     """
 
-    def __init__(self, path: Any, kind: str, keep: int) -> None:
+    def __init__(
+        self, path: Any, kind: str, keep: int, process: int, num_processes: int, run: str
+    ) -> None:
         self.path, self.kind, self.keep = Path(path).absolute(), kind, keep
-        own = f"{_PART}{jax.process_index()}_of_{jax.process_count()}"
-        self._own = PartFolder(self.path / own, kind, max(keep, 2))  # another may be one behind
+        self._own = PartFolder(self.path / f"{_PART}{process}_of_{num_processes}", kind)
+        self._run = run
 
     def make(self) -> None:
-        """Make the folder of this process, if it is not there.
+        """Make the folder of this process, and remove what no other has the other parts of.
 
         Raises:
             OSError: If it cannot be made, or not be written into.
@@ -159,16 +175,35 @@ class FolderOfParts:
         self._own.path.mkdir(parents=True, exist_ok=True)
         for unfinished in self._own.path.glob("*.part"):  # of a process that was killed
             unfinished.unlink(missing_ok=True)
+        whole = self._whole()
+        for other in self._own.writes():
+            if other not in whole:
+                self._own.remove(other)
         tempfile.TemporaryFile(dir=self._own.path).close()
 
     def numbers(self) -> list[int]:
-        """Numbers of the fits of which all parts are there, in order."""
-        return sorted({number for parts in self._all_parts() for number in _whole(parts)})
+        """Numbers of the fits of which all parts are there, in order.
+
+        Raises:
+            ValueError: If there are parts of several fits, and none is whole.
+        """
+        whole = self._whole()
+        if not whole:
+            self._check_that_none_is_lost()
+        return sorted({what.number for what in whole})
 
     def write(self, number: int, arrays: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        """Write the part of this process."""
-        self.make()
-        self._own.write(number, arrays, about)
+        """Write the part of this process; then remove those of fits before the newest whole ones.
+
+        Raises:
+            OSError: If it cannot be written. What was there before is there still.
+        """
+        self._own.path.mkdir(parents=True, exist_ok=True)
+        self._own.write(Write(number, self._run), arrays, about)
+        kept = sorted(self._whole())[-self.keep :]
+        for other in self._own.writes():
+            if kept and other.number < kept[0].number:
+                self._own.remove(other)
 
     def read(self) -> SavedArrays:
         """Read the newest fit of which all parts are there.
@@ -177,15 +212,35 @@ class FolderOfParts:
             FileNotFoundError: If there is none.
             ValueError: If it is damaged, or of another kind or format.
         """
-        numbers = self.numbers()
-        if not numbers:
+        whole = self._whole()
+        if not whole:
             raise FileNotFoundError(f"{self.path} has no saved fit of which all parts are there.")
-        newest = next(parts for parts in self._all_parts() if numbers[-1] in _whole(parts))
-        first, *others = (part.read(numbers[-1]) for part in newest)
+        newest = max(whole)
+        first, *others = (part.read(newest) for part in whole[newest])
         arrays = dict(first.arrays)
         for other in others:
             arrays |= other.arrays
         return first._replace(arrays=arrays)
+
+    def _whole(self) -> dict[Write, list[PartFolder]]:
+        """The fits of which all parts are there, and the folders of these."""
+        found = {}
+        for parts in self._all_parts():
+            for what in set.intersection(*(set(part.writes()) for part in parts)):
+                found[what] = parts
+        return found
+
+    def _check_that_none_is_lost(self) -> None:
+        """Refuse to begin anew where more than the first write of a run was not finished."""
+        for parts in self._all_parts():
+            held = {part.path.name: [what.number for what in part.writes()] for part in parts}
+            if any(len(numbers) > 1 for numbers in held.values()) or not all(
+                part.path.is_dir() for part in parts
+            ):
+                raise ValueError(
+                    f"{self.path} has parts of fits, and none of which all are there: {held}. "
+                    "Bring back what is missing, or remove the folder to begin anew."
+                )
 
     def _all_parts(self) -> list[list[PartFolder]]:
         """The folders of the processes of each run, which may have had another number of them."""
@@ -195,32 +250,31 @@ class FolderOfParts:
         ]
 
 
-def _whole(parts: list[PartFolder]) -> set[int]:
-    """Numbers of the fits that all folders have."""
-    return set.intersection(*(set(part.numbers()) for part in parts))
-
-
 def part_names(path: Path) -> list[str]:
     """Names of the folders of processes in a folder."""
     return sorted(p.name for p in path.glob(f"{_PART}*_of_*")) if path.is_dir() else []
 
 
-def fit_folder(path: Any, kind: str, keep: int = 1) -> FitFolder | FolderOfParts:
-    """A folder of fits, of this process alone or of several.
+def fit_folder(
+    path: Any, kind: str, keep: int = 1, spans: bool = False
+) -> FitFolder | FolderOfParts:
+    """A folder of fits, of this process alone or, if it ``spans`` several, of all together.
 
     Raises:
         ValueError: If several processes are to go on in the folder of one.
     """
-    if part_names(Path(path)):
-        return FolderOfParts(path, kind, keep)
-    if jax.process_count() == 1:
+    if jax.process_count() == 1 and not part_names(Path(path)):
         return FitFolder(path, kind, keep)
-    if FitFolder(path, kind).numbers():
+    if not part_names(Path(path)) and FitFolder(path, kind).numbers():
         raise ValueError(
             f"{path} has a fit of one process, which several cannot go on with. Name another "
             "folder."
         )
-    return FolderOfParts(path, kind, keep)
+    run = int.from_bytes(os.urandom(4))
+    if not spans:
+        return FolderOfParts(path, kind, keep, 0, 1, f"{run:08x}")
+    run = int(multihost_utils.broadcast_one_to_all(np.uint32(run)))
+    return FolderOfParts(path, kind, keep, jax.process_index(), jax.process_count(), f"{run:08x}")
 
 
 def _numbers(values: list[int]) -> str:

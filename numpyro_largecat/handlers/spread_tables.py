@@ -34,7 +34,7 @@ class SpreadTable:
 
     Within ``shard_map`` it is the part of one device, and ``visited`` names the plate whose rows
     each device visits for itself. All devices ask for the same rows of other plates, and get them
-    from the one that has them.
+    from the one that has them; rows that depend on the classes visited are NaN.
     """
 
     array: Array
@@ -78,7 +78,9 @@ def _rows_of_part(value: Array, axis: int, ids: Array, mesh_axis: str, is_visite
     if is_visited:
         return taken
     is_here = ((places >= 0) & (places < size)).reshape(-1, *[1] * (value.ndim - axis - 1))
-    return lax.psum(jnp.where(is_here, taken, jnp.zeros_like(taken)), mesh_axis)
+    rows = lax.psum(jnp.where(is_here, taken, jnp.zeros_like(taken)), mesh_axis)
+    are_same = (lax.pmax(ids, mesh_axis) == lax.pmin(ids, mesh_axis)).all()
+    return jnp.where(are_same, rows, jnp.full_like(rows, jnp.nan))
 
 
 def spread_tables(params: dict[str, Any]) -> dict[str, SpreadTable]:

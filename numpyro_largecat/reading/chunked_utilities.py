@@ -165,6 +165,11 @@ class ChunkedUtilities:
         """Classes of a chunk; those of the last one may be K or more."""
         return self._first + jnp.asarray(chunk) * self.chunk_size + jnp.arange(self.chunk_size)
 
+    @property
+    def are_spread(self) -> bool:
+        """Whether the classes are spread over devices; those past a device's own have -inf too."""
+        return self._parts is not None
+
     def is_visited(self, classes: Array) -> Array:
         """Which of the classes of a chunk are classes, and of this device if they are spread."""
         return classes < self._end

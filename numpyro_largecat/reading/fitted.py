@@ -252,6 +252,8 @@ class Reading:
             rng_key: A JAX random key, for draws.
             num_draws: Number of draws T from the guide. None for its centre.
 
+        Classes of log probability -inf are -1 too where the fit is spread over devices.
+
         Raises:
             ValueError: If ``num_top`` is out of range, only one of ``rng_key`` and ``num_draws``
                 is given, a list has another shape or holds what is no class (under ``jit``, where

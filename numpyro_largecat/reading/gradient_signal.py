@@ -43,7 +43,6 @@ def gradient_signals(
 def _squares(fit: BoundFit, plan: Plan, state: Any, keys: Array) -> dict[str, tuple[float, float]]:
     """Of each parameter the square of the sum of its gradients, and their mean square."""
     tables = plan.optim.get_params(plan.computed)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tables)
     kwargs = {n: value for n, value in fit.kwargs.items() if n not in plan.static_kwargs}
 
     def add(carry: Any, key: Array) -> tuple[Any, dict[str, Array]]:
@@ -52,8 +51,13 @@ def _squares(fit: BoundFit, plan: Plan, state: Any, keys: Array) -> dict[str, tu
         squares = {name: _square(grad) for name, grad in grads.items()}
         return {n: _add_rows(carry[n], grads[n], step.rows, n) for n in grads}, squares
 
-    sums, squares = compiled(lambda keys: lax.scan(add, zeros, keys))(keys)
-    return {name: (float(_square(sums[name])), float(squares[name].mean())) for name in sums}
+    def squares(keys: Array) -> dict[str, tuple[Array, Array]]:
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tables)
+        sums, squares = lax.scan(add, plan.pinned_params(zeros), keys)
+        return {name: (_square(sums[name]), squares[name].mean()) for name in sums}
+
+    found = compiled(squares)(keys)
+    return {name: (float(of_sum), float(mean)) for name, (of_sum, mean) in found.items()}
 
 
 def _square(tree: Any) -> Array:

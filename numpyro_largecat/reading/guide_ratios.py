@@ -121,7 +121,7 @@ def _log_densities(
     """With the small sites drawn by ``key``, and those in the plates ``inner`` by ``rest_key``."""
     classes, noise = utilities.classes_of(chunk), InnerNoise(rest_key, inner)
     sites = utilities.traces(classes[0], utilities.chunk_size, key, noise)
-    is_class = classes < utilities.num_categories
+    is_class = utilities.is_visited(classes)
     by_class = jnp.where(is_class, _row_ratios(sites, utilities.plate, utilities.chunk_size), 0)
     psi = jnp.where(is_class, _choice(sites[1][utilities.site])[0], -jnp.inf)
     return _LogDensities(by_class, _sum_outside(sites, utilities.plate, inner, weights), psi)

@@ -52,7 +52,7 @@ def first_not_finite(
         args, kwargs = static.restore(arrays)
         looks = _looks(plan, state, args, kwargs, forward_mode)
         described[:] = [(what, plates) for what, plates, _ in looks]
-        return [found for _, _, found in looks]
+        return plan.seen_everywhere([found for _, _, found in looks])
 
     looks = compiled(look)(state, arrays)
     for (what, plates), found in zip(described, looks, strict=True):

@@ -77,7 +77,9 @@ def _first_run(plan: Plan, rng_key: Array, args: Any, kwargs: Any, given: dict[s
     _check_loss(plan.loss, sites)
     free_start_values(plan.guide, {name: _rows_of_parts(s, touched) for name, s in sites.items()})
     optimised, local_state = _unconstrained_params(sites, values)
-    plan = _with_batch_plate(plan, kinds).learned(sites, jax.eval_shape(plan.optim.init, optimised))
+    plan = _with_batch_plate(plan, kinds, sites).learned(
+        sites, jax.eval_shape(plan.optim.init, optimised)
+    )
     optim_state = _start(plan, optimised, plan.rows(touched))
     state = SubsampledSVIState(
         optim_state, mutable or None, rng_key, local_state, jnp.zeros((), jnp.int32)
@@ -106,12 +108,17 @@ def _spread_first_run(
     return _Made(plans[0], state, touched, labels)
 
 
-def _with_batch_plate(plan: Plan, kinds: dict[str, str]) -> Plan:
+def _with_batch_plate(plan: Plan, kinds: dict[str, str], sites: dict[str, StoredParam]) -> Plan:
     """Learn which plate is that of the minibatch, of those that are spread over devices."""
     if plan.sharding is None:
         return plan
     plan.sharding.check_plates(kinds)
-    of_rows = [name for name in plan.sharding.axes if kinds[name] in ("data", "plain")]
+    tables = {plate for site in sites.values() for plate in site.plates.values()}
+    of_rows = [
+        name
+        for name in plan.sharding.axes
+        if kinds[name] == "data" or (kinds[name] == "plain" and name not in tables)
+    ]
     if len(of_rows) > 1:
         raise ValueError(
             f"`sharding` must name one plate of the rows of a minibatch; got {of_rows}."

@@ -45,6 +45,7 @@ from numpyro_largecat.svi.compiled_steps import (
 from numpyro_largecat.svi.iterates import IterateLog
 from numpyro_largecat.svi.loss_log import LossLog
 from numpyro_largecat.svi.plan import Plan
+from numpyro_largecat.svi.processes import check_same_in_all, is_over_in_any
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
 from numpyro_largecat.svi.saved_run import (
     KIND,
@@ -97,7 +98,10 @@ def run_loop(
             "`checkpoints`, `held_out` and `callbacks` need a run outside of `jit`, `vmap` and the "
             "like; leave them out, or take this run out of the transformation."
         )
-    has_saved = has_checkpoint(checkpoints, resume, KIND)
+    spans = plan.spans_processes
+    if spans:
+        check_same_in_all(num_steps, calls, checkpoints)
+    has_saved = has_checkpoint(checkpoints, resume, KIND, spans)
     log = LossLog(num_steps, progress_bar and not is_traced, options.skip_bad_steps)
     with exit_at_sigterm(checkpoints is not None), ExitStack() as until_end:
         run = _Run(steps, plan, log, options, calls)
@@ -107,7 +111,7 @@ def run_loop(
             run.settings = settings_of(batches, rng_key, (args, kwargs)) | {
                 "[every_steps, patience] of `held_out`": calls.settings
             }
-            run.writer = CheckpointWriter(checkpoints, KIND, run.reached)
+            run.writer = CheckpointWriter(checkpoints, KIND, run.reached, spans=spans)
             until_end.enter_context(run.writer)
         state = init_state
         if init_state is not None:
@@ -125,7 +129,7 @@ def run_loop(
         if checkpoints is not None and has_saved:
             del state
             passed = log.num_taken  # batches of the stream that were bad, before the first good one
-            saved = read_run(checkpoints.fit_folder(KIND), run.plan, run.settings)
+            saved = read_run(checkpoints.fit_folder(KIND, spans), run.plan, run.settings)
             with held_signals():
                 run.go_on(saved)
             state = saved.state
@@ -175,7 +179,7 @@ class _Run:
         self.calls = calls
         self.iterates = IterateLog()
         self.signals = handled_signals()
-        if jax.process_count() > 1:
+        if plan.spans_processes:
             self.pace = STEPS_TOGETHER
 
     def take_chunks(self, arguments: Any) -> None:
@@ -250,7 +254,7 @@ class _Run:
         self._begin(chunk, count, arrays, static)
         self.finish()
         seconds = max(time.monotonic() - start, 1e-9)
-        if jax.process_count() == 1:
+        if not self.plan.spans_processes:
             self.pace = max(1, min(MAX_CHUNK, int(CHUNK_SECONDS * count / seconds)))
         self.after_steps()
 
@@ -277,6 +281,7 @@ class _Run:
         """Say what the step that ended the fit was given, or has made, that is not finite."""
         assert self.state is not None
         args, kwargs = arguments_of_step(self.plan, *self.arguments, self.state.num_steps - 1)
+        args, kwargs = self.plan.fetched((args, kwargs))
         try:
             check_arguments(self.plan.model, args, kwargs)
         except BadDataError as error:
@@ -284,8 +289,11 @@ class _Run:
             return
         before = self.state._replace(rng_key=self.last_key)
         forward_mode = self.options.forward_mode
-        finding = first_not_finite(self.plan, before, args, kwargs, forward_mode=forward_mode)
-        self.log.explain(finding)
+        try:
+            found = first_not_finite(self.plan, before, args, kwargs, forward_mode=forward_mode)
+        except Exception as error:  # the fit ends in good order, whatever keeps us from its reason
+            found = f"what it was could not be looked for ({type(error).__name__}: {error})"
+        self.log.explain(found)
 
     def after_steps(self) -> None:
         """Do what is due between steps: scores, callbacks, a checkpoint."""
@@ -293,6 +301,8 @@ class _Run:
         if self.calls and not log.is_over:
             what = log.num_taken, log.smoothed, self.last, self._copy_of_state
             log.is_over = self.calls.after_steps(*what)
+            if self.plan.spans_processes:
+                log.is_over = is_over_in_any(log.is_over)
             if log.is_over and self.calls.scores.are_all_nan():
                 log.stop("`held_out` gave NaN alone", log.num_taken)
         if self.writer is not None:

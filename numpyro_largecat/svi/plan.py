@@ -89,6 +89,32 @@ class Plan:
         where = self.sharding.everywhere
         return jax.tree.map(lambda x: lax.with_sharding_constraint(x, where), tree)
 
+    def pinned_params(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Unconstrained parameters, or what has their shapes, in a compiled program."""
+        if self.sharding is None:
+            return params
+        where = {name: self.sharding.spec(self.stored[name].plates) for name in params}
+        return {
+            name: jax.tree.map(lambda x, at=where[name]: lax.with_sharding_constraint(x, at), value)
+            for name, value in params.items()
+        }
+
+    def fetched(self, tree: Any) -> Any:
+        """Arrays outside of compiled programs, of which each process has all."""
+        if self.sharding is None:
+            return tree
+        fetch = jax.jit(lambda x: x, out_shardings=self.sharding.everywhere)
+
+        def is_elsewhere(x: Any) -> bool:
+            return isinstance(x, jax.Array) and not x.is_fully_addressable
+
+        return jax.tree.map(lambda x: fetch(x) if is_elsewhere(x) else x, tree)
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether the steps are taken by several processes together."""
+        return self.sharding is not None and self.sharding.spans_processes
+
     def spread_tables(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Parameters with those as ``SpreadTable`` whose rows are spread over devices."""
         sharding = self.sharding

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
 from numpyro_largecat.data.checkpoints import Reached, check_settings, fingerprint
@@ -87,7 +88,12 @@ def write_run(folder: FitFolder | FolderOfParts, plan: Plan, run: SavedRun) -> N
     """Write a run as the newest fit of a folder; its number is that of its steps, or larger."""
     reached = as_reached(plan, run, {})
     number = max([reached.number, *(n + 1 for n in folder.numbers())])
+    if not plan.spans_processes:
+        folder.write(*reached._replace(number=number))
+        return
+    number = int(multihost_utils.broadcast_one_to_all(np.int32(number)))
     folder.write(*reached._replace(number=number))
+    multihost_utils.sync_global_devices("saved")  # so that all know of it when the next is saved
 
 
 def read_run(

@@ -58,8 +58,19 @@ class Sharding:
     def spec(self, plates: Mapping[int, str]) -> NamedSharding:
         """The sharding of an array whose axes hold rows of plates; of others it holds all."""
         by_axis = {axis: self.axes.get(plate) for axis, plate in plates.items()}
+        used = [axis for axis in by_axis.values() if axis is not None]
+        if len(set(used)) < len(used):
+            raise ValueError(
+                f"`sharding` must spread the plates {sorted(plates.values())}, whose rows one "
+                f"parameter has, over different axes of the mesh; got {used}."
+            )
         parts = [by_axis.get(axis) for axis in range(max(by_axis, default=-1) + 1)]
         return NamedSharding(self.mesh, PartitionSpec(*parts))
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether some of the devices are those of other processes."""
+        return len({device.process_index for device in self.mesh.devices.flat}) > 1
 
     @property
     def everywhere(self) -> NamedSharding:

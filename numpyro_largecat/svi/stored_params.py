@@ -16,7 +16,7 @@ from numpyro.infer.util import helpful_support_errors
 from numpyro_largecat._checks import check_kind
 from numpyro_largecat.choices.update_rules import UpdateRule
 from numpyro_largecat.handlers.sites import of_type, param_options
-from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 from numpyro_largecat.ops.table_rows import merge_values
 from numpyro_largecat.svi.sharding import Sharding
 
@@ -33,7 +33,7 @@ class StoredParam(NamedTuple):
         """Rows that this step reads and writes along each axis that is not taken whole."""
         plates = {axis: touched.plates[name] for axis, name in self.plates.items()}
         return {
-            axis: plate.stored
+            axis: _past_padding(plate, self.padding.get(axis, 0))
             for axis, plate in plates.items()
             if not plate.full or axis in self.padding
         }
@@ -71,6 +71,13 @@ class StoredParam(NamedTuple):
                     f"param '{name}' has shape {shape} in the state, with {held} rows at "
                     f"axis {axis}, but its plate '{plate}' has {size} in this step."
                 )
+
+
+def _past_padding(plate: PlateRows, padding: int) -> Array:
+    """Rows of a plate; what stands for none is past the end of the table, not a row of padding."""
+    if not padding:
+        return plate.stored
+    return jnp.where(plate.stored < plate.size, plate.stored, plate.size + padding)
 
 
 def describe_param(

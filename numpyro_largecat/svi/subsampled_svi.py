@@ -361,7 +361,7 @@ class SubsampledSVI(SVI):
         iterates = {name: np.asarray(values) for name, values in result.iterates.items()}
         scores = Scores(*(np.asarray(of).tolist() for of in result.scores.values()))
         run = SavedRun(result.state, np.asarray(result.losses), iterates, scores)
-        write_run(fit_folder(folder, KIND), self.plan, run)
+        write_run(fit_folder(folder, KIND, spans=self.plan.spans_processes), self.plan, run)
 
     def load(
         self, folder: str | PathLike[str], *args: Any, **kwargs: Any
@@ -401,7 +401,7 @@ class SubsampledSVI(SVI):
             >>> bool(loaded.params["a"] == result.params["a"]), len(loaded.losses)
             (True, 100)
         """
-        fits = fit_folder(folder, KIND)
+        fits = fit_folder(folder, KIND, spans=self.plan.spans_processes)
         if not fits.numbers():  # before `init`, which takes long
             raise FileNotFoundError(f"{fits.path} has no saved fit.")
         try:

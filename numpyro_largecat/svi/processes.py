@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several processes that take steps together must agree on, or they wait for each other."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+from jax.experimental import multihost_utils
+
+from numpyro_largecat.svi.callback_calls import CallbackCalls
+
+
+def check_same_in_all(num_steps: int, calls: CallbackCalls, checkpoints: Any) -> None:
+    """Refuse a run in which processes would take other numbers of steps at a time.
+
+    Raises:
+        ValueError: In all processes.
+    """
+    every = [callback.every_steps for callback in calls.callbacks]
+    writes = None if checkpoints is None else checkpoints.every_steps
+    own = zlib.crc32(repr((num_steps, every, calls.settings, writes)).encode())
+    all_of_them = multihost_utils.process_allgather(np.uint32(own))
+    if (all_of_them != all_of_them[0]).any():
+        raise ValueError(
+            "all processes of a fit must have the same `num_steps`, `held_out`, `checkpoints`, and "
+            "the same number of `callbacks` with the same `every_steps`, since they take steps "
+            "together. Let a callback that is for one process look at `jax.process_index()`."
+        )
+
+
+def is_over_in_any(is_over: bool) -> bool:
+    """Whether a callback or a score has ended the fit in some process: then it ends in all."""
+    return bool(multihost_utils.process_allgather(np.int32(is_over)).any())
