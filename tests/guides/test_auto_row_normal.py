@@ -213,6 +213,7 @@ def test_a_fit_is_read_at_its_centre_and_over_draws(two):
     assert posterior["w"].shape == (1, 3, 12, 2)
 
 
+@pytest.mark.slow
 def test_draws_of_whole_tables_have_the_covariances_and_quantiles(two):
     """20,000 draws; variances within 8 of their standard errors, quantiles likewise."""
     svi, params = two[0], two[1].params
@@ -235,6 +236,7 @@ def test_draws_of_whole_tables_have_the_covariances_and_quantiles(two):
     np.testing.assert_allclose(quantiles["w"][1], svi.guide.median(params)["w"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_both_losses_agree_on_average():
     """The closed form and the draw: means over 400 keys within 5 standard errors."""
     svi, result = fit_two_plates(TraceMeanField_ELBO(), num_steps=3)
@@ -252,12 +254,14 @@ def test_both_losses_agree_on_average():
     assert abs(a - b) < 5 * np.hypot(a_error, b_error)
 
 
+@pytest.mark.slow
 def test_it_runs_in_float64(x64):
     result = fit_two_plates(Trace_ELBO(num_particles=2), num_steps=2)[1]
     assert all(v.dtype == jnp.float64 for k, v in result.params.items() if "_auto_" in k)
     assert np.isfinite(result.losses).all()
 
 
+@pytest.mark.slow
 def test_it_is_a_part_of_a_list():
     def make(model):
         guide = AutoGuideList(model)

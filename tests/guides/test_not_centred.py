@@ -144,6 +144,7 @@ def regression(x, y=None, rows=None):
         lc.sample_choice("y", x @ w.T + b, classes=classes, rows=rows, obs=y)
 
 
+@pytest.mark.slow
 def test_a_fit_is_read_on_new_rows():
     """As many as there are, of whose priors nothing is to be learned anew."""
     model = lc.not_centred(regression)

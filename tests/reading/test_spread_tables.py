@@ -99,6 +99,7 @@ def test_log_likelihood(spread, one, draws):
     np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_draws_of_choices_follow_the_probabilities(spread):
     """Frequencies of 4000 draws; a correct program differs by 4.5 sd once in 10^4 runs or less."""
     probs = np.exp(spread.log_likelihood(np.arange(5) * 4))
@@ -123,6 +124,7 @@ def test_all_utilities_at_once(one, spread):
     np.testing.assert_allclose(found.log_probs, expected.log_probs, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_arviz_and_diagnosis_have_the_rows_of_the_plates(fit_of_parts):
     svi, result = fit_of_parts
     fitted = lc.Fitted.from_svi(svi, result, chunk_size=4)

@@ -141,6 +141,7 @@ def test_tables_of_bfloat16():
     )
 
 
+@pytest.mark.slow
 def test_float64(x64):
     def fit(over=None):
         return svi_of(over).run(KEY, 4, batches=batches_of(), **QUIET)
@@ -150,6 +151,7 @@ def test_float64(x64):
     np.testing.assert_allclose(result.params["w_auto_loc"], one.params["w_auto_loc"], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_updates_and_arguments_without_batches():
     svi, alone = svi_of(OVER_CLASSES), svi_of()
     args = X[:8], Y[:8], np.arange(8)
