@@ -65,7 +65,7 @@ def test_the_value_has_the_prior_of_the_model(prior):
     sites = trace(substitute(seed(lc.not_centred(model), 1), values)).get_trace()
     z, w = sites["w_decentered"], sites["w"]
     assert (z["type"], w["type"]) == ("sample", "deterministic")
-    fn = prior(values["loc"], values["scale"]).expand([K])
+    fn = prior(values["loc"], values["scale"]).expand((K,))
     difference = fn.log_prob(w["value"]) - z["fn"].log_prob(z["value"])
     np.testing.assert_allclose(difference, difference[0], rtol=1e-4)
 
