@@ -11,6 +11,7 @@ from numpyro_largecat._checks import BadDataError
 from numpyro_largecat._progress_bar import progress_bar as bar_of
 
 ELBO_MEMORY = 0.98  # weight of the past in the smoothed ELBO, per step
+MOST_RECENT = 1_000  # arrays of losses that are not yet joined
 NOT_FINITE = "the loss or the new parameters were not finite"
 
 
@@ -22,6 +23,7 @@ class LossLog:
         self.skip_bad_steps = skip_bad_steps
         self.bar = bar_of(total=num_steps, disable=not progress_bar, unit="step")
         self.parts: list[np.ndarray] = []
+        self.recent: list[np.ndarray] = []  # after those; an array of one loss takes 130 bytes
         self.num_taken = 0
         self.is_over = False
         self.reason: str | None = None  # of an end that is worth a warning
@@ -41,7 +43,7 @@ class LossLog:
 
     def go_on(self, losses: np.ndarray) -> None:
         """Begin with the losses of earlier steps, in place of what is there."""
-        self.parts, self.num_taken, self.smoothed = [], 0, None
+        self.parts, self.recent, self.num_taken, self.smoothed = [], [], 0, None
         self.bar.reset()
         self._append(losses)
         if len(losses) > self.num_steps:
@@ -69,7 +71,10 @@ class LossLog:
         return num_good
 
     def _append(self, losses: np.ndarray) -> None:
-        self.parts.append(losses)
+        self.recent.append(losses)
+        if len(self.recent) == MOST_RECENT:
+            self.parts.append(np.concatenate(self.recent))
+            self.recent = []
         self.num_taken += len(losses)
         for loss in losses[np.isfinite(losses)]:
             kept = ELBO_MEMORY if self.smoothed is not None else 0.0
@@ -100,7 +105,8 @@ class LossLog:
 
     def losses(self) -> np.ndarray:
         """All losses, one for each step."""
-        return np.concatenate(self.parts) if self.parts else np.zeros(0)
+        parts = [*self.parts, *self.recent]
+        return np.concatenate(parts) if parts else np.zeros(0)
 
     def warn(self) -> None:
         """Say why the fit ended early, or how many steps were skipped."""
