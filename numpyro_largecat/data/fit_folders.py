@@ -149,11 +149,7 @@ class FitFolder:
             if zlib.crc32(text.encode()) != found.about["crc32"]:
                 raise ValueError("its description has changed")
             told = json.loads(text)
-        if told["kind"] != self.kind or told["format"] != FORMAT:
-            raise ValueError(
-                f"{self.path} must hold a {self.kind} in format {FORMAT}; it holds a "
-                f"{told['kind']} in format {told['format']}."
-            )
+        check_kind_of_fit(self.path, told, self.kind)
         with told_of_damage(self.path / str(number)):
             return SavedArrays(number, self._arrays(number, told["arrays"]), told["about"])
 
@@ -208,6 +204,15 @@ def told_of_damage(path: Path) -> Iterator[None]:
             f"{path} is damaged, or was not written by numpyro_largecat: {error}. Remove it to use "
             "the fit before it, if there is one."
         ) from error
+
+
+def check_kind_of_fit(path: Path, told: Mapping[str, Any], kind: str) -> None:
+    """Refuse a fit that says of itself that it is of another kind or format."""
+    if told["kind"] != kind or told["format"] != FORMAT:
+        raise ValueError(
+            f"{path} must hold a {kind} in format {FORMAT}; it holds a {told['kind']} in format "
+            f"{told['format']}."
+        )
 
 
 def plain_value(value: Any) -> Any:

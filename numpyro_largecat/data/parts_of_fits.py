@@ -20,6 +20,7 @@ from numpyro_largecat.data.fit_folders import (
     FORMAT,
     FitFolder,
     SavedArrays,
+    check_kind_of_fit,
     plain_value,
     told_of_damage,
 )
@@ -136,11 +137,7 @@ class PartFolder:
                 name: found[_ARRAY + name].view(np.dtype(dtype))  # of types that are not NumPy's
                 for name, dtype in told["dtypes"].items()
             }
-        if told["kind"] != self.kind or told["format"] != FORMAT:
-            raise ValueError(
-                f"{path} must hold a {self.kind} in format {FORMAT}; it holds a {told['kind']} in "
-                f"format {told['format']}."
-            )
+        check_kind_of_fit(path, told, self.kind)
         return SavedArrays(what.number, arrays, told["about"])
 
     def _file(self, what: Write) -> Path:

@@ -45,7 +45,7 @@ from numpyro_largecat.svi.compiled_steps import (
 from numpyro_largecat.svi.iterates import IterateLog
 from numpyro_largecat.svi.loss_log import LossLog
 from numpyro_largecat.svi.plan import Plan
-from numpyro_largecat.svi.processes import check_same_in_all, is_over_in_any
+from numpyro_largecat.svi.processes import check_same_checkpoint, check_same_in_all, is_over_in_any
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
 from numpyro_largecat.svi.saved_run import (
     KIND,
@@ -102,6 +102,9 @@ def run_loop(
     if spans:
         check_same_in_all(num_steps, calls, checkpoints)
     has_saved = has_checkpoint(checkpoints, resume, KIND, spans)
+    if spans and checkpoints is not None:
+        numbers = checkpoints.fit_folder(KIND, spans).numbers()
+        check_same_checkpoint(numbers[-1] if has_saved else -1)
     log = LossLog(num_steps, progress_bar and not is_traced, options.skip_bad_steps)
     with exit_at_sigterm(checkpoints is not None), ExitStack() as until_end:
         run = _Run(steps, plan, log, options, calls)

@@ -30,6 +30,20 @@ def check_same_in_all(num_steps: int, calls: CallbackCalls, checkpoints: Any) ->
         )
 
 
+def check_same_checkpoint(newest: int) -> None:
+    """Refuse to go on where processes see other newest checkpoints, such as on slow file systems.
+
+    Raises:
+        ValueError: In all processes.
+    """
+    seen = multihost_utils.process_allgather(np.int32(newest))
+    if (seen != newest).any():
+        raise ValueError(
+            f"all processes must see the same checkpoints; the newest steps are {seen.tolist()}, "
+            "-1 for none. Name a folder that all of them share, and start again."
+        )
+
+
 def is_over_in_any(is_over: bool) -> bool:
     """Whether a callback or a score has ended the fit in some process: then it ends in all."""
     return bool(multihost_utils.process_allgather(np.int32(is_over)).any())

@@ -68,9 +68,9 @@ class SubsampledSVI(SVI):
     spread over the devices of an axis of the mesh: each holds its part of the parameters, of the
     optimiser's state and of what is kept per row, from the first moment on, and computes with its
     part of a minibatch from ``ArrayBatches`` or ``StreamedBatches``. Devices send each other the
-    rows that a step touches, and nothing that grows with a plate. The fit is that of one device up
-    to rounding. Where a plate has no multiple of the devices, tables in the state and in ``params``
-    have rows past its last, which mean nothing.
+    rows that a step touches, and nothing that grows with a plate of which it holds some. The fit is
+    that of one device up to rounding. Where a plate has no multiple of the devices, tables in the
+    state and in ``params`` have rows past its last, which mean nothing.
 
     **Autoguides** belong to the SVI object. Each ``init`` sets them up anew, from its own key and
     arguments, and frees their start values of tables of which a step holds some rows, as

@@ -112,6 +112,17 @@ def test_bad_steps_that_are_skipped_are_counted():
     np.testing.assert_array_equal(np.flatnonzero(np.isnan(result.losses)), [3])
 
 
+def test_a_fit_ends_in_good_order_where_the_reason_cannot_be_found(monkeypatch):
+    def fails(*_, **__):
+        raise NotImplementedError("a log density that only the loss knows")
+
+    monkeypatch.setattr("numpyro_largecat.svi.loop.first_not_finite", fails)
+    what = r"step 0 of 9: .*could not be looked for \(NotImplementedError: a log density that only"
+    svi = softmax_svi(optax.sgd(1e38))
+    result = end_of(svi, what, batches=(batch(i, x=100.0) for i in range(9)))
+    assert np.isfinite(result.params["w_auto_loc"]).all()
+
+
 def test_particles_and_local_parameters_are_looked_at():
     """The first particle is; the parameters of update rules are moved on the way."""
 
