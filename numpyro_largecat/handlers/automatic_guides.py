@@ -48,6 +48,20 @@ def free_traced_start_values(guide: Any) -> None:
                 known[name] = np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
 
+def sites_of_traced_support(guide: Any) -> list[str]:
+    """Sites whose support an automatic guide keeps as arrays of a trace that is over."""
+    return sorted(
+        {
+            name
+            for part in guide_parts(guide)
+            for name, site in (part.prototype_trace or {}).items()
+            if site["type"] == "sample" and not site["is_observed"]
+            for leaf in jax.tree.leaves(site["fn"].support)
+            if isinstance(leaf, jax.core.Tracer)
+        }
+    )
+
+
 def guide_parts(guide: Any) -> Iterator[AutoGuide]:
     """An automatic guide and all its parts; nothing of other guides."""
     if isinstance(guide, AutoGuideList):

@@ -17,6 +17,7 @@ from numpyro_largecat.handlers.automatic_guides import (
     free_start_values,
     free_traced_start_values,
     set_up_anew,
+    sites_of_traced_support,
 )
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.internals import addresses_of, search_for_start_values
@@ -105,6 +106,13 @@ def _spread_first_run(
 
     state, touched, labels = compiled(run)(rng_key, arrays, given)
     free_traced_start_values(plan.guide)
+    traced = sites_of_traced_support(plan.guide)
+    if traced:
+        raise NotImplementedError(
+            f"the supports of the sites {traced} have bounds that are arrays, which an automatic "
+            "guide cannot keep where `mesh` has it learn its model in a compiled program. Give "
+            "them scalar bounds, or guide them by hand."
+        )
     return _Made(plans[0], state, touched, labels)
 
 

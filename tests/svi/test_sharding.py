@@ -283,6 +283,19 @@ def test_a_batch_that_cannot_be_divided_is_refused(kind):
         svi_of(OVER_BOTH).run(KEY, 2, batches=kind(X, Y, batch_size=9), **QUIET)
 
 
+def test_an_automatic_guide_of_bounds_that_are_arrays_is_refused():
+    def model(x, y, rows):
+        c = numpyro.sample("c", dist.Uniform(-jnp.ones(3), jnp.ones(3)).to_event(1))
+        with lc.class_plate("classes", 12, y, num_sampled=4) as classes:
+            w = numpyro.sample("w", dist.Uniform(-2.0, 2.0).expand([3]).to_event(1))
+        with lc.data_plate("data", 40, rows) as batch:
+            lc.sample_choice("y", (x + c) @ w.T, classes=classes, rows=batch, obs=y)
+
+    svi = svi_of(OVER_CLASSES, model, AutoNormal(model))
+    with pytest.raises(NotImplementedError, match=r"\['c'\] have bounds that are arrays"):
+        svi.init(KEY, X[:8], Y[:8], np.arange(8))
+
+
 def test_labels_out_of_range_are_refused():
     with pytest.raises(ValueError, match="12"):
         svi_of(OVER_CLASSES).init(KEY, X[:8], np.full(8, 12), np.arange(8))
