@@ -148,19 +148,21 @@ def main() -> None:
         for name, mesh in MESHES.items():
             found = measure(num_categories, mesh, num_steps)
             gc.collect()
-            ratio = predicted_bytes(*mesh) / found.bytes_per_step if found.bytes_per_step else None
+            values = found._asdict()
+            if found.bytes_per_step:  # one device sends nothing
+                ratio = predicted_bytes(*mesh) / found.bytes_per_step
+                values["predicted_to_measured_bytes"] = ratio
             rows.append(
                 [
                     f"{num_categories:,}",
                     name,
                     f"{found.bytes_per_step:,}",
-                    "-" if ratio is None else f"{ratio:.3f}",
+                    f"{ratio:.3f}" if found.bytes_per_step else "-",
                     f"{found.table_memory_share:.3f}",
                     f"{found.ms_per_step:.1f}",
                 ]
             )
             setting = {"K": num_categories, "D": NUM_FEATURES, "devices": name}
-            values = found._asdict() | {"predicted_to_measured_bytes": ratio}
             units = {"bytes_per_step": "bytes", "ms_per_step": "ms"}
             for metric, value in values.items():
                 records.append(
