@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from numpyro_largecat._checks import (
     check_count,
@@ -37,6 +38,7 @@ from numpyro_largecat.mixtures.row_stream import RowStream, look_at
 from numpyro_largecat.mixtures.saved_step import KIND, arrays_of, settings_of, step_of
 from numpyro_largecat.mixtures.start_statistics import Start, num_candidates, seed_statistics
 from numpyro_largecat.ops.numpy_generator import numpy_generator
+from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
 
 DEFAULTS = Options()
 
@@ -58,6 +60,7 @@ def fit_mixture(
     options: Options = DEFAULTS,
     checkpoints: Checkpoints | None = None,
     resume: bool = False,
+    mesh: Mesh | None = None,
 ) -> MixtureFit:
     r"""Fit a mixture of exponential families by closed-form steps with L-sparse responsibilities.
 
@@ -118,6 +121,8 @@ def fit_mixture(
             step is a batch. They hold the sums of all batches.
         resume: Go on from the newest checkpoint, if there is one, bit by bit as if the fit had not
             been interrupted. Without it the folder must have no checkpoints.
+        mesh: Devices of this process, ``jax.make_mesh(sizes, names)``, over all of which the rows
+            of each batch are spread; they then sum O(K P) numbers. None for one device.
 
     Returns:
         A ``MixtureFit``. Its ``bounds`` are, for "memoized", the objective at the end of each pass;
@@ -157,12 +162,13 @@ def fit_mixture(
     num_components = check_count("num_components", num_components, 1)
     active = check_num_active(num_active, num_components, "components")
     num_passes = check_count("num_passes", num_passes, 1)
+    devices = mesh_of_one_process(mesh)
     goes_on = has_checkpoint(checkpoints, resume, KIND)
     batch_key, seed_key = jax.random.split(rng_key)
     rng = numpy_generator(batch_key)
     stream = RowStream(x, batch_size, rng)
     look = look_at(stream, family, num_candidates(num_components), rng)
-    model = Model(family, mixing, objective, active, look)
+    model = Model(family, mixing, objective, active, look, devices)
     first = _start_statistics(seed_key, start, family, num_components, look.sample)
     num_before = start.num_steps if isinstance(start, MixtureFit) else 0
     settings = settings_of(rng_key, model, first, method, options)

@@ -9,9 +9,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import Mesh
 
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.ops.grouped_sums import grouped_sums
+from numpyro_largecat.ops.rows_by_device import sums_by_device, total
 from numpyro_largecat.ops.top_l import take_last, top_l
 
 CHUNK_ENTRIES = 2**22  # features and log weights that are held at once
@@ -70,7 +72,7 @@ def chunk_rows(num_rows: int, num_features: int, num_components: int) -> int:
     return min(2 ** (room.bit_length() - 1), 2 ** (max(num_rows, 1) - 1).bit_length())
 
 
-@partial(jax.jit, static_argnames=("num_active", "chunk"))
+@partial(jax.jit, static_argnames=("num_active", "chunk", "mesh"))
 def sum_batch(
     family: ConjugateFamily,
     x: Array,
@@ -79,12 +81,31 @@ def sum_batch(
     *,
     num_active: int,
     chunk: int,
+    mesh: Mesh | None = None,
 ) -> BatchSums:
     """Local step of a batch and its sums, Eqs. 5, 7 and 8; rows with ``is_row`` = 0 are padding.
+
+    Over a mesh each device takes its own rows, and O(K P) numbers are summed.
 
     Cost: O(N K P) for the weights, one product of matrices; O(N L P) for the sums, or O(N K P) if L
     is K / 8 or more. Scratch memory: O(chunk (P + K) + K P + N L); nothing of size N K or N P.
     """
+
+    def of_rows(shared: tuple[ConjugateFamily, Globals], rows: tuple[Array, Array]) -> BatchSums:
+        return _sum_rows(shared[0], *rows, shared[1], num_active, chunk)
+
+    sums: BatchSums = total(sums_by_device(of_rows, mesh)((family, parameters), (x, is_row)))
+    return sums
+
+
+def _sum_rows(
+    family: ConjugateFamily,
+    x: Array,
+    is_row: Array,
+    parameters: Globals,
+    num_active: int,
+    chunk: int,
+) -> BatchSums:
     num_components = parameters.log_weights.shape[0]
     parts = (x.reshape(-1, chunk, *x.shape[1:]), is_row.reshape(-1, chunk))
 

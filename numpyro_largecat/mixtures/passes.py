@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import GlobalStep, Objective, Statistics, global_step
@@ -18,6 +19,7 @@ from numpyro_largecat.mixtures.mixing_priors import MixingPrior
 from numpyro_largecat.mixtures.options import Options
 from numpyro_largecat.mixtures.row_stream import FirstLook, RowStream, as_rows, mark_of, padded
 from numpyro_largecat.ops.numpy_generator import numpy_generator
+from numpyro_largecat.ops.rows_by_device import num_devices
 from numpyro_largecat.ops.step_sizes import step_size
 
 
@@ -29,6 +31,7 @@ class Model(NamedTuple):
     objective: Objective
     num_active: int
     look: FirstLook
+    mesh: Mesh | None = None  # of devices, over which the rows of a batch are spread
 
     def global_step(self, statistics: Statistics) -> GlobalStep:
         """Posterior from statistics."""
@@ -37,12 +40,11 @@ class Model(NamedTuple):
     def sum_batch(self, rows: Any, posterior: GlobalStep) -> BatchSums:
         """Local step of a batch, and its sums."""
         num_components, num_features = posterior.expectations.shape
-        chunk = chunk_rows(len(rows), num_features, num_components)
-        x, is_row = padded(rows, self.look.dtype, chunk)
-        parameters = posterior.parameters(self.look.dtype)
-        return sum_batch(
-            self.family, x, is_row, parameters, num_active=self.num_active, chunk=chunk
-        )
+        rows_of_device = -(-len(rows) // num_devices(self.mesh))
+        chunk = chunk_rows(rows_of_device, num_features, num_components)
+        x, is_row = padded(rows, self.look.dtype, chunk, self.mesh)
+        options = {"num_active": self.num_active, "chunk": chunk, "mesh": self.mesh}
+        return sum_batch(self.family, x, is_row, posterior.parameters(self.look.dtype), **options)
 
 
 class KeptSums(NamedTuple):

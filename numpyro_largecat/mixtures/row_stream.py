@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from numpyro_largecat._checks import check_count, check_shape, describe
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
+from numpyro_largecat.ops.rows_by_device import num_devices, over_all_devices
 
 ROWS_TO_CHECK = 2**14  # of an array, read at once
 STACK = " The items of `x` are taken as batches; if they are rows, stack them: `np.stack(x)`."
@@ -167,12 +169,15 @@ def _name_errors(
         raise ValueError(f"{name}, from row {start} on: {error}{hint}") from None
 
 
-def padded(rows: Any, dtype: np.dtype, chunk: int) -> tuple[Array, Array]:
-    """Rows on the device, filled up to a multiple of ``chunk``, and which of them are rows.
+def padded(rows: Any, dtype: np.dtype, chunk: int, mesh: Mesh | None = None) -> tuple[Array, Array]:
+    """Rows on the devices, filled up to a multiple of ``chunk`` on each, and which are rows.
 
     The filling is copies of the last row: their features are finite, whatever the family.
     """
-    x = jnp.asarray(rows, dtype)
-    missing = -x.shape[0] % chunk
-    is_row = (jnp.arange(x.shape[0] + missing) < x.shape[0]).astype(dtype)
-    return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), mode="edge"), is_row
+    x = jnp.asarray(rows, dtype) if mesh is None else np.asarray(rows, dtype)
+    missing = -x.shape[0] % (chunk * num_devices(mesh))
+    is_row = (np.arange(x.shape[0] + missing) < x.shape[0]).astype(dtype)
+    padding = [(0, missing)] + [(0, 0)] * (x.ndim - 1)
+    if mesh is None:
+        return jnp.pad(x, padding, mode="edge"), jnp.asarray(is_row)
+    return jax.device_put((np.pad(x, padding, mode="edge"), is_row), over_all_devices(mesh))

@@ -13,12 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.ops.rows_by_device import by_device, num_devices
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.document_fit import (
     DocumentFit,
+    Topics,
     least_size,
     prepare_topics,
     solve_documents,
@@ -36,11 +39,11 @@ class Shapes(NamedTuple):
     """What code is compiled for: once for a fit and all that is read from it."""
 
     widths: tuple[int, ...]  # slots for the words of documents, ascending
-    num_documents: int  # of a chunk, at most
+    num_documents: int  # of a chunk, at most, on each device
     num_rows: int  # of the table of topics, the words that a batch may have
 
     def documents_of(self, width: int) -> int:
-        """Documents of a chunk of this width."""
+        """Documents of a chunk of this width, on each device."""
         return max(FEWEST, min(self.num_documents, SLOTS_OF_CHUNK // width // FEWEST * FEWEST))
 
 
@@ -50,6 +53,7 @@ class Solver(NamedTuple):
     num_active: int
     effort: Effort
     shapes: Shapes
+    mesh: Mesh | None = None  # of devices, over which the documents of a chunk are spread
 
 
 class Batch(NamedTuple):
@@ -63,7 +67,7 @@ class Chunk(NamedTuple):
     """Documents padded to one width; rows after the documents are empty."""
 
     documents: NDArray[np.intp]  # (n,), where they are in the corpus
-    words: NDArray[np.int32]  # (documents of the width, width)
+    words: NDArray[np.int32]  # (documents of the width, width), times the number of devices
     counts: NDArray[np.int32]  # of the same shape
 
 
@@ -77,9 +81,11 @@ class Solved(NamedTuple):
     size: int  # number of topics that code was compiled for, which holds those of each document
 
 
-def shapes_of(corpus: Corpus, batch_size: int, num_rows: int, num_passes: int) -> Shapes:
-    """Shapes for a fit; a batch is four chunks or more, for as many cores."""
-    num_documents = min(CHUNK, FEWEST * -(-batch_size // (4 * FEWEST)))
+def shapes_of(
+    corpus: Corpus, batch_size: int, num_rows: int, num_passes: int, num_parts: int
+) -> Shapes:
+    """Shapes for a fit; a batch has documents for as many cores or devices, all at work at once."""
+    num_documents = min(CHUNK, FEWEST * -(-batch_size // (num_parts * FEWEST)))
     return Shapes(widths_of(corpus, num_passes), num_documents, num_rows)
 
 
@@ -147,9 +153,12 @@ def batches_within(corpus: Corpus, num_rows: int) -> Iterator[Batch]:
 
 
 def chunks_of(
-    corpus: Corpus, indices: NDArray[np.intp], shapes: Shapes
+    corpus: Corpus, indices: NDArray[np.intp], shapes: Shapes, num_parts: int = 1
 ) -> Iterator[Callable[[], Chunk]]:
-    """Documents in the order of their lengths, longest first; each call pads some of them."""
+    """Documents in the order of their lengths, longest first; each call pads some of them.
+
+    They are as many as ``num_parts`` devices take at once.
+    """
     sizes = np.diff(corpus.offsets)[indices]
     order = np.argsort(-sizes, kind="stable")
     which = np.searchsorted(shapes.widths, sizes[order])
@@ -160,17 +169,20 @@ def chunks_of(
         return Chunk(documents, np.pad(words, padding), np.pad(counts, padding))
 
     for i, width in reversed(list(enumerate(shapes.widths))):
-        documents, size = indices[order[which == i]], shapes.documents_of(width)
+        documents, size = indices[order[which == i]], num_parts * shapes.documents_of(width)
         for start in range(0, len(documents), size):
             yield partial(pad, documents[start : start + size], size, width)
 
 
-def on_all_cores(solve: Callable[[Chunk], T], chunks: Iterator[Callable[[], Chunk]]) -> list[T]:
+def on_all_cores(
+    solve: Callable[[Chunk], T], chunks: Iterator[Callable[[], Chunk]], mesh: Mesh | None
+) -> list[T]:
     """Call ``solve`` for each chunk; on a CPU in as many threads as there are cores.
 
-    A chunk is made when it is its turn, so few are in memory.
+    A chunk is made when it is its turn, so few are in memory. A mesh has all its devices work on
+    one chunk.
     """
-    if jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu" or mesh is not None:
         return [solve(make()) for make in chunks]
     enabled = jnp.result_type(float) == jnp.float64  # set for each thread by itself
 
@@ -195,18 +207,43 @@ def solve_batch(
 
     ``then`` gets each chunk and its fit. ``initial`` gives the topic counts to start from.
     """
-    topics = prepare_topics(log_probs, concentration, for_most=initial is None)
+    topics, mesh = prepare_topics(log_probs, concentration, for_most=initial is None), solver.mesh
 
     def solve(chunk: Chunk) -> T:
         places = np.searchsorted(batch.rows, chunk.words).clip(0, len(batch.rows) - 1)
         words = jnp.asarray(np.where(chunk.counts > 0, places, 0).astype(np.int32))
         counts = jnp.asarray(chunk.counts)
-        start = start_documents(topics, words, counts) if initial is None else initial(chunk)
-        shared, size = (topics, words, counts, start), least_size(start)
-        fit = solve_documents(*shared, solver.num_active, solver.effort, size=size)
+        if initial is None:
+            start = _start_documents(topics, (words, counts), mesh=mesh)
+        else:
+            start = initial(chunk)
+        size = least_size(start)
+        shared = topics, solver.num_active, solver.effort
+        fit = _solve_documents(shared, (words, counts, start), size=size, mesh=mesh)
         return then(Solved(chunk, words, counts, fit, size))
 
-    return on_all_cores(solve, chunks_of(corpus, batch.documents, solver.shapes))
+    chunks = chunks_of(corpus, batch.documents, solver.shapes, num_devices(mesh))
+    return on_all_cores(solve, chunks, mesh)
+
+
+@partial(jax.jit, static_argnames="mesh")
+def _start_documents(topics: Topics, documents: tuple[Array, Array], *, mesh: Mesh | None) -> Array:
+    return by_device(lambda topics, own: start_documents(topics, *own), mesh)(topics, documents)
+
+
+@partial(jax.jit, static_argnames=("size", "mesh"))
+def _solve_documents(
+    shared: tuple[Topics, int, Effort],
+    documents: tuple[Array, Array, Array],
+    *,
+    size: int,
+    mesh: Mesh | None,
+) -> DocumentFit:
+    def solve(shared: tuple[Topics, int, Effort], own: tuple[Array, Array, Array]) -> DocumentFit:
+        topics, num_active, effort = shared
+        return solve_documents(topics, *own, num_active, effort, size=size)
+
+    return by_device(solve, mesh)(shared, documents)
 
 
 def solve_corpus(

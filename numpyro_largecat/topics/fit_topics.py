@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 from numpy.typing import ArrayLike, NDArray
 
 from numpyro_largecat._checks import (
@@ -30,6 +31,7 @@ from numpyro_largecat.data.checkpoints import (
 )
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
+from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
 from numpyro_largecat.topics.document_chunks import Shapes, Solver, shapes_of
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.passes import (
@@ -45,6 +47,7 @@ from numpyro_largecat.topics.topic_fit import TopicFit, check_corpus
 from numpyro_largecat.topics.topic_table import Table
 
 DEFAULT_TOTAL = 0.5  # concentration of topic frequencies over all topics
+NUM_PARTS = 4  # of a batch, for as many cores
 DEFAULTS = Options()
 
 
@@ -64,6 +67,7 @@ def fit_topics(
     options: Options = DEFAULTS,
     checkpoints: Checkpoints | None = None,
     resume: bool = False,
+    mesh: Mesh | None = None,
 ) -> TopicFit:
     r"""Fit topics with Dirichlet posteriors by closed-form steps, a batch of documents at a time.
 
@@ -109,6 +113,10 @@ def fit_topics(
             step is a batch. They hold the table and what is kept of each batch.
         resume: Go on from the newest checkpoint, if there is one, bit by bit as if the fit had not
             been interrupted. Without it the folder must have no checkpoints.
+        mesh: Devices of this process, ``jax.make_mesh(sizes, names)``, over all of which documents
+            and the words of the table of topics are spread; per batch they send O(R K) numbers.
+            Each solves for 16 documents or more at once, so batches should have many times as
+            many. None for one device, or all cores.
 
     Returns:
         A ``TopicFit``.
@@ -139,10 +147,12 @@ def fit_topics(
     _check_options(options, method)
     prior = _concentration(concentration, num_topics)
     as_positive("word_concentration", word_concentration, "for each word in a topic")
+    devices = mesh_of_one_process(mesh)
     goes_on = has_checkpoint(checkpoints, resume, KIND)
     division_key, order_key = jax.random.split(rng_key)
     batches = make_batches(numpy_generator(division_key), corpus, batch_size)
-    shapes = shapes_of(corpus, batch_size, len(batches[0].rows), num_passes)
+    num_parts = NUM_PARTS if devices is None else devices.size
+    shapes = shapes_of(corpus, batch_size, len(batches[0].rows), num_passes, num_parts)
     settings = None
     if checkpoints is not None:
         given = rng_key, corpus, prior, word_concentration, active, batch_size, method, options
@@ -156,13 +166,13 @@ def fit_topics(
         corpus,
         prior,
         float(word_concentration),
-        Solver(active, options.effort, shapes),
+        Solver(active, options.effort, shapes, devices),
         isinstance(start, TopicFit),
     )
     first: NDArray[np.floating] = np.zeros((corpus.num_words, num_topics))
     if saved is None:
         first = _start_counts(numpy_generator(rng_key), corpus, num_topics, start)
-    table = Table(first, prior.dtype)
+    table = Table(first, prior.dtype, devices)
     memory = Memory(len(batches), table)
     if saved is not None:
         go_on(memory, saved.arrays, saved.number)

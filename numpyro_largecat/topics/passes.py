@@ -6,19 +6,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from functools import partial, reduce
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, vstack
 from scipy.special import gammaln
 
 from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
+from numpyro_largecat.ops.rows_by_device import sums_by_device, total
 from numpyro_largecat.ops.step_sizes import step_size
 from numpyro_largecat.ops.topics.document_fit import DocumentFit
 from numpyro_largecat.ops.topics.word_topic_counts import word_topic_counts
@@ -45,15 +47,12 @@ class Problem(NamedTuple):
     goes_on: bool = False  # from an earlier fit, so that topics differ before the first visit
 
 
-Visited: TypeAlias = list[tuple[NDArray[np.intp], csr_array]]  # documents, topic counts
-
-
 class Visit(NamedTuple):
     """What one visit of a batch leaves."""
 
     counts: Array  # (R, K), expected tokens of the rows in topics; 0 for rows that pad
     rest: float  # the bound of its documents without the data term
-    visited: Visited  # for a warm start
+    own: csr_array  # (B, K), topic counts of its documents
 
 
 def make_batches(rng: np.random.Generator, corpus: Corpus, batch_size: int) -> list[Batch]:
@@ -75,11 +74,13 @@ def visit_batch(
     problem: Problem,
     batch: Batch,
     table: Table,
-    visited: Visited | None = None,
+    stored: csr_array | None = None,
     *,
     is_first: bool = False,
 ) -> Visit:
     """Solve for the documents of a batch given the topics, and sum their counts.
+
+    They start from the topic counts ``stored``, those that the last visit left, or from scratch.
 
     In a first visit the topics are all alike, and would go to those of large concentration;
     therefore all have the mean. The bound is that of their own.
@@ -89,44 +90,55 @@ def visit_batch(
         all_alike = np.asarray(concentration)
         concentration = jnp.asarray(np.full_like(all_alike, all_alike.mean()))
     log_probs = table.log_probs(batch.rows, problem.word_concentration)
-    stored = None if visited is None else {tuple(ids[:1]): rows for ids, rows in visited}
 
-    def keep(solved: Solved) -> tuple[Array, float, tuple[NDArray[np.intp], csr_array]]:
-        fit = solved.fit
-        shared = log_probs, concentration, solved.words, solved.counts, fit
-        found, bound, term = _sums_of(*shared, num_active=solver.num_active, size=solved.size)
-        rest = float(bound) - float(term)
-        own = csr_array(np.asarray(fit.counts))
+    def keep(solved: Solved) -> tuple[Array, float, NDArray[np.intp], csr_array]:
+        fit, ids = solved.fit, solved.chunk.documents
+        shared, documents = (log_probs, concentration), (solved.words, solved.counts, fit)
+        options = {"num_active": solver.num_active, "size": solved.size, "mesh": solver.mesh}
+        found, bounds, terms = _sums_of(shared, documents, **options)
+        rest = float(np.asarray(bounds).sum()) - float(np.asarray(terms).sum())
+        own = csr_array(np.asarray(fit.counts)[: len(ids)])
         if is_first:
             rest += _rise(own, np.asarray(problem.concentration)[own.indices])
             rest -= _rise(own, np.asarray(concentration)[own.indices])
-        return found, rest, (solved.chunk.documents, own)
+        return found, rest, ids, own
 
     def initial(chunk: Chunk) -> Array:
         assert stored is not None
-        return jnp.asarray(stored[tuple(chunk.documents[:1])].toarray())
+        counts = stored[np.searchsorted(batch.documents, chunk.documents)].toarray()
+        padding = len(chunk.words) - len(counts)
+        return jnp.asarray(np.pad(counts, ((0, padding), (0, 0))))
 
     start = None if stored is None else initial
     parts = solve_batch(problem.corpus, batch, log_probs, concentration, solver, keep, start)
-    found = reduce(jnp.add, (part[0] for part in parts))
-    return Visit(found, sum(part[1] for part in parts), [part[2] for part in parts])
+    counts, rests, ids, owns = zip(*parts, strict=True)
+    own = csr_array(vstack(owns, format="csr"))[np.argsort(np.concatenate(ids))]
+    return Visit(total(reduce(jnp.add, counts)), sum(rests), own)
 
 
-@partial(jax.jit, static_argnames=("num_active", "size"))
+@partial(jax.jit, static_argnames=("num_active", "size", "mesh"))
 def _sums_of(
-    log_probs: Array,
-    concentration: Array,
-    words: Array,
-    counts: Array,
-    fit: DocumentFit,
+    shared: tuple[Array, Array],
+    documents: tuple[Array, Array, DocumentFit],
     *,
     num_active: int,
     size: int,
+    mesh: Mesh | None,
 ) -> tuple[Array, Array, Array]:
-    """Counts of words in topics, the bound of all documents, and the part of it in log_probs."""
-    shared = log_probs, concentration, words, counts, fit.basis
-    found = word_topic_counts(*shared, num_active=num_active, size=size)
-    return found, fit.bound.sum(), jnp.vdot(found, log_probs)
+    """Counts of words in topics, the bound of all documents, and the part of it in log_probs.
+
+    Those of each device by itself.
+    """
+
+    def sums(
+        shared: tuple[Array, Array], documents: tuple[Array, Array, DocumentFit]
+    ) -> tuple[Array, Array, Array]:
+        words, counts, fit = documents
+        given = *shared, words, counts, fit.basis
+        found = word_topic_counts(*given, num_active=num_active, size=size)
+        return found, fit.bound.sum(), jnp.vdot(found, shared[0])
+
+    return sums_by_device(sums, mesh)(shared, documents)
 
 
 def _rise(counts: csr_array, concentration: NDArray[np.floating]) -> float:
@@ -144,7 +156,7 @@ class Memory:
     def __init__(self, num_batches: int, table: Table) -> None:
         self.table = table
         self.counts: list[csr_array | None] = [None] * num_batches
-        self.visited: list[Visited | None] = [None] * num_batches  # for a warm start
+        self.own: list[csr_array | None] = [None] * num_batches  # for a warm start
         self.rest = np.zeros(num_batches)
         self.bounds: list[float] = []  # of the corpus, after each pass
 
@@ -166,13 +178,13 @@ def memoized_steps(
     for i, b, is_last in _batches_to_go(rng_key, len(batches), num_passes, table.changes):
         batch, bound = batches[b], np.nan
         is_first = i == 0 and not problem.goes_on
-        found = visit_batch(problem, batch, table, memory.visited[b], is_first=is_first)
+        found = visit_batch(problem, batch, table, memory.own[b], is_first=is_first)
         counts = csr_array(np.asarray(found.counts))
         with held_signals():
             table.add(batch.rows, found.counts, less=memory.counts[b])
             memory.counts[b], memory.rest[b] = counts, found.rest
             if options.warm_start:
-                memory.visited[b] = found.visited
+                memory.own[b] = found.own
             if is_last:
                 # Sum again: the start leaves with the first pass, and rounding does not add up.
                 total = _sum_of(batches, memory.counts, table.shape)

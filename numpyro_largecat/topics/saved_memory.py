@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
@@ -15,8 +14,7 @@ from scipy.sparse import csr_array, vstack
 from numpyro_largecat.data.checkpoints import fingerprint
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.topics.options import Options
-from numpyro_largecat.topics.passes import Memory, Visited
-from numpyro_largecat.topics.topic_table import Counts
+from numpyro_largecat.topics.passes import Memory
 
 KIND = "fit of fit_topics"
 
@@ -53,38 +51,25 @@ def arrays_of(memory: Memory) -> dict[str, NDArray[Any]]:
     """All that the next batch needs, by name; the counts of batches and chunks are joined."""
     state = memory.table.state
     arrays = {
-        "table": np.asarray(state.counts),
+        "table": memory.table.unscaled(),
         "totals": np.asarray(state.totals),
         "scale": np.array(state.scale),
         "rest": memory.rest,
         "bounds": np.array(memory.bounds),
     }
     arrays |= _joined("counts", memory.counts)
-    chunks = [(b, *chunk) for b, visited in enumerate(memory.visited) for chunk in visited or ()]
-    arrays |= _joined("visited", [counts for _, _, counts in chunks])
-    arrays["visited: batch"] = np.array([b for b, _, _ in chunks], np.int64)
-    arrays["visited: size"] = np.array([len(ids) for _, ids, _ in chunks], np.int64)
-    documents = [ids for _, ids, _ in chunks]
-    arrays["visited: document"] = np.concatenate([np.zeros(0, np.intp), *documents])
+    arrays |= _joined("own", memory.own)
     return arrays
 
 
 def go_on(memory: Memory, arrays: Mapping[str, NDArray[Any]], num_done: int) -> None:
     """Take over what ``arrays_of`` gave after so many batches."""
-    counts, totals = (jnp.array(arrays[name]) for name in ("table", "totals"))  # to be donated
-    memory.table.state = Counts(counts, totals, float(arrays["scale"]))
+    memory.table.place(arrays["table"], arrays["totals"], float(arrays["scale"]))
     memory.table.changes = num_done
     memory.rest = np.array(arrays["rest"])
     memory.bounds = arrays["bounds"].tolist()
     memory.counts = list(_parts("counts", arrays))
-    sizes, documents = arrays["visited: size"], arrays["visited: document"]
-    chunks: dict[int, Visited] = {}
-    of_chunks = np.split(documents, np.cumsum(sizes)[:-1]) if len(sizes) else []
-    counts_of = _parts("visited", arrays)
-    for b, ids, own in zip(arrays["visited: batch"], of_chunks, counts_of, strict=True):
-        assert own is not None
-        chunks.setdefault(int(b), []).append((ids, own))
-    memory.visited = [chunks.get(b) for b in range(len(memory.visited))]
+    memory.own = list(_parts("own", arrays))
 
 
 def _joined(name: str, parts: list[csr_array | None]) -> dict[str, NDArray[Any]]:

@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.special import gammaln
 
 from numpyro_largecat._result_so_far import held_signals
+from numpyro_largecat.ops.rows_by_device import num_devices, over_all_devices
 from numpyro_largecat.ops.topics.sweeps import digamma
 
 LEAST_SCALE = 1e-6
@@ -23,7 +25,7 @@ LEAST_SCALE = 1e-6
 class Counts(NamedTuple):
     """Expected tokens of words in topics are ``scale * counts``."""
 
-    counts: Array  # (V, K)
+    counts: Array  # (V, K), over a mesh with some rows of zeros after them
     totals: Array  # (K,), sums over words
     scale: float
 
@@ -31,29 +33,38 @@ class Counts(NamedTuple):
 class Table:
     """Expected counts of words in topics, of which only rows are touched.
 
-    Whatever interrupts a change, it has the counts of before or after it.
+    Whatever interrupts a change, it has the counts of before or after it. Over a mesh its words are
+    spread over all devices.
     """
 
-    def __init__(self, counts: NDArray[np.floating], dtype: np.dtype) -> None:
-        self.dtype = np.dtype(dtype)
+    def __init__(
+        self, counts: NDArray[np.floating], dtype: np.dtype, mesh: Mesh | None = None
+    ) -> None:
+        self.dtype, self.mesh, self.shape = np.dtype(dtype), mesh, counts.shape
         self.changes = 0  # batches that were added
         self.set(counts)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Number of words and of topics."""
-        num_words, num_topics = self.state.counts.shape
-        return num_words, num_topics
-
     def set(self, counts: NDArray[np.floating]) -> None:
         """Replace all counts, (V, K)."""
-        table, totals = (jnp.asarray(x, self.dtype) for x in (counts, counts.sum(axis=0)))
-        self.state = Counts(table, totals, 1.0)
+        self.place(counts, counts.sum(axis=0), 1.0)
+
+    def place(
+        self, counts: NDArray[np.floating], totals: NDArray[np.floating], scale: float
+    ) -> None:
+        """Take these counts, their sums over words and their scale to the devices."""
+        if self.mesh is None:
+            table = jnp.array(counts, self.dtype)
+        else:
+            padding = -len(counts) % num_devices(self.mesh)
+            rows = np.pad(np.asarray(counts, self.dtype), ((0, padding), (0, 0)))
+            table = jnp.copy(jax.device_put(rows, over_all_devices(self.mesh)))  # to be donated
+        self.state = Counts(table, jnp.array(totals, self.dtype), scale)
 
     def log_probs(self, rows: NDArray[np.intp], word_concentration: float) -> Array:
         """E[log phi] of some words, (R, K)."""
         counts, totals, scale = self.state
-        return _expected_log(counts, totals, jnp.asarray(rows), word_concentration, scale)
+        prior = word_concentration, word_concentration * self.shape[0]
+        return _expected_log(counts, totals, jnp.asarray(rows), prior, scale)
 
     def add(
         self,
@@ -81,16 +92,20 @@ class Table:
 
     def numpy(self) -> NDArray[np.floating]:
         """The counts, (V, K)."""
-        return np.asarray(self.state.counts) * self.dtype.type(self.state.scale)
+        return self.unscaled() * self.dtype.type(self.state.scale)
+
+    def unscaled(self) -> NDArray[np.floating]:
+        """The counts before they are multiplied by their scale, (V, K)."""
+        return np.asarray(self.state.counts)[: self.shape[0]]
 
 
 @jax.jit
 def _expected_log(
-    counts: Array, totals: Array, rows: Array, word_concentration: float, scale: float
+    counts: Array, totals: Array, rows: Array, prior: tuple[float, float], scale: float
 ) -> Array:
-    posterior = word_concentration + jnp.maximum(scale * counts[rows], 0)
-    total = counts.shape[0] * word_concentration + scale * totals
-    return digamma(posterior) - digamma(total)
+    of_word, of_all_words = prior
+    posterior = of_word + jnp.maximum(scale * counts[rows], 0)
+    return digamma(posterior) - digamma(of_all_words + scale * totals)
 
 
 @partial(jax.jit, donate_argnums=(0, 1))

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +15,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
+from tests.collectives import shapes_sent
 from tests.models import class_points_of, hierarchical, make_data, point_guide
 from tests.slow_cases import slow_case
 
@@ -216,15 +215,8 @@ def programs():
     return init, step, share
 
 
-def collectives(program):
-    """The shapes that a program sends from device to device."""
-    kinds = "all-reduce|all-gather|collective-permute|all-to-all|reduce-scatter"
-    lines = re.findall(rf"= (.*) (?:{kinds})(?:-start)?\(", program.as_text())
-    return [tuple(map(int, s.split(","))) for s in re.findall(r"\[([\d,]+)\]", "".join(lines))]
-
-
 def test_a_step_sends_nothing_that_grows_with_a_plate(programs):
-    sent = collectives(programs[1])
+    sent = shapes_sent(programs[1])
     assert sent  # of the touched rows, at least
     most = max(BATCH, BATCH + SAMPLED)  # rows of a plate in a step
     assert all(np.prod(shape) <= most * FEATURES for shape in sent)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topics over eight emulated devices are those of one, and documents are sent nowhere."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import numpyro_largecat as lc
+from numpyro_largecat.data import Corpus
+from numpyro_largecat.ops.rows_by_device import over_all_devices
+from numpyro_largecat.ops.topics.active_search import Effort
+from numpyro_largecat.ops.topics.document_fit import prepare_topics
+from numpyro_largecat.topics import document_chunks, topic_table
+from tests.collectives import shapes_sent
+
+V, K = 61, 4  # words, no multiple of eight, and topics
+MESH = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+
+
+def make_corpus() -> Corpus:
+    rng = np.random.default_rng(0)
+    topics = rng.dirichlet(np.full(V, 0.1), 3)
+    documents = [rng.choice(V, 25, p=topics[rng.integers(3)]).astype(str) for _ in range(150)]
+    return Corpus.from_documents([list(words) for words in documents])
+
+
+CORPUS = make_corpus()
+
+
+def fit(mesh, **options):
+    arguments = {"batch_size": 60, "num_passes": 2, "num_active": 2, "progress_bar": False}
+    return lc.fit_topics(jax.random.key(0), CORPUS, K, mesh=mesh, **arguments | options)
+
+
+def assert_close(found, expected) -> None:
+    """To the precision of the digamma and of a search that ends when it gains next to nothing."""
+    np.testing.assert_allclose(found.posterior, expected.posterior, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found.bounds, expected.bounds, rtol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["memoized", "stochastic"])
+def test_a_fit_is_that_of_one_device(method, x64) -> None:
+    assert_close(fit(MESH, method=method), fit(None, method=method))
+
+
+def test_a_checkpoint_with_warm_starts_goes_on_over_other_devices(tmp_path, x64) -> None:
+    """Chunks of documents are others, so what is kept of each document must find its own."""
+    options = {"num_passes": 3, "options": lc.topics.Options(warm_start=True)}
+    checkpoints = lc.Checkpoints(tmp_path, every_steps=1)
+    fit(MESH, **options | {"num_passes": 2}, checkpoints=checkpoints)
+    found = fit(None, **options, checkpoints=checkpoints, resume=True)
+    assert_close(found, fit(None, **options))
+
+
+def test_the_table_is_spread_by_words() -> None:
+    counts = np.random.default_rng(0).gamma(1.0, size=(V, K)).astype(np.float32)
+    one, many = (topic_table.Table(counts, np.float32, mesh) for mesh in (None, MESH))
+    rows, change = np.array([0, 7, V - 1]), jnp.ones((3, K))
+    for table in (one, many):
+        table.add(rows, change, keep=0.5)
+    held = many.state.counts
+    assert held.sharding.shard_shape(held.shape) == (-(-V // MESH.size), K)
+    np.testing.assert_allclose(many.numpy(), one.numpy(), rtol=1e-6)
+    log_probs = [table.log_probs(rows, 0.1) for table in (one, many)]
+    np.testing.assert_allclose(log_probs[1], log_probs[0], rtol=1e-5)
+
+
+def test_a_batch_sends_its_rows_of_the_table_alone() -> None:
+    table = topic_table.Table(np.ones((V, K)), np.float32, MESH)
+    counts, totals, scale = table.state
+    rows = jnp.arange(8)
+    read = topic_table._expected_log.lower(counts, totals, rows, (0.1, 0.1 * V), scale)
+    assert shapes_sent(read.compile()) == [(8, K)]
+    change = jnp.ones((8, K))
+    write = topic_table._add.lower(counts, totals, rows, change, change, 1.0, scale)
+    assert shapes_sent(write.compile()) == []
+
+
+def test_devices_solve_for_their_own_documents() -> None:
+    topics = prepare_topics(jnp.zeros((V, K)), jnp.ones(K))
+    words = jnp.zeros((128, 16), int)
+    documents = jax.device_put((words, words, jnp.ones((128, K))), over_all_devices(MESH))
+    shared, options = (topics, 2, Effort()), {"size": K, "mesh": MESH}
+    solve = document_chunks._solve_documents.lower(shared, documents, **options)
+    assert shapes_sent(solve.compile()) == []
