@@ -32,6 +32,23 @@ settings.register_profile("numpyro_largecat", deadline=None, derandomize=True)
 settings.load_profile("numpyro_largecat")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest itself leaves out what is slow
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let n cases of a test that is marked ``some_cases(n)`` run always, and the others slowly."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("some_cases"):
+            cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for of_test in cases.values():
+        marker = of_test[0].get_closest_marker("some_cases")
+        assert marker is not None
+        (num_always,) = marker.args
+        always = {i * len(of_test) // num_always for i in range(num_always)}
+        for i, item in enumerate(of_test):
+            if i not in always:
+                item.add_marker(pytest.mark.slow)
+
+
 MOST_MAPPINGS = 40_000  # of memory: each compiled program has several, and Linux allows 65,530
 
 

@@ -96,6 +96,7 @@ def test_large_ids_and_labels_are_refused_as_they_are(ids):
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint32, jnp.int64, jnp.uint64])
+@pytest.mark.some_cases(1)
 def test_traced_ids_of_wide_types_are_right_or_nan(dtype):
     """An id that 32 bits would wrap to row 3 makes the log density NaN, as any out of range."""
 

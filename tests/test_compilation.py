@@ -74,6 +74,7 @@ def proposals():
 
 @pytest.mark.parametrize("noise", sorted(FAMILIES))
 @pytest.mark.parametrize("proposal", ["uniform", "frequency", "head", "per_observation"])
+@pytest.mark.some_cases(4)
 def test_of_a_step(proposal, noise):
     model = choice_model(noise, **proposals()[proposal])
 

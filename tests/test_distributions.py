@@ -344,6 +344,7 @@ EXPECTED = {  # NaN where `expected` does not say it
 
 @pytest.mark.smoke
 @cases
+@pytest.mark.some_cases(9)
 def test_log_prob_is_the_equation_however_it_is_called(name):
     expected = CASES[name].expected()
     for way, of in EXPECTED.items():
@@ -354,6 +355,7 @@ def test_log_prob_is_the_equation_however_it_is_called(name):
 
 
 @cases
+@pytest.mark.some_cases(2)
 def test_shapes_of_the_distribution_and_of_its_pytree(name):
     case = CASES[name]
     d = case.make(*case.arguments)
@@ -367,6 +369,7 @@ def test_shapes_of_the_distribution_and_of_its_pytree(name):
 
 
 @cases
+@pytest.mark.some_cases(8)
 def test_gradient_in_float64_is_that_of_finite_differences(name, x64):
     case = CASES[name]
     random, size = np.random.default_rng(1), 1e-6
@@ -459,6 +462,7 @@ def test_local_arrays_of_another_shape_are_refused(choice, on):
 
 
 @on_each
+@pytest.mark.some_cases(4)
 def test_bad_values_under_jit_are_nan(choice, on):
     """Values that are no classes, and on a subset classes that are no labels, also drawn ones."""
     case = choice_case(choice, on)
@@ -472,6 +476,7 @@ def test_bad_values_under_jit_are_nan(choice, on):
 
 @pytest.mark.parametrize("dtype", ["float32", slow_case("float64")])
 @on_each_quick
+@pytest.mark.some_cases(8)
 def test_huge_utilities_give_finite_values_and_gradients(choice, on, dtype):
     """Utilities in [-1e4, 1e4], of 10**5 classes where all are there, far from what is kept."""
     psi = np.array([[1e4, -1e4, 0, 1e4, 1e4, -1e4], [-1e4, 1e4, 1e4, -1e4, 0, 0]])
@@ -496,6 +501,7 @@ def test_huge_utilities_give_finite_values_and_gradients(choice, on, dtype):
 
 
 @on_each_quick
+@pytest.mark.some_cases(8)
 def test_classes_that_are_not_available(choice, on):
     """They change nothing but the value of their own choice, -inf, which moves no array."""
     rows = ROWS[on]
@@ -536,6 +542,7 @@ UNBIASED = {n: c for n, c in CHOICES.items() if c.unbiased and "subset" in c.on}
 
 
 @pytest.mark.parametrize("choice", UNBIASED.values(), ids=UNBIASED)
+@pytest.mark.some_cases(3)
 def test_mean_over_every_subset_is_the_value_on_all_classes_and_its_gradient(choice, x64):
     """Over all that a class plate may draw: of value, and of its gradient in all that is given."""
     of_classes = [x.ndim == 2 for x in choice.local]

@@ -102,6 +102,7 @@ def test_worse_means_worse_by_more_than_the_papers_last_digit() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--datasets", "minst"], ["--methods", "sofmax"], []])
+@pytest.mark.some_cases(1)
 def test_bad_arguments_are_refused(arguments: list[str]) -> None:
     """A misspelt name, and no folder of data, do not start a long run."""
     command = [sys.executable, "-m", "benchmarks.augment_reduce", *arguments]

@@ -30,6 +30,7 @@ def log_prob_of(utilities, error, row, noise, weights):
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 1)])
+@pytest.mark.some_cases(1)
 def test_the_error_broadcasts_with_the_utilities(shape):
     d = lc.AugmentedCategorical(UTILITIES, noise="normal", error=jnp.full(shape, 0.7))
     assert d.batch_shape == np.broadcast_shapes(shape, (3,))
@@ -58,6 +59,7 @@ def probabilities(utilities, noise):
 
 
 @noises
+@pytest.mark.some_cases(1)
 def test_probabilities_of_all_classes_sum_to_one(noise, x64):
     utilities = jnp.array(np.random.default_rng(1).normal(size=6) * 2)
     np.testing.assert_allclose(probabilities(utilities, noise).sum(), 1, rtol=1e-9)
@@ -122,6 +124,7 @@ def test_gumbel_errors_that_are_all_but_impossible():
 
 
 @noises
+@pytest.mark.some_cases(1)
 def test_a_class_that_is_not_available_counts_nothing(noise):
     """A utility of -inf, at an error so low that even its own log Phi would not be finite."""
     for error in (0.3, -200.0):

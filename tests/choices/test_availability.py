@@ -84,6 +84,7 @@ def test_log_prob_in_float64(x64):
 
 
 @NOISES
+@pytest.mark.some_cases(1)
 def test_far_utilities_beside_unavailable_classes_have_finite_gradients(noise):
     far = jnp.where(AVAILABLE, 1e4 * jnp.sign(UTILITIES), -jnp.inf)
     value, gradient = exact_and_gradient(far, Y, noise)
@@ -92,6 +93,7 @@ def test_far_utilities_beside_unavailable_classes_have_finite_gradients(noise):
 
 
 @NOISES
+@pytest.mark.some_cases(1)
 def test_probabilities_of_unavailable_classes_are_zero_and_the_others_sum_to_one(noise):
     choice = lc.UtilityCategorical(UTILITIES, noise=noise)
     log_probs = choice.log_prob(jnp.arange(NUM_CATEGORIES)[:, None]).T

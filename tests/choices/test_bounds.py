@@ -146,6 +146,7 @@ def on_subset(classes):
 
 
 @pytest.mark.parametrize("num_sampled", [1, 3])
+@pytest.mark.some_cases(1)
 def test_mean_over_every_subset_with_classes_together_is_that_on_all_classes(num_sampled, x64):
     """Value and gradient. On subsets those are together that surely are there: the labels."""
     distinct = jnp.array([1, 4], jnp.int32)

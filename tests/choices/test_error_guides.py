@@ -137,6 +137,7 @@ def test_errors_start_where_one_of_k_exceeds_them(noise):
     np.testing.assert_allclose(np.exp(log_cdf), np.full(4, 1 - 1 / 7), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_errors_of_sequences_have_a_row_for_each_position():
     y = jnp.array([[1, 2], [0, 2], [2, 2]])
 
@@ -293,6 +294,7 @@ def test_predictions_need_no_errors():
     assert without_errors(model, other) == (model, other)
 
 
+@pytest.mark.slow
 def test_a_part_for_numpyros_list():
     """In a list put together by hand, with a prefix of its own."""
 

@@ -39,6 +39,7 @@ def best_gaussian(utilities, value, noise, num_nodes=20, num_steps=10):
 
 
 @pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.some_cases(1)
 def test_it_is_a_bound_for_any_gaussian(x64, noise):
     rng = np.random.default_rng(0)
     utilities = rng.normal(size=(50, 7)) * rng.choice([0.3, 1.0, 3.0], (50, 1))
@@ -69,6 +70,7 @@ def test_the_best_gaussian_is_close_to_the_exact_log_probability(x64, noise, num
 
 
 @pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.some_cases(1)
 def test_derivatives_are_those_of_the_expectation(x64, noise):
     """In the location, and twice that in the variance."""
     psi = jnp.array([0.3, -1.0, 2.0, 0.1])
@@ -86,6 +88,7 @@ def test_derivatives_are_those_of_the_expectation(x64, noise):
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("label_at", [-1e4, slow_case(-30.0), 0.0, slow_case(30.0), 1e4])
+@pytest.mark.some_cases(1)
 def test_the_first_visit_of_a_row_leaves_everything_finite(noise, label_at):
     """From the start of ``sample_choice``, with the label far below or far above 10**5 classes."""
     labels = jnp.array([1])

@@ -93,6 +93,7 @@ def test_without_variance_it_is_the_bound_of_the_utilities(rows, weights, make):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @cases
+@pytest.mark.some_cases(2)
 def test_values_and_gradients_without_variance_of_equal_and_of_huge_utilities(
     rows, weights, make, dtype
 ):

@@ -133,6 +133,7 @@ def test_the_divergence_on_subsets_is_unbiased():
     np.testing.assert_allclose(np.mean([*by_draw.values()]), -divergences()[0].sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_latent_scale_of_the_prior():
     """The ELBO is that of drawn weights with an analytic divergence, for the same draw of it."""
 
@@ -162,6 +163,7 @@ def test_a_latent_scale_of_the_prior():
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_plates_around_the_class_plate_and_its_dim():
     """Parameters have an axis for each plate, at its dim, of the size of the whole plate."""
 
@@ -218,6 +220,7 @@ def test_on_a_subset_u_is_kept_and_follows_the_utility_of_the_observed_class():
     np.testing.assert_allclose(log_p, total, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_statistic_of_u_is_the_best_one_and_has_no_gradient():
     def statistic(tables):
         sites = trace_of(closed_form(EVERYTHING), X, Y, ROWS, params=tables)

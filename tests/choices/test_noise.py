@@ -60,6 +60,7 @@ def test_a_fit_to_counts_gives_their_frequencies(noise, kept, shape):
 
 
 @KEPT
+@pytest.mark.some_cases(1)
 def test_the_error_of_a_row_moves_when_it_is_visited_and_stays_otherwise(noise, kept, shape):
     def guide(*args):
         with numpyro.plate("classes", K):
@@ -139,6 +140,7 @@ def test_a_wide_guide_over_strong_features_keeps_every_step_finite():
     assert len(result.losses) == 60
 
 
+@pytest.mark.slow
 def test_single_precision_data_stay_so_where_double_is_enabled(x64):
     x, y = jnp.ones((12, 2), jnp.float32), jnp.arange(12) % 5
 

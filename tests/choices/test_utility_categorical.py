@@ -73,6 +73,7 @@ def expected_log_prob(case, values=None):
 
 @cases
 @pytest.mark.parametrize("transform", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
+@pytest.mark.some_cases(3)
 def test_masked_observations_count_nothing(case, transform):
     """NumPyro hands the distribution a feasible value in place of what is masked."""
     mask, expected = np.array([True, False, True]), expected_log_prob(case)
@@ -309,6 +310,7 @@ def test_what_needs_all_classes_is_refused_without_them(classes):
 
 
 @pytest.mark.parametrize("noise", sorted(FAMILIES))
+@pytest.mark.some_cases(1)
 def test_copies_keep_their_errors(noise):
     d = lc.UtilityCategorical(jnp.array([0.0, 1.0, -2.0]), noise=noise)
     for copied in (copy.deepcopy(d), pickle.loads(pickle.dumps(d))):

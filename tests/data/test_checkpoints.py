@@ -93,6 +93,7 @@ def stopped(fit, folder, monkeypatch, after, **options):
 
 
 @pytest.mark.parametrize(("fit", "options"), FITS)
+@pytest.mark.some_cases(3)
 def test_a_fit_goes_on_bit_by_bit(fit, options, tmp_path, monkeypatch) -> None:
     """From the middle of the first pass, of a later one, and after the last."""
     whole = fit(**options)

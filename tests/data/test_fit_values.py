@@ -63,6 +63,7 @@ def small_fits() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_fits_in_float64_need_64_bits(tmp_path: Path) -> None:
     """They would give other numbers without; those in float32 may be loaded with."""
     with jax.enable_x64(True):

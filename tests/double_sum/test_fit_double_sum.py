@@ -93,6 +93,7 @@ def gap_after(num_passes, make, ridge, **options):
         (0.5, lambda sizes: lc.double_sum.Vanilla(sizes(0.12), double_sum="utilities")),
     ],
 )
+@pytest.mark.some_cases(2)
 def test_unbiased_rules_reach_the_optimum(ridge, make, num_passes):
     """FALSE_ALARM = 1e-4: over keys the gap has mean 4e-4 at most, and deviation 1.2e-4.
 
@@ -103,6 +104,7 @@ def test_unbiased_rules_reach_the_optimum(ridge, make, num_passes):
 
 @pytest.mark.parametrize("num_passes", STUDIES)
 @pytest.mark.parametrize("rule", [OneVsEach, ImportanceSampling, NoiseContrast])
+@pytest.mark.some_cases(1)
 def test_biased_rules_stop_short_of_it(rule, num_passes):
     """FALSE_ALARM = 1e-5: over keys the gap is 0.02 or 0.09, with a deviation of 1.5e-3."""
     gap = gap_after(num_passes, lambda sizes: rule(sizes(0.12)), 0.5)
@@ -111,6 +113,7 @@ def test_biased_rules_stop_short_of_it(rule, num_passes):
 
 @pytest.mark.parametrize("num_passes", STUDIES)
 @pytest.mark.parametrize(("batch_size", "num_sampled"), [slow_case(1, 2), (3, 2)])
+@pytest.mark.slow
 def test_minibatches_reach_the_optimum_too(batch_size, num_sampled, num_passes):
     """FALSE_ALARM = 1e-4, as above; batches of 3 leave no rest in 120, and have repeated labels."""
     options = {"batch_size": batch_size, "num_sampled": num_sampled}
@@ -133,6 +136,7 @@ def test_minibatches_of_sparse_rows_are_those_of_dense_ones(x64):
     np.testing.assert_allclose(got.w, expected.w, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_map_of_the_numpyro_model_is_the_optimum(x64):
     """The gradient of the log joint of Normal(0, ridge**-0.5) weights vanishes there."""
     (x, y), ridge = small_data(), 0.5
@@ -171,6 +175,7 @@ def test_the_mean_of_the_terms_is_the_objective(x64):
 
 @pytest.mark.parametrize("ridge", [0.0, 0.5])
 @pytest.mark.parametrize("rule", [lc.double_sum.ImplicitSGD(1.2), lc.double_sum.UMax(0.12)])
+@pytest.mark.some_cases(1)
 def test_sparse_features_give_the_weights_of_dense_ones(rule, ridge, x64):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(N, 10)) * (rng.random((N, 10)) < 0.3)
@@ -250,6 +255,7 @@ def test_u_max_keeps_to_where_the_optimum_is():
     ids=repr,
 )
 @pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.some_cases(2)
 def test_scratch_memory_does_not_grow_with_categories(rule, ridge, is_sparse):
     """A copy of the table in each step would show, or one number for each class."""
 
@@ -272,6 +278,7 @@ def test_scratch_memory_does_not_grow_with_categories(rule, ridge, is_sparse):
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1.0])
+@pytest.mark.slow
 def test_scratch_memory_of_minibatches_does_not_grow_with_categories(ridge):
     """Nor with the observations: a few rows of the table are copied, and of x."""
 
@@ -375,6 +382,7 @@ def test_bad_input_is_refused(change, error, message):
         fit_double_sum(jax.random.key(0), **arguments)
 
 
+@pytest.mark.slow
 def test_what_is_left_for_the_last_minibatch_is_fitted_too():
     """Each observation has a feature of its own, so only its own step can move that weight."""
     x, y = jnp.eye(4), jnp.array([5, 2, 7, 0])
@@ -383,6 +391,7 @@ def test_what_is_left_for_the_last_minibatch_is_fitted_too():
     assert (w[y, jnp.arange(4)] > 0.01).all()
 
 
+@pytest.mark.slow
 def test_rounding_does_not_hide_a_minibatch_that_is_not_solved():
     """With fewer features than rows, squared lengths of the residual may round to less than 0.
 
@@ -395,6 +404,7 @@ def test_rounding_does_not_hide_a_minibatch_that_is_not_solved():
         fit_double_sum(jax.random.key(0), x, y, 100, lc.double_sum.ImplicitSGD(16.0), **options)
 
 
+@pytest.mark.slow
 def test_minibatches_that_are_not_solved_are_reported():
     """In float32 a rate of 10**12 leaves utilities that cannot be resolved."""
     x, y = small_data()
@@ -412,6 +422,7 @@ def test_minibatches_that_are_not_solved_are_reported():
 
 
 @pytest.mark.parametrize("minibatches", [{}, {"batch_size": 7, "num_sampled": 2}])
+@pytest.mark.some_cases(1)
 def test_a_fit_goes_on_from_another(minibatches):
     """With one key, two passes and two more are four, bit by bit."""
     (x, y), rule = small_data(), lc.double_sum.ImplicitSGD(1.2)

@@ -199,6 +199,7 @@ def test_parameters_are_rows_of_their_plates(two):
     assert np.isfinite(two[1].losses).all()
 
 
+@pytest.mark.slow
 def test_a_fit_is_read_at_its_centre_and_over_draws(two):
     fitted = lc.Fitted.from_svi(*two, chunk_size=5)
     new = fitted.on(USERS[:4], FEATURES_OF_ROWS[:4])

@@ -58,6 +58,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("prior", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.some_cases(3)
 def test_the_value_has_the_prior_of_the_model(prior):
     """Its log density is that of z and a constant, which both integrals being 1 determines."""
     model = weights(prior)
@@ -115,6 +116,7 @@ def loss_at(model, tau):
     return float(loss)
 
 
+@pytest.mark.slow
 def test_divergences_do_not_depend_on_the_scale():
     """Centred they are least where the scale is the guide's sd at its start, 0.1."""
 

@@ -52,6 +52,7 @@ def test_any_plate_holds_the_rows_that_are_named(plate):
 
 
 @plates
+@pytest.mark.some_cases(1)
 def test_other_plates_hold_what_they_would(plate):
     alone = sites_of(model_of(plate), touched=TouchedRows())
     other = {"others": jnp.array([0])}

@@ -62,6 +62,7 @@ UTILITIES = {
 
 @pytest.mark.parametrize("name", UTILITIES)
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.some_cases(4)
 def test_entries_are_those_of_the_whole(name, compiled):
     fn = UTILITIES[name]
     take = jax.jit(single_entries, static_argnums=0) if compiled else single_entries
@@ -72,6 +73,7 @@ def test_entries_are_those_of_the_whole(name, compiled):
     np.testing.assert_allclose(taken, whole[jnp.arange(N), ROWS], rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_leading_axes_and_several_results():
     deep = jnp.stack([X, 2 * X])
     rows = jnp.stack([ROWS, ROWS[::-1]])

@@ -78,6 +78,7 @@ def test_gradients_are_the_expectations_of_textbooks(name: str, objective: str) 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("x64")
+@pytest.mark.some_cases(2)
 def test_components_are_the_estimates(name: str) -> None:
     """The log density of the NumPyro components is f(x) . grad G + log h(x)."""
     family, _, x = CASES[name]
@@ -100,6 +101,7 @@ def test_components_are_the_estimates(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["zero mean", "gaussian", "diagonal"])
 @pytest.mark.usefixtures("x64")
+@pytest.mark.some_cases(1)
 def test_expected_log_density_agrees_with_draws_of_the_posterior(name: str) -> None:
     """A mean over draws from SciPy lies within five standard errors; fails with ``FALSE_ALARM``."""
     family, _, x = CASES[name]

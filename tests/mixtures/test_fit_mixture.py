@@ -39,6 +39,7 @@ def fit(*arguments: Any, **options: Any) -> lc.MixtureFit:
 @pytest.mark.parametrize("objective", ["variational", "map"])
 @pytest.mark.parametrize(("mixing", "num_active"), [("dirichlet", 2), ("sticks", 4)])
 @pytest.mark.usefixtures("x64")
+@pytest.mark.some_cases(6)
 def test_coordinate_ascent_is_that_of_loops(
     name: str, objective: Any, mixing: str, num_active: int
 ) -> None:
@@ -77,6 +78,7 @@ def test_coordinate_ascent_is_that_of_loops(
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("num_active", [1, 2, 4])
 @pytest.mark.parametrize("objective", ["variational", "map"])
+@pytest.mark.some_cases(4)
 def test_memoized_steps_never_lower_the_bound(name: str, num_active: int, objective: Any) -> None:
     """Not in any step of 20 passes over four batches after the first pass, in float32.
 
@@ -216,6 +218,7 @@ class Frame:
 
 
 @pytest.mark.parametrize("mixing", MIXING)
+@pytest.mark.some_cases(1)
 def test_a_fit_is_an_ordinary_mixture(mixing: str) -> None:
     """Held-out log likelihood, responsibilities and labels are those of NumPyro's mixture."""
     family, x = CASES["gaussian"].family, POINTS.astype(np.float32)

@@ -42,6 +42,7 @@ def random_globals(num_components: int, num_features: int, dtype: Any = float) -
 
 @pytest.mark.parametrize("num_active", [1, 2, 3, 8, 40])
 @pytest.mark.usefixtures("x64")
+@pytest.mark.some_cases(2)
 def test_summary_is_that_of_loops(num_active: int) -> None:
     """Sums for each component, bounds and entropies, whichever way they are summed."""
     num_components = 40
@@ -77,6 +78,7 @@ def test_the_bound_increases_with_the_number_of_active_components() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("x64")
+@pytest.mark.some_cases(2)
 def test_statistics_are_the_derivative_of_the_bound(name: str) -> None:
     """So prior + d bound / d E[t] is the new natural parameter: a natural gradient of step 1."""
     family, _, x = CASES[name]

@@ -27,6 +27,7 @@ def fit(mesh, **options):
 
 @pytest.mark.parametrize("num_active", [1, K])
 @pytest.mark.parametrize("method", ["memoized", "stochastic"])
+@pytest.mark.some_cases(2)
 def test_a_fit_is_that_of_one_device(method, num_active, x64) -> None:
     one, many = (fit(m, method=method, num_active=num_active) for m in (None, MESH))
     np.testing.assert_allclose(many.bounds, one.bounds, rtol=1e-10)

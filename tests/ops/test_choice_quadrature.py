@@ -40,6 +40,7 @@ def random_utilities(num_categories):
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("num_categories", [5, slow_case(2), slow_case(40)])
+@pytest.mark.some_cases(1)
 def test_equals_brute_force(x64, noise, num_categories):
     utilities = random_utilities(num_categories)
     exact = [reference.choice_log_prob(psi, 1, noise) for psi in utilities]
@@ -50,6 +51,7 @@ def test_equals_brute_force(x64, noise, num_categories):
     np.testing.assert_allclose(single, exact, rtol=2e-6, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gumbel_errors_give_the_softmax():
     utilities = random_utilities(300).astype(np.float32)
     labels = np.arange(12)
@@ -60,6 +62,7 @@ def test_gumbel_errors_give_the_softmax():
 
 
 @pytest.mark.parametrize("distance", [-1e4, -300.0, -5.0, 0.0, 5.0, 300.0, 1e4])
+@pytest.mark.slow
 def test_two_classes_with_normal_errors(distance):
     """Phi(distance / sqrt 2), also where it is 0 or 1 to all digits."""
     value = log_prob([distance, 0.0], 0, "normal")
@@ -67,6 +70,7 @@ def test_two_classes_with_normal_errors(distance):
 
 
 @pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.some_cases(1)
 def test_probabilities_of_all_classes_sum_to_one(noise):
     utilities = random_utilities(9)[:, None].astype(np.float32)
     total = np.exp(log_prob(utilities, np.arange(9), noise)).sum(axis=-1)
@@ -74,6 +78,7 @@ def test_probabilities_of_all_classes_sum_to_one(noise):
 
 
 @pytest.mark.parametrize("noise", ["normal", "logistic"])
+@pytest.mark.slow
 def test_agrees_with_the_importance_sampler_of_the_paper(noise):
     """1000 draws of the error from Normal(5, 5)."""
     utilities = random_utilities(30)[:4]
@@ -88,6 +93,7 @@ def test_agrees_with_the_importance_sampler_of_the_paper(noise):
 
 
 @pytest.mark.parametrize("noise", ["logistic", slow_case("gumbel"), slow_case("normal")])
+@pytest.mark.slow
 def test_gradients_agree_with_finite_differences_and_sum_to_zero(x64, noise):
     psi = random_utilities(6)[5]
     _, gradient = value_and_grad(jnp.array(psi), 2, noise)
@@ -102,6 +108,7 @@ def test_gradients_agree_with_finite_differences_and_sum_to_zero(x64, noise):
 
 
 @pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.some_cases(1)
 def test_utilities_far_apart_leave_value_and_gradient_finite(noise):
     psi = jnp.array([1e4, -1e4, 0.0, 9999.0])
     for y in range(4):
@@ -110,6 +117,7 @@ def test_utilities_far_apart_leave_value_and_gradient_finite(noise):
 
 
 @pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.some_cases(1)
 def test_classes_that_are_not_available_change_nothing(noise):
     with_gap = jnp.array([0.5, -jnp.inf, 1.0, -0.3])
     value, gradient = value_and_grad(with_gap, 2, noise)
@@ -120,6 +128,7 @@ def test_classes_that_are_not_available_change_nothing(noise):
     assert value_and_grad(with_gap, 1, noise)[0] == -jnp.inf
 
 
+@pytest.mark.slow
 def test_the_size_of_chunks_changes_nothing(monkeypatch):
     utilities = random_utilities(50).astype(np.float32)
     whole = log_prob(utilities, np.arange(12), "normal")
@@ -128,6 +137,7 @@ def test_the_size_of_chunks_changes_nothing(monkeypatch):
     np.testing.assert_allclose(chunked, whole[:11], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_memory_beside_the_utilities_does_not_grow_with_the_classes():
     def value(utilities):
         return log_prob(utilities, jnp.zeros(4, int), "normal").sum()

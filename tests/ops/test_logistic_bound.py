@@ -51,6 +51,7 @@ def test_it_is_the_expectation_that_defines_a_bound(x64, u):
 
 
 @pytest.mark.parametrize("num_categories", [2, 10, 10**5])
+@pytest.mark.some_cases(1)
 def test_it_is_exact_for_equal_utilities(num_categories):
     distances, weights = competitors(jnp.zeros(num_categories), 1)
     u = best_u_logistic(distances, weights)
@@ -65,6 +66,7 @@ def test_it_is_exact_where_the_choice_is_certain():
 
 
 @pytest.mark.parametrize(("size", "most"), [(2, 0.2), (6, 0.15), (20, 0.1), (100, 0.02)])
+@pytest.mark.some_cases(1)
 def test_the_gap_at_the_best_u_is_a_small_part_of_the_log_probability(x64, size, most):
     """It is largest where one class is so far above the observed one that only these two matter."""
     rng = np.random.default_rng(0)

@@ -20,6 +20,7 @@ GROUPS = {
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
 @pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.some_cases(5)
 def test_every_pair_has_a_place_in_a_block_of_its_group(groups, size):
     find = jax.jit(pair_blocks, static_argnums=(1, 2))
     blocks = jax.tree.map(np.asarray, find(jnp.array(groups), 10, size))
@@ -32,6 +33,7 @@ def test_every_pair_has_a_place_in_a_block_of_its_group(groups, size):
     )
 
 
+@pytest.mark.slow
 def test_many_random_groups():
     for seed in range(20):
         groups = np.random.default_rng(seed).integers(50, size=200) ** 2 // 50

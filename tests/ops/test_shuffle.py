@@ -23,6 +23,7 @@ def orders_of(rng_key, size, repeats):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 9, 97, 1000, 4097])
+@pytest.mark.some_cases(3)
 def test_each_item_comes_once(size):
     orders = np.asarray(orders_of(jax.random.key(0), size, 20))
     assert orders.dtype == np.int32
@@ -31,6 +32,7 @@ def test_each_item_comes_once(size):
 
 # Of an odd and of an even number of items, and of a product of two odd ones and less.
 @pytest.mark.parametrize("size", [4, 5, 7])
+@pytest.mark.some_cases(1)
 def test_every_order_of_a_few_items_is_equally_likely(size):
     orders = np.asarray(orders_of(jax.random.key(1), size, 60_000))
     counts = {order: 0 for order in itertools.permutations(range(size))}

@@ -185,6 +185,7 @@ def test_is_among():
     masses=st.lists(st.integers(1, 5), min_size=7, max_size=7),
     labels=st.sets(st.integers(0, 6), max_size=7),
 )
+@pytest.mark.slow
 def test_each_class_owns_as_many_ranks_as_its_mass(masses, labels):
     """Labels own none. So integers that are equally likely draw classes by their mass, exactly."""
     padded = jnp.array(sorted(labels) + [7] * (7 - len(labels)), jnp.int32)

@@ -30,6 +30,7 @@ def numpy_index(axes):
 
 
 @pytest.mark.parametrize("axes", AXES)
+@pytest.mark.some_cases(2)
 def test_gather_reads_the_product_of_the_rows(axes):
     table, rows = table_and_rows(axes)
     np.testing.assert_array_equal(gather_rows(table, rows), np.asarray(table)[numpy_index(axes)])

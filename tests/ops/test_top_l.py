@@ -19,6 +19,7 @@ WEIGHTS[4, [1, 6]] = -np.inf
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("num_active", range(1, 9))
+@pytest.mark.some_cases(3)
 def test_no_support_is_better_than_the_largest_weights(num_active, x64):
     """Brute force over all supports of 8 outcomes."""
     indices, values = top_l(jnp.array(WEIGHTS), num_active)
@@ -40,6 +41,7 @@ def test_no_posterior_on_a_support_is_better_than_the_softmax(x64):
             assert max(worth) <= best + 1e-12
 
 
+@pytest.mark.slow
 def test_the_bound_rises_with_the_number_of_outcomes_to_the_sum_of_all():
     bounds = [log_sum(top_l(jnp.array(WEIGHTS), n)[1]) for n in range(1, 9)]
     assert (np.diff(bounds, axis=0) >= 0).all()

@@ -60,6 +60,7 @@ corners = pytest.mark.parametrize(
 
 
 @corners
+@pytest.mark.some_cases(4)
 def test_rows_and_weights(num_categories, labels, num_sampled):
     """Labels first with weight 1, padding with weight 0, then distinct others that stand for all.
 

@@ -178,6 +178,7 @@ def normal_guide():
 
 
 @pytest.mark.parametrize("loss", [Trace_ELBO(), TraceMeanField_ELBO()])
+@pytest.mark.some_cases(1)
 def test_svi_with_create_plates_moves_only_the_rows_drawn(loss, normal_guide):
     svi = SVI(classifier, normal_guide, optax.sgd(0.1), loss)
     state = svi.init(jax.random.key(0), X, Y)

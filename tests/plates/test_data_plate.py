@@ -154,6 +154,7 @@ def test_ids_that_repeat_are_refused_around_a_latent_site():
 
 
 @pytest.mark.parametrize("kind", [np.arange, jnp.arange, lambda n: np.arange(n).astype(np.int16)])
+@pytest.mark.some_cases(1)
 def test_ids_of_any_kind_are_the_same_in_model_and_guide(kind):
     """An array that is converted in each run holds the rows of the run before; jitted and not."""
 

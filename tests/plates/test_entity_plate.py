@@ -56,6 +56,7 @@ def values_and_gradients(arrays, table):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("arrays", READS.values(), ids=READS)
+@pytest.mark.slow
 def test_a_pass_over_the_data_has_the_whole_as_its_mean(arrays) -> None:
     """In value and gradient, with each prior once: nothing is random, so they are equal."""
     table = jnp.asarray(np.random.default_rng(1).normal(size=(U, D)))

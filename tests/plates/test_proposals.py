@@ -99,6 +99,7 @@ def draws_of(name):
 
 @pytest.mark.smoke
 @proposals
+@pytest.mark.some_cases(2)
 def test_the_mean_weight_of_each_class_is_one(name):
     """So weighted sums of any f, values or gradients, have the sum over all classes as mean."""
     _, totals = draws_of(name)
@@ -135,6 +136,7 @@ def test_a_head_that_leaves_fewer_classes_than_draws():
 
 
 @pytest.mark.parametrize(("power", "labels"), [(0.75, None), (1.0, [0, 0, 3]), (0.0, [2])])
+@pytest.mark.some_cases(1)
 def test_frequency_weights_are_numbers_of_draws_over_their_mean(power, labels):
     """With q from float64 the S draws are found again from their weights."""
     given = np.array(labels or [], np.int32)
@@ -435,6 +437,7 @@ def exact_elbo(w):
 
 
 @layouts
+@pytest.mark.some_cases(1)
 def test_bounds_have_the_exact_ones_as_means(layout):
     """For each of the observations."""
 

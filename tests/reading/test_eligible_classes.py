@@ -67,6 +67,7 @@ LISTS = {
 
 @pytest.mark.parametrize("chunk_size", [5, 8192])
 @pytest.mark.parametrize("lists", LISTS.values(), ids=LISTS)
+@pytest.mark.some_cases(2)
 def test_top_classes_are_the_first_that_may_be_named(lists, chunk_size) -> None:
     """Their probabilities are among all classes, and -inf where there are no more."""
     top = fitted(chunk_size=chunk_size).on(X).top_classes(6, **lists)
@@ -79,6 +80,7 @@ def test_top_classes_are_the_first_that_may_be_named(lists, chunk_size) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"rng_key": jax.random.key(1), "num_draws": 3}])
 @pytest.mark.parametrize("noise", ["gumbel", "logistic"])
+@pytest.mark.some_cases(1)
 def test_lists_only_leave_classes_out(noise: str, options) -> None:
     """The others keep their order and probabilities, at the centre and over draws."""
     new = fitted(noise).on(X)
@@ -117,6 +119,7 @@ def test_lists_are_taken_under_jit_and_in_a_loop_over_users() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"rng_key": jax.random.key(1), "num_draws": 2}])
+@pytest.mark.some_cases(1)
 def test_an_integral_does_not_hide_a_bad_list(options) -> None:
     """Of errors whose probabilities are integrals: NaN too, and of no class."""
     bad = HAS.copy()

@@ -65,6 +65,7 @@ def test_top_classes_are_those_of_numpy() -> None:
     np.testing.assert_array_equal(top.classes, order)
 
 
+@pytest.mark.slow
 def test_likelihood_over_draws_is_that_of_numpy_at_the_same_draws() -> None:
     """Which ArviZ is shown; users that are asked for twice are drawn once."""
     fit = fitted(AutoNormal, chunk_size=5)
@@ -75,6 +76,7 @@ def test_likelihood_over_draws_is_that_of_numpy_at_the_same_draws() -> None:
     np.testing.assert_allclose(shown["log_likelihood"]["y"][0], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_arviz_shows_users_by_name_beside_those_of_the_observations() -> None:
     """Their draws are those that the likelihood is of."""
     fit, shown = fitted(AutoNormal, chunk_size=5), [3, U - 1]

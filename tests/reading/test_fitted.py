@@ -117,6 +117,7 @@ def exact(b, x, sign=1.0):
 
 
 @pytest.mark.parametrize("kind", [lc.SubsampledSVI, SVI])
+@pytest.mark.slow
 def test_an_svi_gives_its_static_arguments_and_losses(kind):
     """NumPyro's own too, of a full plate."""
     static = {"sign": -1.0, "num_sampled": None if kind is SVI else 2}
@@ -170,6 +171,7 @@ def test_rows_of_any_number_under_jit_and_vmap(guide):
     np.testing.assert_allclose(found(tables), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_in_float64(x64):
     b = jnp.linspace(-1, 1, K) + 1e-12
     fitted = lc.Fitted(softmax, run_guide(softmax, X, Y), {"b_auto_loc": b, "y_u": jnp.zeros(N)})

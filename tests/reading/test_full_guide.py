@@ -30,6 +30,7 @@ def fitted():
     return svi.guide, result.params
 
 
+@pytest.mark.slow
 def test_predictive_with_the_guide_of_sampled_classes_says_what_to_do(fitted):
     guide, params = fitted
     predict = Predictive(hierarchical(None, K, N), guide=guide, params=params, num_samples=2)

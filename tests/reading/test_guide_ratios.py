@@ -81,6 +81,7 @@ def test_ratios_of_a_small_site_are_those_of_dense_arithmetic(guide):
     np.testing.assert_allclose(differences(found.log_ratios[0]), differences(expected), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_ratios_of_classes_are_those_of_dense_arithmetic(guide):
     """Two classes: one that draws, and one that is a point."""
     w_scale = np.where(np.arange(K) == 2, 0.7, NARROW)

@@ -69,6 +69,7 @@ def test_predictions_equal_dense_arithmetic_whatever_the_chunk(fitted, chunk_siz
     np.testing.assert_allclose(log_prob, expected[np.arange(7), obs], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_probabilities_of_all_classes_sum_to_one(fitted):
     for draws in ({}, {"rng_key": jax.random.key(0), "num_draws": 3}):
         found = fitted.on(jnp.ones((2, NUM_FEATURES))).top_classes(NUM_CATEGORIES, **draws)
@@ -76,6 +77,7 @@ def test_probabilities_of_all_classes_sum_to_one(fitted):
         assert sorted(found.classes[0].tolist()) == list(range(NUM_CATEGORIES))
 
 
+@pytest.mark.slow
 def test_an_exact_model_predicts_the_same_from_the_same_parameters(fitted):
     x, y = make_data()
     model = hierarchical(num_sampled=None)
@@ -97,6 +99,7 @@ def test_an_exact_model_predicts_the_same_from_the_same_parameters(fitted):
     ],
     ids=["top_classes", "top_classes over draws", "log_likelihood", "draw_choices"],
 )
+@pytest.mark.some_cases(1)
 def test_memory_follows_the_chunk_and_not_the_classes(read):
     """Nor the draws, of which one chunk of one draw is held at a time."""
 
@@ -159,6 +162,7 @@ def test_bad_arguments_are_described(fitted):
         new.top_classes(num_draws=3)
 
 
+@pytest.mark.slow
 def test_numpy_arrays_may_be_indexed_by_classes():
     """A model that takes a table of NumPy's by ``classes.indices`` trains, so it must predict."""
     table = np.arange(12.0).reshape(3, 4)
@@ -178,6 +182,7 @@ def test_numpy_arrays_may_be_indexed_by_classes():
     assert data["posterior"]["slope"].shape == (1, 500)
 
 
+@pytest.mark.slow
 def test_utilities_that_rows_share_are_those_of_each_row():
     """A plate expands them; and one row without ids stands for as many as there are labels."""
 
@@ -248,6 +253,7 @@ def choice_over(classes_to_utilities, num_categories=5):
     ],
     ids=["normalised", "centred", "first is 0", "last is 0", "third is 0", "running sum", "by id"],
 )
+@pytest.mark.some_cases(2)
 def test_utilities_that_depend_on_other_classes_are_refused(across):
     fit = choice_over(across)
     with pytest.raises(ValueError, match=r"utility of class [123] of plate 'classes' depends on"):
@@ -267,6 +273,7 @@ def test_utilities_that_depend_on_other_classes_are_refused(across):
     ],
     ids=["far from 0", "partly flat", "by the largest"],
 )
+@pytest.mark.some_cases(1)
 def test_a_dependence_is_seen_wherever_the_rows_are(across, loc):
     model, guide, _ = choice_over(across, 300)
     with pytest.raises(ValueError, match="depends on which"):
@@ -290,6 +297,7 @@ def test_noise_of_the_model_is_no_dependence():
     assert new.top_classes(1).classes[0, 0] == 299
 
 
+@pytest.mark.slow
 def test_utilities_that_depend_on_other_classes_are_nan_under_jit():
     """Also where all rows are alike, as those that nothing has touched, so that none seems off."""
     model, guide, params = choice_over(lambda b, classes: b * b[jnp.array([3])])
@@ -414,6 +422,7 @@ def test_draws_average_the_probability(wide):
     assert (found.log_probs[:, 0] < at_centre.log_probs[:, 0]).all()  # less sure of itself
 
 
+@pytest.mark.slow
 def test_all_functions_use_the_same_draws(wide):
     """The mean over draws of the likelihood of a class is its probability."""
     x = jax.random.normal(jax.random.key(5), (2, NUM_FEATURES))
@@ -425,6 +434,7 @@ def test_all_functions_use_the_same_draws(wide):
         np.testing.assert_allclose(mean, top.log_probs[:, rank], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_rows_of_the_chunks_are_drawn_apart(wide):
     """FALSE_ALARM = 1e-5: utilities of classes in different chunks are uncorrelated."""
     new = lc.Fitted(wide.model, wide.guide, wide.params, chunk_size=4).on(

@@ -60,6 +60,7 @@ def exact(w, v):
     ],
     ids=["branch", "no labels", "full"],
 )
+@pytest.mark.some_cases(1)
 def test_rows_of_another_plate_are_those_that_are_read(options):
     model, params = partial(choice_of_users, **options), locations()
     guide = AutoDelta(model)
@@ -112,6 +113,7 @@ def test_draws_are_those_that_arviz_shows(num_users):
     np.testing.assert_allclose(data["log_likelihood"]["y"][0], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_top_classes_have_the_mean_likelihood_of_the_draws():
     guide, params = AutoNormal(choice_of_users), locations()
     numpyro.handlers.seed(guide, 0)(USERS, OBS)

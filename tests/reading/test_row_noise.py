@@ -53,6 +53,7 @@ def in_two_plates(x, y=None):
 
 @pytest.mark.parametrize("chunk_size", [4, slow_case(K)])
 @pytest.mark.parametrize("guide", [whole_table, in_two_plates])
+@pytest.mark.some_cases(1)
 def test_a_guide_with_other_plates_than_the_model_is_drawn(guide, chunk_size: int) -> None:
     fit = lc.Fitted(model, guide, {"loc": W}, chunk_size=chunk_size)
     shown = fit.on(X).to_arviz(rng_key=jax.random.key(0), obs=OBS, num_draws=3)
@@ -123,6 +124,7 @@ def test_reads_need_a_guide_of_all_sites_to_be_drawn() -> None:
         fit.on(X).log_likelihood(OBS, rng_key=jax.random.key(0), num_draws=2)
 
 
+@pytest.mark.slow
 def test_arviz_shows_rows_of_another_plate_that_is_read() -> None:
     """Also those that no observation reads: each has the value of its own row."""
     history = np.arange(0, 900, 6).reshape(50, 3)

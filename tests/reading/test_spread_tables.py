@@ -21,7 +21,10 @@ from numpyro.infer.autoguide import AutoNormal
 import numpyro_largecat as lc
 from tests.slow_cases import slow_case
 
-pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
+pytestmark = [
+    pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices"),
+    pytest.mark.slow,
+]
 
 NUM_CLASSES, NUM_USERS, NUM_ROWS, KEY = 21, 10, 30, jax.random.key(0)
 USERS = lc.EntityCounts.of(NUM_USERS, np.arange(NUM_ROWS) % NUM_USERS)

@@ -76,6 +76,7 @@ def test_likelihood_over_draws_is_that_of_numpy_at_the_same_draws(chunk_size: in
     np.testing.assert_allclose(shown["log_likelihood"]["y"][0], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_the_size_of_chunks() -> None:
     at = {"rng_key": jax.random.key(1), "num_draws": 3}
     found = [

@@ -71,6 +71,7 @@ def test_draws_of_the_named_rows_have_the_guides_moments(fitted):
     np.testing.assert_allclose(data["constant_data"]["elbo"], [-3, -2, -1])
 
 
+@pytest.mark.slow
 def test_large_tables_are_left_out_unless_named_and_small_plates_are_whole(fitted):
     data = convert(fitted, num_draws=3)
     assert set(data["posterior"].data_vars) == {"scale", "g"}
@@ -230,6 +231,7 @@ def test_loo_agrees_with_nuts(small):
     assert np.corrcoef(points)[0, 1] > 0.98
 
 
+@pytest.mark.slow
 def test_classes_by_label_or_the_most_frequent(fitted):
     names = np.array([f"class {k}" for k in range(NUM_CATEGORIES)])
     options = {"rng_key": jax.random.key(1), "num_draws": 2, "coords": {"classes": names}}
@@ -257,6 +259,7 @@ def test_classes_by_label_or_the_most_frequent(fitted):
         (jnp.array([2, 0, 1, 1, 2]), list("abc"), list("cabbc")),
     ],
 )
+@pytest.mark.slow
 def test_observations_may_be_others_than_those_of_the_fit(fitted, rows, coords, shown):
     obs = jnp.array([4, 4321, 4, 0, 1])
     new = fitted.on(jnp.ones((5, 2)), None, rows)

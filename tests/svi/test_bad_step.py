@@ -56,6 +56,7 @@ def test_a_parameter_that_is_not_finite_is_named_with_its_row():
 
 
 @pytest.mark.parametrize("kind", ["arrays", "streamed"])
+@pytest.mark.some_cases(1)
 def test_a_site_is_named_with_the_row_of_its_plate(kind):
     def model(x, rows):
         a = numpyro.param("a", jnp.array(1.0))
@@ -88,6 +89,7 @@ def test_a_gradient_is_named_with_the_row_of_its_parameter():
     np.testing.assert_array_equal(np.isfinite(result.losses), [True, False])
 
 
+@pytest.mark.slow
 def test_a_step_too_long_for_the_type_is_named():
     svi = softmax_svi(optax.sgd(1e38))
     what = "step 0 of 9: .*after the step, the parameter 'w_auto_loc' is -?inf in row"
@@ -123,6 +125,7 @@ def test_a_fit_ends_in_good_order_where_the_reason_cannot_be_found(monkeypatch):
     assert np.isfinite(result.params["w_auto_loc"]).all()
 
 
+@pytest.mark.slow
 def test_particles_and_local_parameters_are_looked_at():
     """The first particle is; the parameters of update rules are moved on the way."""
 

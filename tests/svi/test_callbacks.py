@@ -50,6 +50,7 @@ def nearness(target):
     return lambda result: -abs(float(result.params["m"][0]) - target)
 
 
+@pytest.mark.some_cases(1)
 def test_callbacks_see_the_fit_at_their_steps(svi, data):
     args, kwargs = data()
     seen = []

@@ -92,6 +92,7 @@ class TestSaveAndLoad:
         for name, values in rest.params.items():
             np.testing.assert_array_equal(values, whole.params[name])
 
+    @pytest.mark.slow
     def test_a_new_fit_takes_the_place_of_the_old(self, tmp_path):
         svi = svi_of()
         first = svi.run(KEY, 3, batches=batches_of(), **QUIET)
@@ -102,6 +103,7 @@ class TestSaveAndLoad:
         assert len(list(tmp_path.iterdir())) == 1
 
     @pytest.mark.parametrize("key", [jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")])
+    @pytest.mark.slow
     def test_a_key_of_any_kind_goes_on(self, tmp_path, key):
         svi = svi_of()
         result = svi.run(key, 3, batches=batches_of(), **QUIET)
@@ -114,6 +116,7 @@ class TestSaveAndLoad:
         ]
         assert_same(*both)
 
+    @pytest.mark.slow
     def test_tables_in_bfloat16_are_kept(self, tmp_path):
         svi = svi_of(table_dtype=jnp.bfloat16)
         result = svi.run(KEY, 3, batches=batches_of(), **QUIET)
@@ -121,6 +124,7 @@ class TestSaveAndLoad:
         loaded = svi_of(table_dtype=jnp.bfloat16).load(tmp_path, X[:8], Y[:8], np.arange(8))
         assert_same(loaded, result)
 
+    @pytest.mark.slow
     def test_a_result_so_far_is_kept(self, tmp_path):
         svi = svi_of()
         with pytest.raises(OSError, match="unplugged") as error:
@@ -128,6 +132,7 @@ class TestSaveAndLoad:
         svi.save(tmp_path, error.value.result_so_far)
         assert len(svi.load(tmp_path, X[:8], Y[:8], np.arange(8)).losses) == 5
 
+    @pytest.mark.slow
     def test_a_loaded_fit_predicts_as_before(self, tmp_path, whole):
         svi = svi_of()
         svi.init(KEY, X, Y)
@@ -234,6 +239,7 @@ class TestResume:
         whole = shared().run(KEY, 30, batches=stream(), **QUIET)
         assert_same(run(tmp_path, batches=stream()), whole)
 
+    @pytest.mark.slow
     def test_a_stream_with_bad_batches_that_are_skipped(self, tmp_path):
         def batches():
             for step, (x, y, rows) in enumerate(stream()):
@@ -271,6 +277,7 @@ class TestResume:
         whole = shared().run(KEY, 30, batches=stream(), **QUIET)
         assert_same(run(tmp_path, batches=batches(bad=None)), whole)
 
+    @pytest.mark.slow
     def test_a_fit_that_ended_at_a_step_that_was_not_finite_stays_ended(self, tmp_path):
         jump = optax.chain(optax.adam(0.05), optax.scale_by_schedule(_nan_at_12))
         with pytest.warns(RuntimeWarning, match="step 12 of 30"):
@@ -285,6 +292,7 @@ class TestResume:
         assert_same(run(tmp_path), whole)
         assert sorted(tmp_path.rglob("*")) == before
 
+    @pytest.mark.slow
     def test_a_run_that_goes_on_holds_no_second_state(self, tmp_path):
         """That of `init` is dropped when the checkpoint has taken its place."""
 
@@ -374,6 +382,7 @@ class TestCheckpoints:
             pytest.param({"key": jax.random.key(7)}, id="rng_key"),
         ],
     )
+    @pytest.mark.some_cases(2)
     def test_other_batches_and_keys_are_refused(self, tmp_path, others, request):
         run(tmp_path, 3)
         name = request.node.callspec.id
@@ -468,6 +477,7 @@ t.run(sys.argv[1], batches=batches(12, act))
         (tmp_path / "notes.txt").unlink()
         assert FitFolder(tmp_path, KIND).numbers()[-1] >= 7
 
+    @pytest.mark.slow
     def test_a_full_disk(self, tmp_path, whole):
         code = """
 with warnings.catch_warnings(record=True) as caught:

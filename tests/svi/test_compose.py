@@ -103,6 +103,7 @@ def test_nested_subsampled_plates_touch_the_product_of_their_rows():
     np.testing.assert_array_equal(loc != 0, expected)
 
 
+@pytest.mark.slow
 def test_class_plate_inside_a_data_plate():
     """A weight for each group and class: rows of the group plate times touched classes."""
     groups = jnp.array([2, 0])
@@ -196,6 +197,7 @@ def test_a_neural_network_gives_the_utilities():
 
 
 @pytest.mark.parametrize("loss", [Trace_ELBO, slow_case(TraceMeanField_ELBO)])
+@pytest.mark.slow
 def test_particles_share_their_rows_and_average(loss):
     """With a point guide all particles agree, so the loss equals that of one particle."""
     x, y = make_data()
@@ -218,12 +220,14 @@ def test_other_losses_work_without_local_parameters_and_are_refused_with_them():
         fit(kept, point_guide, x, y, loss=RenyiELBO(num_particles=3))
 
 
+@pytest.mark.slow
 def test_guides_over_the_joint_of_a_full_plate_work():
     x, y = make_data()
     model = hierarchical()
     assert np.isfinite(fit(model, AutoDiagonalNormal(model), x, y, loss=Trace_ELBO()).losses).all()
 
 
+@pytest.mark.slow
 def test_improper_priors_and_constrained_tables():
     """Priors that cannot be drawn from, and tables whose constraint is inside each row."""
     y = jnp.array([3, 3, 1])
@@ -252,6 +256,7 @@ def test_a_constraint_across_rows_is_refused():
         fit(model, lambda: None, loss=Trace_ELBO())
 
 
+@pytest.mark.slow
 def test_an_optimiser_that_mixes_rows_is_refused_only_where_rows_are_taken():
     x, y = make_data()
     exact, sampled = hierarchical(), hierarchical(num_sampled=4)
@@ -274,6 +279,7 @@ def test_plates_of_the_guide_alone_keep_their_own_rows():
     assert len(changed_rows(result.params["z"][:, None])) == 4
 
 
+@pytest.mark.slow
 def test_batches_may_change_their_size():
     x, y = make_data()
     optim = optax.adagrad(0.1)
@@ -301,6 +307,7 @@ def test_mutable_state_and_handlers_scale():
     assert result.state.mutable_state["seen"]["count"] == 3  # one visit in init
 
 
+@pytest.mark.slow
 def test_float64(x64):
     x, y = map(np.asarray, make_data())
     result = fit(hierarchical(num_sampled=4), point_guide, x, y)
@@ -325,6 +332,7 @@ def test_init_under_vmap_over_the_data():
         np.testing.assert_allclose(of_both[name][1], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_update_under_vmap():
     """An ensemble of fits is a vmapped update."""
     x, y = (array[:6] for array in make_data())  # of few classes, so that draws differ

@@ -86,6 +86,7 @@ def test_counts_of_other_data_are_refused(counted) -> None:
         svi.init(jax.random.key(0), GROUPS[:10], counts, np.zeros(10), rows)
 
 
+@pytest.mark.slow
 def test_what_is_observed_of_entities_weighs_as_their_prior() -> None:
     """In no data plate, and over a pass as much as the whole."""
     counts = lc.EntityCounts.of(8, GROUPS)

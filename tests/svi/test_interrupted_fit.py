@@ -93,6 +93,7 @@ class Slotted(Exception):
         (lambda: 7, TypeError),  # no tuple
     ],
 )
+@pytest.mark.some_cases(2)
 def test_what_ends_a_stream_has_the_fit_so_far(end, error, fit_of_four):
     with pytest.raises(error) as raised:
         svi_of().run(jax.random.key(0), 9, batches=batches_and_then(end), progress_bar=False)
@@ -346,6 +347,7 @@ def test_mixtures_and_double_sums_keep_what_they_have_reached(monkeypatch):
 
 
 @pytest.mark.parametrize("minibatches", [{}, {"batch_size": 3, "num_sampled": 2}])
+@pytest.mark.slow
 def test_an_epoch_of_a_double_sum_that_fails_leaves_the_one_before(minibatches, monkeypatch):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 2)).astype(np.float32), rng.integers(0, 6, 30)

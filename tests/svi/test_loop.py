@@ -172,6 +172,7 @@ def test_divergence_keeps_the_last_good_state_and_names_the_step():
 
 
 @pytest.mark.filterwarnings("ignore:.*skipped:RuntimeWarning")
+@pytest.mark.slow
 def test_a_run_goes_on_after_batches_that_were_skipped(shared):
     """One bad row comes once in each pass of five batches, and is not drawn again at once."""
     x, y = make_data()
@@ -320,6 +321,7 @@ def test_the_progress_bar_shows_a_smoothed_elbo(capsys, shared):
     assert f"{expected:.6g}"[:6] in shown
 
 
+@pytest.mark.slow
 def test_compiled_loops_are_kept_when_the_data_changes():
     """A second fit on other data of the same shape compiles nothing anew."""
     svi = make_svi()
@@ -347,6 +349,7 @@ def test_run_under_vmap_and_jit(shared):
         np.testing.assert_allclose(fit(key), expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_stream_that_compiles_again_says_so_once(shared):
     x, y = make_data()
     sizes = [8, 8, 5, 8, 3, 5]

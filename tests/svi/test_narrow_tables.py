@@ -78,6 +78,7 @@ def test_tables_and_their_moments_are_stored_in_16_bits():
     assert {p.dtype for p in svi.get_params(state).values()} == {np.dtype(np.float32)}
 
 
+@pytest.mark.slow
 def test_a_step_is_that_of_float32_rounded_to_a_neighbour():
     params = start()
     exact, rounded = (after_a_step(dtype, params) for dtype in (None, jnp.bfloat16))
@@ -91,6 +92,7 @@ def test_a_step_is_that_of_float32_rounded_to_a_neighbour():
     np.testing.assert_array_equal(found.astype(jnp.bfloat16).astype(np.float32), found)
 
 
+@pytest.mark.slow
 def test_rounding_is_unbiased_over_keys_and_independent_between_rows():
     """FALSE_ALARM of the farthest of 30 means and of 435 correlations."""
     exact, found = [], []
@@ -112,6 +114,7 @@ def test_rounding_is_unbiased_over_keys_and_independent_between_rows():
     assert np.abs(correlation).max() < 5.5 / np.sqrt(2000)
 
 
+@pytest.mark.slow
 def test_a_fit_ends_where_that_of_float32_does():
     """By small steps, of which rounding to the nearest loses most."""
 
@@ -125,6 +128,7 @@ def test_a_fit_ends_where_that_of_float32_does():
     np.testing.assert_allclose(narrow, wide, atol=0.1)
 
 
+@pytest.mark.slow
 def test_second_moments_of_adam_go_on_growing():
     """Nearest rounding stops them at about a third of their way; FALSE_ALARM of the mean.
 
@@ -145,6 +149,7 @@ def test_second_moments_of_adam_go_on_growing():
     assert ratio.std() < 0.15
 
 
+@pytest.mark.slow
 def test_steps_compute_in_the_type_of_their_own_run(x64):
     """A fit in float64 after one in float32, whose tables are stored alike."""
     svi = make_rates(jnp.bfloat16, optax.sgd(1e-5))
@@ -171,6 +176,7 @@ def test_averages_need_an_init_as_parameters_do():
         lc.averaged_params(other, state)
 
 
+@pytest.mark.slow
 def test_averages_and_recorded_entries_are_wide():
     found = {}
     for dtype in (None, jnp.bfloat16):
@@ -194,6 +200,7 @@ def test_a_run_goes_on_from_its_state_alone():
         np.testing.assert_array_equal(value, both.params[name])
 
 
+@pytest.mark.slow
 def test_steps_compute_in_double_precision_where_tables_are_made_so(x64):
     svi = make_svi(jnp.bfloat16)
     args = X[:8].astype(float), *ARGS[1:]

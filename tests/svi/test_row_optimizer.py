@@ -63,6 +63,7 @@ MIXING = {
 
 
 @pytest.mark.parametrize("name", ROW_WISE)
+@pytest.mark.some_cases(5)
 def test_updates_of_touched_rows_equal_dense_updates(name):
     """Rows without gradient aside, gathering commutes with the optimiser, step after step."""
     optim = ROW_WISE[name]
@@ -89,6 +90,7 @@ def test_updates_of_touched_rows_equal_dense_updates(name):
 
 
 @pytest.mark.parametrize("name", MIXING)
+@pytest.mark.some_cases(2)
 def test_optimisers_that_mix_rows_are_refused(name):
     with pytest.raises(ValueError, match="cannot run this optimiser"):
         check_row_wise(MIXING[name], PARAMS, AXES)

@@ -68,6 +68,7 @@ def test_a_fit_is_that_of_one_device(over, kind, one):
     assert_close(svi_of(over).run(KEY, 12, batches=batches_of(kind), **QUIET), one)
 
 
+@pytest.mark.slow
 def test_each_device_has_its_rows_and_no_others():
     result = svi_of(OVER_BOTH).run(KEY, 2, batches=batches_of(), **QUIET)
     tables = {"w_auto_loc": ("model", 3), "b_auto_loc": ("model", 3), "y_u": ("batch", 20)}
@@ -80,6 +81,7 @@ def test_each_device_has_its_rows_and_no_others():
 
 
 @pytest.mark.parametrize("family", ["gumbel", slow_case("normal"), slow_case("logistic")])
+@pytest.mark.slow
 def test_every_error_family(family):
     def model(x, y, rows):
         with lc.class_plate("classes", 12, y, num_sampled=4) as classes:
@@ -110,6 +112,7 @@ def two_sided(x, y, rows):
 
 
 @pytest.mark.parametrize("axis", ["model", slow_case("batch")])
+@pytest.mark.slow
 def test_two_tables(axis):
     def fit(over=None):
         svi = svi_of(over, two_sided, AutoNormal(two_sided))
@@ -119,6 +122,7 @@ def test_two_tables(axis):
     assert_close(fit((mesh, sharding | {"users": axis})), fit())
 
 
+@pytest.mark.slow
 def test_all_classes_at_once_and_padding():
     """A plate that a step holds whole has its rows alone."""
 
@@ -128,6 +132,7 @@ def test_all_classes_at_once_and_padding():
     assert_close(fit(OVER_CLASSES), fit())
 
 
+@pytest.mark.slow
 def test_tables_of_bfloat16():
     def fit(over=None):
         svi = svi_of(over, table_dtype=jnp.bfloat16)
@@ -163,6 +168,7 @@ def test_updates_and_arguments_without_batches():
     assert_close(svi.run(KEY, 3, *args, **QUIET), alone.run(KEY, 3, *args, **QUIET))
 
 
+@pytest.mark.slow
 def test_an_iterator_of_batches(one):
     def stream():
         for step in range(99):
@@ -171,6 +177,7 @@ def test_an_iterator_of_batches(one):
     assert_close(svi_of(OVER_CLASSES).run(KEY, 12, batches=stream(), **QUIET), one)
 
 
+@pytest.mark.slow
 def test_a_mesh_with_explicit_axes_is_taken(one):
     """As ``jax.make_mesh`` makes them by default from JAX 0.9 on."""
     mesh = jax.make_mesh((8,), ("model",), (AxisType.Explicit,))
@@ -234,6 +241,7 @@ def test_a_device_holds_its_share_and_no_table_whole(programs):
 # --- Checkpoints ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_bit_by_bit_and_over_other_devices(tmp_path, one):
     def run(num_steps, over, folder=tmp_path / "parts"):
         checkpoints = lc.Checkpoints(folder, every_steps=4)
@@ -275,6 +283,7 @@ def test_a_batch_that_cannot_be_divided_is_refused(kind):
         svi_of(OVER_BOTH).run(KEY, 2, batches=kind(X, Y, batch_size=9), **QUIET)
 
 
+@pytest.mark.slow
 def test_an_automatic_guide_of_bounds_that_are_arrays_is_refused():
     def model(x, y, rows):
         c = numpyro.sample("c", dist.Uniform(-jnp.ones(3), jnp.ones(3)).to_event(1))

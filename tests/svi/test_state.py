@@ -61,6 +61,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.some_cases(3)
 def test_a_state_of_another_model_or_optimiser_is_refused(case, of_six):
     """In ``run``, ``update`` and ``evaluate``, in and out of ``jit``."""
     options, message = CASES[case]

@@ -73,6 +73,7 @@ def in_stack(request, monkeypatch):
 
 
 @pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.some_cases(1)
 def test_batches_are_those_of_arrays(source, tmp_path):
     """Of three passes, with a last batch that others' rows fill up."""
     streamed = lc.StreamedBatches(SOURCES[source](X, tmp_path), Y, batch_size=7, seed=3)
@@ -91,6 +92,7 @@ def test_types_follow_the_setting_of_the_caller():
 
 
 @pytest.mark.usefixtures("in_stack")
+@pytest.mark.some_cases(1)
 def test_a_fit_is_that_from_arrays():
     streamed = lc.StreamedBatches(X, Y, batch_size=8)
     arrays = lc.ArrayBatches(X, Y, batch_size=8)
@@ -101,6 +103,7 @@ def test_a_fit_is_that_from_arrays():
         np.testing.assert_allclose(got.params[name], values, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_fit_goes_on_from_a_state_and_from_a_checkpoint(tmp_path):
     streamed = lc.StreamedBatches(X, Y, batch_size=8)
     svi = svi_of()
@@ -115,6 +118,7 @@ def test_a_fit_goes_on_from_a_state_and_from_a_checkpoint(tmp_path):
 
 
 @pytest.mark.usefixtures("in_stack")
+@pytest.mark.some_cases(1)
 def test_a_bad_row_ends_the_fit_at_its_step():
     bad = X.copy()
     bad[int(lc.StreamedBatches(X, batch_size=8).batch(2)[1][0]), 1] = np.nan

@@ -74,6 +74,7 @@ OPTIMISERS = {
         slow_case("hand", "adam"),
     ],
 )
+@pytest.mark.some_cases(1)
 def test_full_plates_give_the_steps_of_numpyro(guide, optim):
     """Issue (a): the same parameters after 50 steps under the same seeds."""
     x, y = make_data()

@@ -34,6 +34,7 @@ def next_word(history, y, num_categories, num_sampled, u=None, dims=3):
 
 
 @pytest.mark.parametrize("num_sampled", [slow_case(1), 4])
+@pytest.mark.slow
 def test_elbo_and_gradients_over_draws_are_those_of_all_classes(num_sampled) -> None:
     """In the prior and in the likelihood, of words that are labels, read, both and neither.
 

@@ -67,6 +67,7 @@ def values_and_gradients(y, num_sampled):
 
 @pytest.mark.parametrize("labels", LABELS)
 @pytest.mark.parametrize("num_sampled", [slow_case(1), 4, "others"])
+@pytest.mark.some_cases(1)
 def test_elbo_and_gradients_over_class_draws(labels, num_sampled):
     """A point-mass guide leaves the draw of classes as the only randomness."""
     y = LABELS[labels]

@@ -83,6 +83,7 @@ def test_labels_for_columns_of_a_subset_are_refused(fn_of, layout):
         init(model, Y)
 
 
+@pytest.mark.slow
 def test_places_among_the_columns_of_a_subset_are_not_refused():
     """A sampled softmax written by hand, and an unrelated categorical of as many outcomes."""
     init(partial(sampled_softmax, logits_of, lambda classes, y: classes.place(y)), 10 + 3 * Y)
@@ -120,6 +121,7 @@ def test_one_of_two_choices_is_predicted_without_labels_of_either():
             np.testing.assert_allclose(log_prob, exact, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_parameters_that_are_missing_are_named():
     svi, _ = init(two_choices, X, Y, Y % 7, jnp.arange(N))
     with pytest.raises(ValueError, match=r"lacks the parameters \['v_auto_loc', 'w_auto_loc'\]"):

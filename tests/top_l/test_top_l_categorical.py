@@ -110,6 +110,7 @@ def test_mode_probs_and_support():
     assert np.isnan(d.variance).all()
 
 
+@pytest.mark.slow
 def test_batches_of_indices_and_logits_broadcast():
     d = lc.TopLCategorical(INDICES[0], np.zeros((3, 1, 3)), NUM_CATEGORIES)
     assert d.batch_shape == (3, 1)
@@ -118,6 +119,7 @@ def test_batches_of_indices_and_logits_broadcast():
     assert kl_divergence(d, dist.Categorical(probs=np.ones(6) / 6)).shape == (3, 1)
 
 
+@pytest.mark.slow
 def test_gradients_agree_with_finite_differences(x64):
     q = dist.Categorical(logits=np.arange(6.0))
 

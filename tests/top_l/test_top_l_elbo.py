@@ -161,6 +161,7 @@ def several(x, y, groups):
         numpyro.sample("w", dist.Normal(2.0 * tilt, 1.0), obs=jnp.arange(5.0))
 
 
+@pytest.mark.slow
 def test_several_sites_in_several_plates():
     x = X[:12].reshape(3, 4, D)
     y, groups = rng.poisson(3, size=(3, 4)), rng.normal(6, 1, size=4)
@@ -262,6 +263,7 @@ SEEN = rng.random(N) < 0.6
 
 
 @pytest.mark.parametrize("num_active", [2, K])
+@pytest.mark.some_cases(1)
 def test_what_is_masked_counts_nothing(num_active):
     """What depends on the discrete site, without the site and with it."""
 
@@ -298,6 +300,7 @@ def test_values_that_are_known_in_part():
     np.testing.assert_allclose(found, -known - kept(WEIGHTS[~SEEN], 2), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_chunks_of_values_change_nothing(monkeypatch):
     """One value, and five, at once; also where all values are summed."""
     for size in (1, 5):
@@ -331,6 +334,7 @@ def test_values_of_probability_zero():
     assert np.isfinite(slope["loc"]).all()
 
 
+@pytest.mark.slow
 def test_particles_average():
     def model(x):
         loc = numpyro.sample("loc", dist.Normal(0, 5).expand([K, D]).to_event(2))
@@ -363,6 +367,7 @@ def test_without_discrete_sites_it_is_the_usual_elbo():
     np.testing.assert_allclose(*losses, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_mutable_state():
     def model(x):
         count = mutable("count", {"value": jnp.array(0.0)})
@@ -377,6 +382,7 @@ def test_mutable_state():
     np.testing.assert_allclose(loss, -kept(WEIGHTS, 2), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_memory_does_not_follow_the_number_of_values():
     """Neither that of a value for every observation and component, nor of its density."""
 

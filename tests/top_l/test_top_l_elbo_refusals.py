@@ -144,6 +144,7 @@ def state_that_depends():
         (state_that_depends, NotImplementedError, "mutable site 'state' depends"),
     ],
 )
+@pytest.mark.some_cases(2)
 def test_models_that_do_not_factorise_are_refused(model, error, message):
     with pytest.raises(error, match=message):
         loss(model)
@@ -205,6 +206,7 @@ def mean_of_all(z):
 
 
 @pytest.mark.parametrize("location", [reversed_order, neighbour, mean_of_all])
+@pytest.mark.some_cases(1)
 def test_values_at_other_places_show(location):
     """An error, or NaN under jit; at places that are drawn with a fixed key."""
 
@@ -246,6 +248,7 @@ def test_the_shape_of_the_values_is_not_to_be_used():
 
 
 @pytest.mark.parametrize("num_active", [1, K])
+@pytest.mark.some_cases(1)
 def test_what_depends_on_a_masked_site_is_refused(num_active):
     """Its prior is not there to weigh it with."""
 
@@ -286,6 +289,7 @@ def test_scales_that_are_traced():
     assert np.isnan(jax.jit(total)(3.0, 2.0))
 
 
+@pytest.mark.slow
 def test_a_weight_for_each_place():
     weights = jnp.arange(1.0, N + 1)
 

@@ -153,6 +153,7 @@ def check_against_dense(case, num_active, bound=sparse_bound):
 
 
 @families
+@pytest.mark.some_cases(9)
 def test_bound_and_gradients_are_those_of_the_best_components(case):
     """Through NumPyro's log_prob of all components, differentiated whole."""
     check_against_dense(case, 2)
@@ -160,6 +161,7 @@ def test_bound_and_gradients_are_those_of_the_best_components(case):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", ["covariance", "poisson", "regressions", "own weights", "beta"])
+@pytest.mark.some_cases(2)
 def test_all_components_are_the_dense_mixture(name):
     """L = K is NumPyro's MixtureSameFamily, in value and gradients."""
 
@@ -177,6 +179,7 @@ def test_all_components_are_the_dense_mixture(name):
 @pytest.mark.parametrize(
     "name", ["covariance", "one covariance", "regressions with covariances", "groups", "transforms"]
 )
+@pytest.mark.some_cases(2)
 def test_large_parameters_are_gathered_by_blocks(name, monkeypatch):
     """Of observations that share a component; here vectors, or matrices, are large."""
     components, values, mixing = FAMILIES[name]
@@ -201,6 +204,7 @@ def test_large_parameters_are_gathered_by_blocks(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["covariance", "regressions", "groups", "own weights"])
 @pytest.mark.parametrize("num_active", [2, K])
+@pytest.mark.some_cases(2)
 def test_chunks_of_observations_change_nothing(name, num_active, monkeypatch):
     """Chunks of five observations, of which the last is not full."""
     event = max(1, int(np.prod(FAMILIES[name].components.event_shape)))
@@ -264,6 +268,7 @@ def test_responsibilities_are_the_derivative_in_the_log_weights():
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_double_precision(x64):
     components = dist.MultivariateNormal(
         np.asarray(normal(K, D), np.float64), scale_tril=np.asarray(factor(K), np.float64)
@@ -289,6 +294,7 @@ def test_double_precision(x64):
     ],
     ids=["probs", "logits"],
 )
+@pytest.mark.some_cases(1)
 def test_weights_of_zero(mixing):
     """With fewer components of positive weight than are kept."""
     loc, values = normal(K), normal(N)
@@ -311,6 +317,7 @@ def test_weights_of_zero(mixing):
 @pytest.mark.parametrize(
     "name", ["diagonal", "covariance", "poisson", "beta", "own weights", "groups", "multinomial"]
 )
+@pytest.mark.some_cases(2)
 def test_draws_have_the_mean_of_the_mixture(name):
     """5.5 standard errors; at most 20 means each, so a correct sampler fails below FALSE_ALARM."""
     case = FAMILIES[name]
@@ -355,6 +362,7 @@ def test_it_is_a_mixture_of_numpyro():
     )
 
 
+@pytest.mark.slow
 def test_jit_vmap_expand_mask_and_pytree_round_trip():
     case = FAMILIES["diagonal"]
     mixture = lc.TopLMixture(case.mixing, case.components, 2)
@@ -381,6 +389,7 @@ def test_values_outside_the_support_have_density_zero():
 
 
 @pytest.mark.parametrize("num_active", [2, K])
+@pytest.mark.some_cases(1)
 def test_no_observation_at_all(num_active):
     """As in MixtureSameFamily: results of length zero, with large parameters too."""
     large = dist.MultivariateNormal(jnp.zeros((K, 20)), scale_tril=jnp.eye(20))
@@ -440,6 +449,7 @@ def test_bad_values_are_refused():
         mixture.responsibilities(jnp.zeros(2))
 
 
+@pytest.mark.slow
 def test_a_component_without_a_density_is_named():
     loc = jnp.array([0.0, jnp.nan, 1.0])
     mixture = lc.TopLMixture(MIXING, dist.Normal(loc, 1.0, validate_args=False), 2)

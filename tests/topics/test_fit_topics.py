@@ -99,6 +99,7 @@ def test_a_first_pass_has_the_mean_concentration() -> None:
 @pytest.mark.parametrize("concentration", [None, np.linspace(0.05, 0.3, K)])
 @pytest.mark.parametrize("num_active", [2, K])
 @pytest.mark.usefixtures("x64")
+@pytest.mark.some_cases(2)
 def test_warm_starts_never_lower_the_bound(num_active: int, concentration) -> None:
     arguments = {"concentration": concentration, "num_active": num_active, "num_passes": 12}
     arguments |= {"batch_size": 40, "start": "random", "options": Options(warm_start=True)}
@@ -108,6 +109,7 @@ def test_warm_starts_never_lower_the_bound(num_active: int, concentration) -> No
 
 
 @pytest.mark.parametrize("start", ["documents", "random"])
+@pytest.mark.some_cases(1)
 def test_cold_starts_with_restarts_hardly_lower_the_bound(start) -> None:
     """Any decrease is below 1e-4 of the bound."""
     fit = fit_topics(KEY, CORPUS, K, num_active=3, num_passes=12, batch_size=40, start=start)
@@ -118,6 +120,7 @@ def test_cold_starts_with_restarts_hardly_lower_the_bound(start) -> None:
 
 @pytest.mark.parametrize("concentration", [None, slow_case(np.linspace(0.02, 0.1, 9))])
 @pytest.mark.parametrize("method", ["memoized", "stochastic"])
+@pytest.mark.some_cases(1)
 def test_topics_are_found(method: str, concentration) -> None:
     """With a few topics to spare, each true topic's ten words lead one that was found."""
     fit = fit_topics(
@@ -339,6 +342,7 @@ def test_a_width_must_be_worth_its_compilation(sizes, num_passes, widths) -> Non
 
 @pytest.mark.parametrize("warm_start", [False, True])
 @pytest.mark.usefixtures("x64")
+@pytest.mark.some_cases(1)
 def test_code_for_short_documents_changes_nothing(warm_start, monkeypatch) -> None:
     sizes = np.diff(CORPUS.offsets)
     some = CORPUS.select(np.argsort(-sizes)[:80])
@@ -355,6 +359,7 @@ def test_code_for_short_documents_changes_nothing(warm_start, monkeypatch) -> No
 
 
 @pytest.mark.parametrize("length", [5, 100])
+@pytest.mark.some_cases(1)
 def test_documents_of_any_length_are_scored(fit, length, monkeypatch) -> None:
     """Whether the fit's documents were shorter, or so long that they would be mostly padding."""
     monkeypatch.setattr(document_chunks, "SLOTS_FOR_CODE", 100)
@@ -373,6 +378,7 @@ def rare_words_corpus(num_documents=60):
 
 
 @pytest.mark.parametrize("make", [topic_corpus, rare_words_corpus])
+@pytest.mark.some_cases(1)
 def test_what_is_read_from_a_fit_compiles_nothing_new(make) -> None:
     """Proportions and scores use the code of the fit, also where its batches touch few words."""
     corpus = make(60)
@@ -436,6 +442,7 @@ def test_ctrl_c_in_a_change_of_the_table_leaves_it_whole(monkeypatch) -> None:
     assert first.bounds.shape == (0,) and start < tokens < 1.5 * start
 
 
+@pytest.mark.slow
 def test_many_small_batches_are_as_good_as_memoized() -> None:
     """The default delay is the number of batches; with 1 the score here is -3.49, 0.15 lower."""
     train, test = topic_corpus(150), topic_corpus(60, seed=1)

@@ -112,6 +112,7 @@ def two_bounds(d, value):
         (TOPICS, np.ones((3, 1, K)), DOCUMENTS[:2], (3, 2)),
     ],
 )
+@pytest.mark.some_cases(1)
 def test_shapes_broadcast(topics, concentration, value, shape) -> None:
     """As other distributions: each document under each set of topics by itself is the same."""
     d = lc.TopicDocument(topics, concentration, 3)
@@ -129,6 +130,7 @@ def test_shapes_broadcast(topics, concentration, value, shape) -> None:
         np.testing.assert_allclose(found[index], one, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradient_under_vmap_is_that_of_each() -> None:
     """Over documents, and over topics."""
 
@@ -236,6 +238,7 @@ def test_gradient_of_a_models_density_on_a_minibatch() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), found, right)
 
 
+@pytest.mark.slow
 def test_subsampled_log_density_is_scaled() -> None:
     """A plate over ten of thirty documents counts each three times."""
     documents = two_kinds_of_documents()
@@ -291,6 +294,7 @@ def test_probabilities_have_no_bound_under_jit() -> None:
         jax.jit(lambda: lc.TopicDocument(known, 0.1, 2).log_prob(DOCUMENTS))()
 
 
+@pytest.mark.slow
 def test_a_topic_of_one_word_has_a_bound_under_jit() -> None:
     """Though the word has many slots, and a probability that is rounded above 1."""
     topic = jnp.log(jnp.array([[1.0 + 1e-6, 0.0]]))
@@ -312,6 +316,7 @@ def test_topics_on_the_last_axis_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.some_cases(1)
 def test_rounded_topics_are_log_probabilities(dtype: str) -> None:
     """Softmaxes over 100,000 words, where all are rounded up; and a part of the vocabulary."""
     scores = jnp.stack([jnp.zeros(10**5), 30 * jnp.sin(jnp.arange(10**5))])
@@ -359,6 +364,7 @@ def test_a_word_that_no_topic_has_is_impossible() -> None:
     assert np.isfinite(gradient).all() and not gradient[:, 4].any()
 
 
+@pytest.mark.slow
 def test_memory_of_a_gradient_follows_the_topics_table() -> None:
     """Not documents times words times topics."""
 
@@ -374,6 +380,7 @@ def test_memory_of_a_gradient_follows_the_topics_table() -> None:
 
 
 @pytest.mark.parametrize("num_active", [2, slow_case(K)])
+@pytest.mark.slow
 def test_guide_of_frequencies_and_assignments_has_the_bound(num_active: int) -> None:
     """A model with the sites pi and z and this guide: the ELBO is ``log_prob``, by enough draws.
 

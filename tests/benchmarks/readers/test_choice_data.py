@@ -202,6 +202,7 @@ def constants(num_rows, num_alternatives, without):
     return np.broadcast_to(eye, (num_rows, *eye.shape))
 
 
+@pytest.mark.slow
 def test_swissmetro_logit_has_the_published_estimates(x64):
     """ASC_TRAIN, ASC_CAR, B_TIME, B_COST and the log likelihood of Biogeme's 01logit."""
     data = read_swissmetro(real_data("choice/swissmetro.csv.gz"))
@@ -212,6 +213,7 @@ def test_swissmetro_logit_has_the_published_estimates(x64):
     assert abs(value - -5331.252) < 1e-3
 
 
+@pytest.mark.slow
 def test_modecanada_logit_has_the_published_estimates(x64):
     """Estimates of R's ``mlogit(choice ~ cost + freq + ovt | income | ivt)``, noalt == 4.
 

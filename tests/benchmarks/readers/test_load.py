@@ -139,6 +139,7 @@ def test_a_missing_file_is_an_error_that_names_it(tmp_path, name, file, director
         ("omniglot", "images", 1623, 25_968, 6_492),
     ],
 )
+@pytest.mark.slow
 def test_real_sizes(name, folder, num_categories, num_train, num_test):
     data = load(name, real_data(folder))
     check(data)

@@ -168,6 +168,7 @@ def test_least_size_holds_the_topics_of_each_document() -> None:
     assert document_fit.least_size(jnp.ones((2, 5))) == 5
 
 
+@pytest.mark.slow
 def test_code_for_one_size_solves_as_code_for_several() -> None:
     """And has no branch for other sizes, which would take as long to compile."""
     topics = document_fit.prepare_topics(jnp.asarray(LOG_PROBS), jnp.full(70, 0.05))
@@ -211,6 +212,7 @@ def test_a_document_gets_as_many_topics_as_it_uses(monkeypatch) -> None:
 
 @pytest.mark.parametrize("total", [22.5, 400.0])
 @pytest.mark.usefixtures("x64")
+@pytest.mark.slow
 def test_documents_of_very_many_topics(total: float) -> None:
     """With over 128 and over 256 active topics of 300, in a block with an easy one."""
     log_probs, words, counts = corpus(2, 300, 400, 150, sparsity=0.3, seed=1)
@@ -244,6 +246,7 @@ def test_eight_topics_a_word_are_as_good_as_all() -> None:
 
 
 @pytest.mark.parametrize("num_active", [2, 70])
+@pytest.mark.some_cases(1)
 def test_words_that_only_weak_topics_explain(num_active: int) -> None:
     """Where products of weights and probabilities would underflow in float32, float64 agrees.
 
@@ -282,6 +285,7 @@ def test_equal_topics_are_told_apart_by_position() -> None:
     assert not found.counts[:, 2:].any()
 
 
+@pytest.mark.slow
 def test_documents_do_not_depend_on_their_block() -> None:
     """In another order, with others beside them, they have the same bounds."""
     concentration = np.full(70, 0.01, np.float32)
@@ -318,6 +322,7 @@ def test_short_documents() -> None:
     np.testing.assert_allclose(found.counts[1].sum(), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_memory_does_not_hold_all_topics_of_all_documents() -> None:
     """Sixteen times the documents need little more scratch memory."""
 
