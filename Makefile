@@ -33,7 +33,7 @@ demo: $(VENV)/.installed
 	$(IN_VENV) examples/demo.py $(DEMO_ARGS)
 
 test: $(VENV)/.installed-dev
-	$(PYTEST) -n $(WORKERS) --dist loadfile --ignore tests/test_docs.py -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal --ignore tests/test_docs.py -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -n $(WORKERS) --ignore tests/test_docs.py -m slow $(PYTEST_ARGS)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 # Nearly all of the tests' time is compilation, much of it of the same programs: in scripts that
 # tests run, and the next time. JAX reads what another process still writes: workers do not share.
+# To keep a small program takes as long as to compile it.
 KEPT = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
 KEPT = Path(os.environ.setdefault("COMPILED_FOR_TESTS", str(KEPT)))
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(KEPT / os.environ.get("PYTEST_XDIST_WORKER", "main"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if version("jaxlib").startswith(("0.8.", "0.9.", "0.10.")):  # newer ones do not know the flag
@@ -26,6 +27,8 @@ os.environ.setdefault("MPLBACKEND", "Agg")  # tests open no windows
 import jax  # noqa: E402  reads these variables when it is imported
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
+
+gc.freeze()  # what is imported stays, and need not be looked at again and again
 
 # A first call compiles, so its time says nothing; the same examples every time.
 settings.register_profile("numpyro_largecat", deadline=None, derandomize=True)

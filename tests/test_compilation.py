@@ -85,6 +85,7 @@ def test_of_a_step(proposal, noise):
 
 
 @pytest.mark.parametrize("method", ["top_classes", "log_likelihood", "draw_choices"])
+@pytest.mark.slow
 def test_of_predictions(method):
     model = choice_model()
     guide = AutoDelta(model)

@@ -159,6 +159,7 @@ def test_mean_over_every_subset_with_classes_together_is_that_on_all_classes(num
     np.testing.assert_allclose(mean, on_all_classes(), rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_mean_over_draws_of_the_class_plate_is_the_value_on_all_classes_and_its_gradient():
     @jax.jit
     @jax.vmap

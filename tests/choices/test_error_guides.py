@@ -169,6 +169,7 @@ def test_an_error_with_an_event_axis():
     assert sites["y_error_auto_loc"]["value"].shape == (5, 2)
 
 
+@pytest.mark.slow
 def test_the_elbo_on_subsets_has_the_full_one_as_its_mean(x64):
     """Under Gumbel(u, 1) that is the closed form of the softmax bound."""
     labels, num_categories = np.array([3, 8]), 12

@@ -189,6 +189,7 @@ print(len(ends), *sorted(set(ends)), ends[-1], ends == sorted(ends, reverse=True
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_any_moment_leaves_one_whole_corpus(tmp_path: Path) -> None:
     """At each third line: the old one first, then the new; the next save leaves no parts."""
     arguments = [sys.executable, "-c", KILLED, str(tmp_path / "corpus")]

@@ -126,7 +126,7 @@ def test_a_fit_reaches_the_maximum_of_the_posterior(rule):
 @pytest.mark.parametrize(
     "rule", [lc.double_sum.UMax(0.5), lc.double_sum.ImplicitSGD(0.5)], ids=repr
 )
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 def test_utilities_of_a_network_are_taken_too(rule):
     """The steps need no linear utilities."""
     x, y = make_data()

@@ -89,6 +89,7 @@ def test_a_fit_compiles_no_table_into_its_programs(tmp_path):
     assert max(map(largest_constant, programs)) < NUM_CATEGORIES
 
 
+@pytest.mark.slow
 def test_readings_of_a_fit_compile_no_table_into_their_programs(tmp_path):
     """Predictions and ArviZ, at few rows of the data."""
     model = closing_over(num_rows=4)

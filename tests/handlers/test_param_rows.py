@@ -73,6 +73,7 @@ def test_a_table_of_other_rows_is_refused(shape, event_dim, axis, num_sampled):
         start(shape, event_dim, num_sampled)
 
 
+@pytest.mark.slow
 def test_tables_and_shared_parameters_are_not_refused():
     """A table is read by the rows of the step; a scalar, or a network's, is shared by all."""
 

@@ -137,6 +137,7 @@ def test_variance_of_intervals_over_orders_is_that_of_draws_without_replacement(
     labels=st.sets(st.integers(0, 29), max_size=8),
     num_categories=st.integers(2, 30),
 )
+@pytest.mark.slow
 def test_skip_labels_lists_the_classes_that_are_not_labels(labels, num_categories):
     labels = sorted(k for k in labels if k < num_categories)
     padded = jnp.array(labels + [num_categories] * (8 - len(labels)), jnp.int32)

@@ -44,6 +44,7 @@ def two_choices(x, users, y=None, z=None, *, equal=True):
 LOCS = {"u_auto_loc": jnp.ones(K), "v_auto_loc": jnp.arange(7.0), "w_auto_loc": -jnp.arange(7.0)}
 
 
+@pytest.mark.slow
 def test_a_choice_and_its_plate_are_found_among_several():
     """By one name, also where all class plates have as many classes."""
     guide = run_guide(two_choices, X, USERS, Y, Z)

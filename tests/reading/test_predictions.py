@@ -99,7 +99,7 @@ def test_an_exact_model_predicts_the_same_from_the_same_parameters(fitted):
     ],
     ids=["top_classes", "top_classes over draws", "log_likelihood", "draw_choices"],
 )
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 def test_memory_follows_the_chunk_and_not_the_classes(read):
     """Nor the draws, of which one chunk of one draw is held at a time."""
 

@@ -127,6 +127,7 @@ def test_top_classes_have_the_mean_likelihood_of_the_draws():
     np.testing.assert_allclose(mean, top.log_probs[:, 0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sum_over_labels_alone_is_not_a_number():
     """It stands for all rows in a fit, where weights say so; here the others are not there."""
 

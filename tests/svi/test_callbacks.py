@@ -226,6 +226,7 @@ class TestWithCheckpoints:
             assert int(result.state.num_steps) == int(whole.state.num_steps)
 
     @pytest.mark.parametrize("where", ["score", "callback", "copy"])
+    @pytest.mark.some_cases(1)
     def test_an_interrupted_call_is_made_again(self, svi, tmp_path, where, monkeypatch):
         """At the sixth step: a score, a callback after it, or the copy of the best state."""
         whole = svi.run(KEY, 100, X, held_out=self.HELD_OUT, **QUIET)

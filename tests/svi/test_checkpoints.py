@@ -167,6 +167,7 @@ class TestRefusals:
             pytest.param({"guide": class_points}, "parameter 'scale_auto_loc'.*none", id="name"),
         ],
     )
+    @pytest.mark.some_cases(1)
     def test_another_model_guide_or_optimiser(self, folder, other, what):
         with pytest.raises(ValueError, match=f"must hold a fit of this model.*{what}"):
             svi_of(**other).load(folder, X, Y)
@@ -232,6 +233,7 @@ class TestResume:
         run(tmp_path, 12)
         assert_same(run(tmp_path), whole)
 
+    @pytest.mark.slow
     def test_a_stream_that_failed(self, tmp_path):
         with pytest.raises(OSError, match="unplugged"):
             run(tmp_path, batches=stream(12, OSError("unplugged")))
@@ -266,6 +268,7 @@ class TestResume:
             run(tmp_path, batches=stream()), shared().run(KEY, 30, batches=stream(), **QUIET)
         )
 
+    @pytest.mark.slow
     def test_a_fit_that_met_a_bad_batch_goes_on_with_a_good_one(self, tmp_path):
         def batches(bad):
             for step, (x, y, rows) in enumerate(stream()):

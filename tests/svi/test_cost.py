@@ -50,6 +50,7 @@ def test_every_table_is_updated_in_place(steps):
     assert not re.findall(r"copy\(f32\[100000", step.as_text())
 
 
+@pytest.mark.slow
 def test_tables_of_bfloat16_take_half_and_none_is_widened(steps):
     """No table is copied or widened on the way: a type that is not stored would need one."""
     step, tables = compiled_step(100_000, 1_000_000, jnp.bfloat16)
@@ -94,6 +95,7 @@ def test_compiled_loop_of_run_copies_no_table():
     assert compiled.memory_analysis().temp_size_in_bytes < one_table
 
 
+@pytest.mark.slow
 def test_guides_hold_no_second_table():
     """AutoNormal's initial values do not stay in memory beside the parameters."""
     model = hierarchical(SAMPLED, 20_000, 100)

@@ -20,6 +20,7 @@ import numpyro_largecat as lc
 BATCH = 16
 
 
+@pytest.mark.slow
 def test_random_effects_have_the_posterior_in_closed_form() -> None:
     """Gaussian observations around the mean of their group, and no categorical.
 

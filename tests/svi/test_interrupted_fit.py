@@ -326,6 +326,7 @@ def test_a_stream_keeps_no_array_of_the_device():
     assert live[-1] <= live[5]
 
 
+@pytest.mark.slow
 def test_mixtures_and_double_sums_keep_what_they_have_reached(monkeypatch):
     x = np.random.default_rng(0).normal(size=(40, 2))
     family = lc.mixtures.GaussianFamily(np.zeros(2), np.eye(2))

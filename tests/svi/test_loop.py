@@ -333,6 +333,7 @@ def test_compiled_loops_are_kept_when_the_data_changes():
     assert program._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_run_under_vmap_and_jit(shared):
     """Under a transformation start and steps are the same, and nothing is looked at."""
     rows = np.arange(8)

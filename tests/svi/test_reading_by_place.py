@@ -60,6 +60,7 @@ def init(model, *args):
     return svi.init(jax.random.key(0), *(jnp.asarray(a)[:10] for a in args), np.arange(10))
 
 
+@pytest.mark.slow
 def test_reading_by_id_is_taken() -> None:
     """Also beside weighted sums over the rows, in whatever order they are summed."""
     init(friends(by_id, by_id), USERS, FRIENDS, X)

@@ -79,6 +79,7 @@ def test_elbo_and_gradients_over_class_draws(labels, num_sampled):
     assert_means(samples, expected)
 
 
+@pytest.mark.slow
 def test_steps_over_draws_of_classes_and_rows(x64):
     """One SGD step of the engine moves every parameter, on average, along the full gradient."""
     x, y = make_data()

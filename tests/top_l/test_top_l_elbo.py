@@ -105,6 +105,7 @@ def first_step(svi_type, model, elbo, *args):
 
 
 @pytest.mark.parametrize(("svi_type", "num_active"), [slow_case(SVI, K), (lc.SubsampledSVI, 2)])
+@pytest.mark.slow
 def test_steps_are_those_of_the_marginal_mixture(svi_type, num_active):
     """Under Trace_ELBO with the same keys; at L = K that is exact marginalisation."""
     rows = jnp.array([3, 9, 0]) if svi_type is lc.SubsampledSVI else None

@@ -220,6 +220,7 @@ def test_values_at_other_places_show(location):
 
 
 @pytest.mark.parametrize("what", ["a value of probability zero", "an outlier"])
+@pytest.mark.slow
 def test_values_at_other_places_show_beside_extreme_weights(what):
     """Weights of -inf or of -5e7 at some place hide no difference at the others."""
     no_first = jnp.array([-jnp.inf, 0.0, 0.0]) if what != "an outlier" else jnp.zeros(K)
