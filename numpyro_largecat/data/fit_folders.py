@@ -28,7 +28,7 @@ class SavedArrays(NamedTuple):
     """A fit as it was read."""
 
     number: int  # of the fit in its folder
-    arrays: dict[str, NDArray[Any]]
+    arrays: dict[str, Any]  # of NumPy, or what becomes one where it is read
     about: dict[str, Any]  # plain values
 
 

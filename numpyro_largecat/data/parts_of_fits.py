@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,28 +57,76 @@ def parts_of(name: str, array: Any, sizes: Mapping[int, int]) -> dict[str, NDArr
     return parts
 
 
+class StoredArray(NamedTuple):
+    """An array in a file, which is read where it becomes one of NumPy."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        with told_of_damage(self.path), self.path.open("rb") as file, np.load(file) as found:
+            array = found[_ARRAY + self.name].view(self.dtype)  # of types that are not NumPy's
+        return np.asarray(array, dtype)
+
+
+class JoinedArray:
+    """An array of which parts were saved, each for a place in it; they are read where needed.
+
+    Args:
+        shape: Its shape.
+        parts: Arrays of NumPy or in files, by the index of their first number.
+    """
+
+    def __init__(self, shape: tuple[int, ...], parts: Mapping[tuple[int, ...], Any]) -> None:
+        self.shape, self.parts = shape, parts
+        self.dtype = next(iter(parts.values())).dtype
+
+    def __getitem__(self, wanted: tuple[slice, ...]) -> NDArray[Any]:
+        """The numbers between the bounds that each axis has; one part at a time is in memory."""
+        bounds = [s.indices(size)[:2] for s, size in zip(wanted, self.shape, strict=True)]
+        found = np.empty([end - start for start, end in bounds], self.dtype)
+        for first, part in self.parts.items():
+            both = [
+                (max(start, a), min(end, a + size))
+                for (start, end), a, size in zip(bounds, first, part.shape, strict=True)
+            ]
+            if all(start < end for start, end in both):
+                here = _from([start for start, _ in bounds], both)
+                found[here] = np.asarray(part)[_from(first, both)]
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[tuple(slice(None) for _ in self.shape)], dtype)
+
+
+def _from(first: Sequence[int], bounds: list[tuple[int, int]]) -> tuple[slice, ...]:
+    """The same numbers, counted from those that an array begins with."""
+    return tuple(slice(a - n, b - n) for n, (a, b) in zip(first, bounds, strict=True))
+
+
 def joined(saved: SavedArrays) -> SavedArrays:
-    """A fit with its parts put together.
+    """A fit with its parts put together; what was spread is a ``JoinedArray``.
 
     Raises:
         ValueError: If a part is missing.
     """
-    arrays: dict[str, NDArray[Any]] = {}
-    held: dict[str, NDArray[np.bool_]] = {}
+    arrays: dict[str, Any] = {}
+    spread: dict[str, tuple[tuple[int, ...], dict[tuple[int, ...], Any]]] = {}
     for key, part in saved.arrays.items():
         place = _PLACE.fullmatch(key)
         if place is None:
-            arrays[key] = part
+            arrays[key] = np.asarray(part)
             continue
         name, *numbers = place.groups()
-        shape, starts = ([int(n) for n in text.split(",")] for text in numbers)
-        whole = arrays.setdefault(name, np.empty(shape, part.dtype))
-        rows = held.setdefault(name, np.zeros(shape, np.bool_))
-        here = tuple(slice(a, a + n) for a, n in zip(starts, part.shape, strict=True))
-        whole[here], rows[here] = part, True
-    for name, are_there in held.items():
-        if not are_there.all():
-            raise ValueError(f"{(~are_there).sum()} numbers of array '{name}' are missing.")
+        shape, starts = (tuple(int(n) for n in text.split(",")) for text in numbers)
+        spread.setdefault(name, (shape, {}))[1][starts] = part
+    for name, (shape, parts) in spread.items():
+        missing = math.prod(shape) - sum(math.prod(part.shape) for part in parts.values())
+        if missing:
+            raise ValueError(f"{missing} numbers of array '{name}' are missing.")
+        arrays[name] = JoinedArray(shape, parts)
     return saved._replace(arrays=arrays)
 
 
@@ -113,8 +162,8 @@ class PartFolder:
         Raises:
             OSError: If it cannot be written. What was there before is there still.
         """
-        dtypes = {name: str(array.dtype) for name, array in arrays.items()}
-        told = {"kind": self.kind, "format": FORMAT, "dtypes": dtypes, "about": about}
+        forms = {name: [array.shape, str(array.dtype)] for name, array in arrays.items()}
+        told = {"kind": self.kind, "format": FORMAT, "arrays": forms, "about": about}
         text = json.dumps(told, default=plain_value).encode()
         members = {_ARRAY + name: array for name, array in arrays.items()}
         members[_ABOUT] = np.frombuffer(text, np.uint8)
@@ -125,7 +174,7 @@ class PartFolder:
         self._file(what).unlink(missing_ok=True)
 
     def read(self, what: Write) -> SavedArrays:
-        """Read a part.
+        """What a part has; each array is read where it becomes one of NumPy.
 
         Raises:
             ValueError: If it is damaged, or of another kind or format.
@@ -134,8 +183,8 @@ class PartFolder:
         with told_of_damage(path), path.open("rb") as file, np.load(file) as found:
             told = json.loads(found[_ABOUT].tobytes())
             arrays = {
-                name: found[_ARRAY + name].view(np.dtype(dtype))  # of types that are not NumPy's
-                for name, dtype in told["dtypes"].items()
+                name: StoredArray(path, name, tuple(shape), np.dtype(dtype))
+                for name, (shape, dtype) in told["arrays"].items()
             }
         check_kind_of_fit(path, told, self.kind)
         return SavedArrays(what.number, arrays, told["about"])
@@ -203,7 +252,7 @@ class FolderOfParts:
                 self._own.remove(other)
 
     def read(self) -> SavedArrays:
-        """Read the newest fit of which all parts are there.
+        """The newest fit of which all parts are there; arrays are read as those of a part.
 
         Raises:
             FileNotFoundError: If there is none.

@@ -119,9 +119,9 @@ def read_run(
 
     def value(name: str, before: str) -> Any:
         data = saved.arrays.pop(before + name)
-        if name not in keys:
-            return data
-        return jax.random.wrap_key_data(jnp.asarray(data), impl=keys[name][0])
+        if name in keys:
+            return jax.random.wrap_key_data(jnp.asarray(np.asarray(data)), impl=keys[name][0])
+        return np.asarray(data) if plan.layout is None else data
 
     def state(before: str = "") -> SubsampledSVIState:
         values = [value(name, before) for name in _named_leaves(plan.shapes)]

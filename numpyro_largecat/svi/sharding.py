@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
 
 from numpyro_largecat._checks import check_kind, describe
 
@@ -88,16 +89,28 @@ class LeafLayout:
     def place(self, array: Any) -> Array:
         """A copy of an array of NumPy, or of keys, that is padded and spread over the devices.
 
-        Each process puts the parts of its own devices there.
+        Each process puts the parts of its own devices there, and reads no others of an array that
+        is read by slices.
         """
         if isinstance(array, jax.Array):  # keys
             data = self.place(np.asarray(jax.random.key_data(array)))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
-        if self.sizes:
-            parts = {a: self.sharding.mesh.shape[self.sharding.spec[a]] for a in self.sizes}
-            padding = {a: -size % parts[a] for a, size in self.sizes.items()}
-            array = np.pad(array, [(0, padding.get(a, 0)) for a in range(array.ndim)], mode="edge")
-        made = jax.make_array_from_callback(array.shape, self.sharding, lambda i: array[i])
+        parts = {a: self.sharding.mesh.shape[self.sharding.spec[a]] for a in self.sizes}
+        shape = [n + -n % parts.get(axis, 1) for axis, n in enumerate(array.shape)]
+
+        def part(index: tuple[slice, ...] | None) -> NDArray[Any]:
+            assert index is not None  # JAX's own word for an array without a sharding
+            bounds = [s.indices(n)[:2] for s, n in zip(index, shape, strict=True)]
+            # Of a device that has padding alone the last row, to be repeated.
+            there = [
+                (min(a, n - 1) if b > a else a, min(b, n))
+                for (a, b), n in zip(bounds, array.shape, strict=True)
+            ]
+            rows = np.asarray(array[tuple(slice(a, b) for a, b in there)])
+            padding = [(0, b - a - n) for (a, b), n in zip(bounds, rows.shape, strict=True)]
+            return np.pad(rows, padding, mode="edge") if any(map(any, padding)) else rows
+
+        made = jax.make_array_from_callback(tuple(shape), self.sharding, part)
         return jnp.copy(made)  # in memory that may be donated
 
     def without_padding(self, array: Any) -> Any:

@@ -111,7 +111,7 @@ def test_a_damaged_part_is_refused(tmp_path, damage):
     path = tmp_path / "part_0_of_2" / "7_a.npz"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=r"7_a\.npz is damaged.*Remove it"):
-        of_process(tmp_path).read(Write(7, "a"))
+        np.asarray(of_process(tmp_path).read(Write(7, "a")).arrays["a"])
 
 
 def test_a_part_of_another_kind_is_refused(tmp_path):
@@ -146,6 +146,22 @@ def test_a_fit_of_one_of_several_processes_is_whole(tmp_path, monkeypatch):
 def test_names_that_look_like_places_stay_as_they_are():
     arrays = {"w@x": np.zeros(2), "iterates of a@1": np.ones(1)}
     assert joined(SavedArrays(0, arrays, {})).arrays.keys() == arrays.keys()
+
+
+def test_rows_are_read_from_the_parts_that_have_them(tmp_path):
+    """No other file is opened, and no part is read for rows that it does not have."""
+    whole = np.arange(24.0).reshape(6, 4)
+    for process in range(2):
+        rows = whole[3 * process : 3 * process + 3]
+        write(tmp_path, process, 7, {f"w@6,4@{3 * process},0": rows})
+    array = joined(folder_of(tmp_path).read()).arrays["w"]
+    assert array.shape == whole.shape and array.dtype == whole.dtype
+    np.testing.assert_array_equal(array[1:5, 2:], whole[1:5, 2:])
+    np.testing.assert_array_equal(np.asarray(array), whole)
+    (tmp_path / "part_1_of_2" / "7_a.npz").unlink()
+    np.testing.assert_array_equal(array[:3, :], whole[:3])
+    with pytest.raises(ValueError, match="is damaged"):
+        array[2:4, :]
 
 
 @pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
