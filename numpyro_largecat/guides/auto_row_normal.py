@@ -21,11 +21,16 @@ from numpyro.handlers import seed, substitute
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.initialization import init_to_mean
 
-from numpyro_largecat._checks import refuse_entries
+from numpyro_largecat._checks import check_count, refuse_entries
 from numpyro_largecat.guides.correlated_normal import CorrelatedNormal
 from numpyro_largecat.guides.joint_sites import JointSite, joint_sites
 from numpyro_largecat.handlers.internals import has_seen_model, start_values
-from numpyro_largecat.ops.lower_triangle import apply, num_below_diagonal, strictly_lower
+from numpyro_largecat.ops.lower_triangle import (
+    FullTriangle,
+    LowRankTriangle,
+    apply,
+    num_below_diagonal,
+)
 
 
 class AutoRowNormal(AutoGuide):
@@ -49,6 +54,8 @@ class AutoRowNormal(AutoGuide):
     Parameters of site s, with D values in a row and E in the earlier sites:
     ``{site}_auto_loc`` and ``{site}_auto_scale``, as those of ``AutoNormal``,
     ``{site}_auto_lower``, shape (K, D (D - 1) / 2), and ``{site}_auto_follow``, A, shape (K, D, E).
+    With ``rank`` R in place of the lower triangle ``{site}_auto_left`` and ``{site}_auto_right``, U
+    and V, shape (K, D, R).
     All are rows of the plate, so ``SubsampledSVI`` takes and moves those that a step touches.
 
     **Losses.** Each site is drawn given those before it, so any loss will do.
@@ -61,7 +68,7 @@ class AutoRowNormal(AutoGuide):
     Cost: O(D_row^2) for each touched row in a step, time and memory, with D_row the values of a
     row; the tables have (D_row + 3) / 2 times as many numbers as those of a point estimate, where
     ``AutoNormal`` has twice. For 10**6 classes of 32 values that is 2.2 GB, and three times that
-    with Adam. O(D_dense^2) for the dense sites.
+    with Adam. ``rank`` R has 2 + 2 R times as many. O(D_dense^2) for the dense sites.
 
     Args:
         model: The model.
@@ -72,12 +79,15 @@ class AutoRowNormal(AutoGuide):
         follow: Names of dense sites that rows follow: the mean of a row is then linear in their
             free values, as where the mean or scale of random effects is learned. The model must
             draw them before the rows.
+        rank: R, of the lower triangles of sites of rows: those below the diagonal of
+            :math:`U V^T`, with 2 D R numbers, where these are fewer. With the scales that is any
+            diagonal and a matrix of rank R, and more. None for full ones.
         create_plates: As in NumPyro's autoguides; not needed with ``SubsampledSVI``.
 
     Raises:
-        ValueError: If ``init_scale`` is not positive; when it is first run, if a site in a plate
-            of rows has an axis that is neither the plate's nor of its event, or ``follow`` names
-            what is no dense site or comes after rows.
+        ValueError: If ``init_scale`` is not positive, or ``rank`` below 1; when it is first run, if
+            a site in a plate of rows has an axis that is neither the plate's nor of its event, or
+            ``follow`` names what is no dense site or comes after rows.
         NotImplementedError: When it is first run, if a site in such a plate is in another plate
             too, or a site is discrete.
 
@@ -113,8 +123,10 @@ class AutoRowNormal(AutoGuide):
         init_loc_fn: Callable[..., Any] = init_to_mean,
         init_scale: float = 0.1,
         follow: Sequence[str] = (),
+        rank: int | None = None,
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
+        self._rank = None if rank is None else check_count("rank", rank, 1)
         refuse_entries("`init_scale`", init_scale, ~(np.asarray(init_scale) > 0), "positive")
         self._init_scale = init_scale
         self._followed = list(follow)
@@ -223,7 +235,7 @@ class AutoRowNormal(AutoGuide):
                 if self._before[site.name]:
                     before = [standard[name] for name in self._before[site.name]]
                     z = _joined(before, site.joined(loc))
-                    follow = self._zeros(site, "follow", (site.size, z.shape[-1]))
+                    follow = self._table(site, "follow", jnp.zeros((site.size, z.shape[-1])))
                     mean = loc + scale * apply(follow, z).reshape(loc.shape)
             fn = CorrelatedNormal(
                 mean, scale, lower, event_dim=site.event_dim, joint_dim=len(site.shape)
@@ -235,7 +247,7 @@ class AutoRowNormal(AutoGuide):
             standard[site.name] = site.joined((site.free(values[site.name]) - loc) / scale)
         return values
 
-    def _own_params(self, site: JointSite) -> tuple[Array, Array, Array]:
+    def _own_params(self, site: JointSite) -> tuple[Array, Array, FullTriangle | LowRankTriangle]:
         """Location, scale and lower triangle of a site, apart from how it follows others."""
         start, event_dim = start_values(self)[site.name], len(site.shape)
         loc = numpyro.param(self._param(site, "loc"), start, event_dim=event_dim)
@@ -245,18 +257,38 @@ class AutoRowNormal(AutoGuide):
             constraint=constraints.softplus_positive,
             event_dim=event_dim,
         )
-        if site.size == 1:
-            return loc, scale, jnp.zeros_like(site.joined(loc))[..., None]
-        packed = self._zeros(site, "lower", (num_below_diagonal(site.size),))
-        return loc, scale, strictly_lower(packed, site.size)
+        return loc, scale, self._lower(site, site.joined(loc))
 
-    def _zeros(self, site: JointSite, what: str, shape: tuple[int, ...]) -> Array:
-        """A parameter that starts at zero, of this shape for each row."""
+    def _lower(self, site: JointSite, loc: Array) -> FullTriangle | LowRankTriangle:
+        """How the values of a site follow those before them; ``loc`` has their shape."""
+        if site.size == 1:
+            return FullTriangle(jnp.zeros_like(loc)[..., None])
+        if self._is_low_rank(site):
+            shape = (site.size, self._rank)
+            # Waves, which differ from column to column; with zeros on both sides none would move.
+            places, columns = (jnp.arange(size, dtype=loc.dtype) for size in shape)
+            waves = jnp.cos(math.pi * (places[:, None] + 0.5) * columns / site.size)
+            return LowRankTriangle(
+                self._table(site, "left", waves), self._table(site, "right", jnp.zeros(shape))
+            )
+        packed = self._table(site, "lower", jnp.zeros(num_below_diagonal(site.size)))
+        return FullTriangle.of_packed(packed, site.size)
+
+    def _is_low_rank(self, site: JointSite) -> bool:
+        """Whether the site is in a plate of rows, and low rank has fewer numbers than full."""
+        if self._rank is None or site.rows is None:
+            return False
+        return 2 * self._rank * site.size < num_below_diagonal(site.size)
+
+    def _table(self, site: JointSite, what: str, row: Array) -> Array:
+        """A parameter that starts as ``row`` in each row."""
         start = start_values(self)[site.name]
-        whole = (*jnp.shape(start)[: jnp.ndim(start) - len(site.shape)], *shape)
-        dtype = jnp.result_type(start)
+        rows = jnp.shape(start)[: jnp.ndim(start) - len(site.shape)]
+        of_row = row.astype(jnp.result_type(start))
         return numpyro.param(
-            self._param(site, what), lambda _: jnp.zeros(whole, dtype), event_dim=len(shape)
+            self._param(site, what),
+            lambda _: jnp.broadcast_to(of_row, (*rows, *row.shape)),
+            event_dim=row.ndim,
         )
 
     def _param(self, site: JointSite, what: str) -> str:
@@ -279,7 +311,8 @@ class AutoRowNormal(AutoGuide):
             _, scale, lower = substitute(self._own_params, data=params)(site)
             first = 0 if site.rows is None else num_dense
             width, place = first + sizes[site.rows], first + places[site.name]
-            own = lower + jnp.eye(site.size, dtype=lower.dtype)
+            matrix = lower.matrix
+            own = matrix + jnp.eye(site.size, dtype=matrix.dtype)
             factor = _with_columns(own, place, width)
             before = [_with_columns(standard[name], 0, width) for name in self._before[site.name]]
             if before:

@@ -15,7 +15,7 @@ from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import sum_rightmost
 
-from numpyro_largecat.ops.lower_triangle import apply
+from numpyro_largecat.ops.lower_triangle import FullTriangle, LowRankTriangle
 
 
 class CorrelatedNormal(dist.Distribution):
@@ -30,13 +30,13 @@ class CorrelatedNormal(dist.Distribution):
 
     Shapes: values as ``loc``; ``event_shape`` has its last ``event_dim`` axes.
 
-    Cost: O(D^2) for a draw and for its log density; a value from elsewhere takes a triangular
-    solve.
+    Cost: O(D^2) for a draw and for its log density, or O(D R) where ``lower`` has rank R; a value
+    from elsewhere takes a triangular solve.
 
     Args:
         loc: Means, shape (..., D axes).
         scale: Standard deviations, of each entry given those before it, shape as ``loc``.
-        lower: Strictly lower triangular matrices, shape (..., D, D).
+        lower: Strictly lower triangular matrices, (..., D, D), full or of low rank.
         event_dim: Number of axes of an event, at most ``joint_dim``.
         joint_dim: Number of the last axes of ``loc`` that have D entries together.
     """
@@ -44,14 +44,19 @@ class CorrelatedNormal(dist.Distribution):
     arg_constraints = {
         "loc": constraints.real,
         "scale": constraints.positive,
-        "lower": constraints.real_matrix,
     }
-    reparametrized_params = ["loc", "scale", "lower"]
+    reparametrized_params = ["loc", "scale"]
     pytree_data_fields = ("loc", "scale", "lower")
     pytree_aux_fields = ("joint_dim",)
 
     def __init__(
-        self, loc: Array, scale: Array, lower: Array, *, event_dim: int, joint_dim: int
+        self,
+        loc: Array,
+        scale: Array,
+        lower: FullTriangle | LowRankTriangle,
+        *,
+        event_dim: int,
+        joint_dim: int,
     ) -> None:
         self.loc, self.scale, self.lower = loc, scale, lower
         self.joint_dim = joint_dim
@@ -71,7 +76,7 @@ class CorrelatedNormal(dist.Distribution):
     @property
     def variance(self) -> Array:
         """Variance of each entry."""
-        follows = (self.lower**2).sum(axis=-1).reshape(self.loc.shape)
+        follows = self.lower.squared_norms().reshape(self.loc.shape)
         return self.scale**2 * (1 + follows)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
@@ -82,8 +87,8 @@ class CorrelatedNormal(dist.Distribution):
         self, key: Array, sample_shape: tuple[int, ...] = ()
     ) -> tuple[Array, list[Array]]:
         """Draw values, and give the noise that they are made of, which their log density needs."""
-        noise = random.normal(key, (*sample_shape, *self.lower.shape[:-1]), self.loc.dtype)
-        standard = noise + apply(self.lower, noise)
+        noise = random.normal(key, (*sample_shape, *self.lower.shape), self.loc.dtype)
+        standard = noise + self.lower.apply(noise)
         value = self.loc + self.scale * standard.reshape(*sample_shape, *self.loc.shape)
         return value, [noise]
 
@@ -95,10 +100,10 @@ class CorrelatedNormal(dist.Distribution):
         return sum_rightmost(log_prob, self.event_dim)
 
     def _noise(self, value: Array) -> Array:
-        joint = self.lower.shape[-1]
+        joint, matrix = self.lower.shape[-1], self.lower.matrix
         standard = (value - self.loc) / self.scale
         rows = standard.shape[: standard.ndim - self.joint_dim]
-        lower = jnp.broadcast_to(self.lower, (*rows, joint, joint))
+        lower = jnp.broadcast_to(matrix, (*rows, joint, joint))
         standard = standard.reshape(*rows, joint, 1)
         return solve_triangular(lower + jnp.eye(joint), standard, lower=True, unit_diagonal=True)
 

@@ -363,3 +363,63 @@ def test_start_values_are_those_asked_for():
     assert sites["part_auto_loc"]["value"].tolist() == [0, 0]
     np.testing.assert_allclose(sites["part_auto_scale"]["value"], 0.3)
     assert not sites["part_auto_follow"]["value"].any()
+
+
+WIDTH = 8
+DIRECTION = np.linspace(0.1, 0.5, WIDTH)
+
+
+def along_a_direction(groups, x, rows=None, *, counts):
+    """Eight values of each group, of which the data see one sum: covariances I less rank 1."""
+    with lc.entity_plate("groups", NUM_GROUPS, groups, counts) as read:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([WIDTH]).to_event(1))
+    mean = (read.rows_of(w, groups) * DIRECTION).sum(-1)
+    with lc.data_plate("data", NUM_GROUPS * NUM_ROWS, rows):
+        numpyro.sample("x", dist.Normal(mean, NOISE), obs=x)
+
+
+def fit_low_rank(num_steps, rank=1):
+    groups = np.repeat(np.arange(NUM_GROUPS), NUM_ROWS)
+    model = partial(along_a_direction, counts=lc.EntityCounts.of(NUM_GROUPS, groups))
+    batches = lc.ArrayBatches(groups, X.ravel(), batch_size=30)
+    guide = lc.AutoRowNormal(model, rank=rank)
+    optimiser = optax.adam(optax.cosine_decay_schedule(0.05, num_steps))
+    svi = lc.SubsampledSVI(model, guide, optimiser, TraceMeanField_ELBO(num_particles=4))
+    params = svi.run(jax.random.key(0), num_steps, batches=batches, progress_bar=False).params
+    return guide, params
+
+
+def test_low_rank_has_rows_of_two_narrow_matrices():
+    guide, params = fit_low_rank(2, rank=1)
+    shapes = {name.removeprefix("w_auto_"): value.shape for name, value in params.items()}
+    rows, narrow = (NUM_GROUPS, WIDTH), (NUM_GROUPS, WIDTH, 1)
+    assert shapes == {"loc": rows, "scale": rows, "left": narrow, "right": narrow}
+    draws = guide.sample_posterior(jax.random.key(0), params, sample_shape=(3,))
+    assert draws["w"].shape == (3, *rows)
+
+
+def test_low_rank_is_full_where_that_has_fewer_numbers():
+    guide, params = fit_low_rank(1, rank=2)  # 32 numbers, and 28 below the diagonal
+    assert params["w_auto_lower"].shape == (NUM_GROUPS, WIDTH * (WIDTH - 1) // 2)
+    assert guide.covariances(params)["groups"].shape == (NUM_GROUPS, WIDTH, WIDTH)
+
+
+@pytest.mark.slow
+def test_low_rank_finds_a_covariance_of_its_form():
+    """Mean field has the sds of each value given the others."""
+    guide, params = fit_low_rank(6_000)
+    precision = np.eye(WIDTH) + NUM_ROWS / NOISE**2 * np.outer(DIRECTION, DIRECTION)
+    exact = np.linalg.inv(precision)
+    sd = np.sqrt(np.diag(exact))
+    assert (1 / np.sqrt(np.diag(precision)) < 0.6 * sd).any()  # there is something to find
+    found = np.asarray(guide.covariances(params)["groups"])
+    found_sd = np.sqrt(np.einsum("gdd->gd", found))
+    np.testing.assert_allclose(found_sd / sd, 1, atol=0.15)
+    np.testing.assert_allclose(
+        found / np.outer(sd, sd), np.broadcast_to(exact / np.outer(sd, sd), found.shape), atol=0.15
+    )
+
+
+def test_a_rank_below_one_is_refused():
+    with pytest.raises(ValueError, match=r"`rank` must be .*at least 1.*got 0"):
+        lc.AutoRowNormal(along_a_direction, rank=0)

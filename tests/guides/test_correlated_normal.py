@@ -11,18 +11,25 @@ import pytest
 from numpyro.distributions.kl import kl_divergence
 
 from numpyro_largecat.guides.correlated_normal import CorrelatedNormal
-from numpyro_largecat.ops.lower_triangle import strictly_lower
+from numpyro_largecat.ops.lower_triangle import FullTriangle, LowRankTriangle
 
 RNG = np.random.default_rng(0)
 LOC, SCALE = RNG.normal(size=(5, 2, 3)), np.exp(RNG.normal(size=(5, 2, 3)))
-LOWER = np.asarray(strictly_lower(jnp.asarray(RNG.normal(size=(5, 15))), 6))
+LEFT, RIGHT = RNG.normal(size=(2, 5, 6, 2))
+LOWER = np.tril(LEFT @ RIGHT.swapaxes(1, 2), -1)
 FACTOR = SCALE.reshape(5, 6, 1) * (np.eye(6) + LOWER)  # of the covariance
 POINTS = RNG.normal(size=(5, 2, 3))
 
 
-def make(event_dim=2):
-    arrays = (jnp.asarray(x, float) for x in (LOC, SCALE, LOWER))
-    return CorrelatedNormal(*arrays, event_dim=event_dim, joint_dim=2)
+KINDS = {
+    "full": lambda: FullTriangle(jnp.asarray(LOWER, float)),
+    "low rank": lambda: LowRankTriangle(*jnp.asarray([LEFT, RIGHT], float)),
+}
+
+
+def make(event_dim=2, kind="full"):
+    loc, scale = jnp.asarray([LOC, SCALE], float)
+    return CorrelatedNormal(loc, scale, KINDS[kind](), event_dim=event_dim, joint_dim=2)
 
 
 def plain():
@@ -30,28 +37,32 @@ def plain():
     return dist.MultivariateNormal(LOC.reshape(5, 6), scale_tril=FACTOR)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("event_dim", [0, 1, 2])
-def test_log_densities_sum_to_those_of_the_joint(event_dim, x64):
+def test_log_densities_sum_to_those_of_the_joint(event_dim, kind, x64):
     """With some of the joint axes in the batch: of an entry given those before it."""
-    log_prob = make(event_dim).log_prob(POINTS)
+    log_prob = make(event_dim, kind).log_prob(POINTS)
     assert log_prob.shape == (5, 2, 3)[: 3 - event_dim]
     expected = plain().log_prob(POINTS.reshape(5, 6))
     np.testing.assert_allclose(log_prob.reshape(5, -1).sum(-1), expected, rtol=1e-9)
 
 
-def test_a_draw_has_the_log_density_that_its_noise_gives(x64):
-    fn = make()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draw_has_the_log_density_that_its_noise_gives(kind, x64):
+    fn = make(kind=kind)
     value, intermediates = fn.sample_with_intermediates(jax.random.key(0), (4,))
     assert value.shape == (4, 5, 2, 3)
     of_noise = fn.log_prob(value, intermediates)
     np.testing.assert_allclose(of_noise, fn.log_prob(value), rtol=1e-9)
 
 
-def test_moments_are_those_of_the_factor():
+@pytest.mark.parametrize("kind", KINDS)
+def test_moments_are_those_of_the_factor(kind):
     """Each of 30 variances of 40,000 draws is within 6 of its standard errors."""
-    draws = make().sample(jax.random.key(1), (40_000,)).reshape(-1, 5, 6)
-    np.testing.assert_allclose(make().mean, LOC, rtol=1e-6)
-    np.testing.assert_allclose(make().variance.reshape(5, 6), (FACTOR**2).sum(-1), rtol=1e-5)
+    fn = make(kind=kind)
+    draws = fn.sample(jax.random.key(1), (40_000,)).reshape(-1, 5, 6)
+    np.testing.assert_allclose(fn.mean, LOC, rtol=1e-6)
+    np.testing.assert_allclose(fn.variance.reshape(5, 6), (FACTOR**2).sum(-1), rtol=1e-5)
     for row in range(5):
         covariance = np.cov(np.asarray(draws[:, row]).T)
         expected = FACTOR[row] @ FACTOR[row].T
@@ -67,8 +78,9 @@ def priors():
 
 
 @pytest.mark.parametrize("prior", list(priors()), ids=["rows", "alike", "one number"])
-def test_divergence_to_normals_is_that_of_numpyro(prior, x64):
-    fn = make()
+@pytest.mark.parametrize("kind", KINDS)
+def test_divergence_to_normals_is_that_of_numpyro(kind, prior, x64):
+    fn = make(kind=kind)
     base = prior
     while not isinstance(base, dist.Normal):
         base = base.base_dist
