@@ -175,7 +175,9 @@ def chunks_of(
 
 
 def on_all_cores(
-    solve: Callable[[Chunk], T], chunks: Iterator[Callable[[], Chunk]], mesh: Mesh | None
+    solve: Callable[[Chunk], T],
+    chunks: Iterator[Callable[[], Chunk]],
+    mesh: Mesh | None = None,
 ) -> list[T]:
     """Call ``solve`` for each chunk; on a CPU in as many threads as there are cores.
 
