@@ -32,19 +32,24 @@ def free_port():
 
 def start(number, folder):
     """Start the processes, which have four devices together."""
-    fixed = ["--output", folder, "--classes", NUM_CLASSES, "--steps", NUM_STEPS]
+    fixed = [SCRIPT, "--output", folder, "--classes", NUM_CLASSES, "--steps", NUM_STEPS]
     fixed += ["--every-steps", 20, "--emulate", 4 // number]
     if number > 1:
         fixed += ["--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", number]
+    return start_each([[*fixed, "--process", i] for i in range(number)])
+
+
+def start_each(arguments):
+    """Start a process of Python with each of these."""
     return [
         subprocess.Popen(
-            [sys.executable, SCRIPT, *map(str, [*fixed, "--process", i])],
-            env=os.environ,
+            [sys.executable, *map(str, own)],
+            env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for i in range(number)
+        for own in arguments
     ]
 
 
@@ -89,3 +94,43 @@ def test_two_processes_lose_one_and_go_on_as_if_nothing_had_happened(tmp_path):
     assert printed(start(1, tmp_path / "alone"))[-1] == whole[-1]
     alone = saved(tmp_path / "alone")
     np.testing.assert_allclose(alone["losses"], expected["losses"], rtol=1e-4)
+
+
+WITH_A_BAD_ROW = """
+import sys, argparse, warnings, jax, numpy as np
+import numpyro_largecat as lc
+from many_devices import make_data, make_svi, start_devices
+
+port, process, folder = sys.argv[1:]
+start_devices(argparse.Namespace(emulate=2, cluster=False, coordinator=f"127.0.0.1:{port}",
+                                 num_processes=2, process=int(process)))
+x, y = make_data(500)
+x[BAD_ROW] = np.nan
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    result = make_svi(500).run(
+        jax.random.key(0), 150, batches=lc.StreamedBatches(x, y, batch_size=200),
+        checkpoints=lc.Checkpoints(folder, every_steps=10), progress_bar=False)
+said = [str(w.message) for w in caught if "SubsampledSVI.run ended" in str(w.message)]
+print("steps", len(result.losses), "warnings", len(said), flush=True)
+"""
+
+
+def test_a_row_that_is_not_finite_ends_the_fit_in_all_processes(tmp_path):
+    """It is read by one of them alone. The state before its step is written by both."""
+    script = WITH_A_BAD_ROW.replace("BAD_ROW", "7")
+    port = free_port()
+    processes = start_each([["-c", script, port, i, tmp_path] for i in range(2)])
+    said = []
+    for process in processes:
+        text, error = process.communicate(timeout=MOST_SECONDS)
+        assert process.returncode == 0, error[-2000:]
+        said.append(re.search(r"steps (\d+) warnings (\d+)", text).groups())
+    steps, warnings = map(int, said[0])
+    assert said[0] == said[1]
+    assert warnings == 1
+    found = joined(fit_folder(tmp_path, KIND).read())
+    assert 0 < found.number <= steps < 150
+    for name, value in found.arrays.items():
+        if name.startswith(".optim_state"):
+            assert np.isfinite(np.asarray(value, float)).all(), name

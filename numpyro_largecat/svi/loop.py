@@ -153,7 +153,9 @@ def run_loop(
         if log.is_last_bad:
             run.explain_bad_step()
         log.warn()
-        return run.result()
+        result = run.result()
+        log.say(str(result.convergence))
+        return result
 
 
 class _Run:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import numpy as np
@@ -107,6 +108,11 @@ class LossLog:
         """All losses, one for each step."""
         parts = [*self.parts, *self.recent]
         return np.concatenate(parts) if parts else np.zeros(0)
+
+    def say(self, text: str) -> None:
+        """Write a line beside the bar, if there is one."""
+        if not self.bar.disable:
+            self.bar.write(text, file=sys.stderr)
 
     def warn(self) -> None:
         """Say why the fit ended early, or how many steps were skipped."""

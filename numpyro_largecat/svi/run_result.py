@@ -9,6 +9,8 @@ from typing import Any
 from jax import Array
 from numpyro.infer.svi import SVIRunResult
 
+from numpyro_largecat.svi.convergence import Convergence
+
 
 class SubsampledSVIRunResult(SVIRunResult):
     """NumPyro's ``SVIRunResult``, three fields, with values that some parameters had on the way.
@@ -39,6 +41,11 @@ class SubsampledSVIRunResult(SVIRunResult):
         result.iterates = {} if iterates is None else iterates
         result.scores = {} if scores is None else scores
         return result
+
+    @property
+    def convergence(self) -> Convergence:
+        """Whether the fit still rises or drifts, and its noise; prints as one line."""
+        return Convergence.of(self.losses, self.iterates)
 
     def _replace(self, **changes: Any) -> SubsampledSVIRunResult:
         """The result with some fields changed; its iterates and scores stay."""

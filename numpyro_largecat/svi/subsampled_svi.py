@@ -289,7 +289,8 @@ class SubsampledSVI(SVI):
                 the compiled loop; ``StreamedBatches``, read from disk while steps run; or any
                 iterator of tuples of arrays, of which each new shape is compiled for, and which is
                 asked for the next batch while a step runs.
-            progress_bar: Show steps, speed and a smoothed ELBO.
+            progress_bar: Show steps, speed and a smoothed ELBO; and at the end, in one line,
+                whether the fit has converged, ``result.convergence``.
             stable_update: Skip steps that are not finite, and batches with bad data, and go on.
             forward_mode_differentiation: Differentiate in forward mode.
             init_state: State to go on from, as an earlier result holds it; it is copied.

@@ -105,6 +105,7 @@ def test_parameters_are_those_of_autonormal():
     assert set(theirs) == set(TABLES)
 
 
+@pytest.mark.slow
 def test_the_divergence_on_a_full_plate_is_that_of_numpyro():
     sites = trace_of(closed_form(None), X, Y, ROWS, params=TABLES)
     for name, expected in zip(("w_kl", "b_kl"), divergences(), strict=True):
@@ -206,6 +207,7 @@ def bound_of(u, row):
     return 1 - u - math.exp(-u) * total
 
 
+@pytest.mark.slow
 def test_on_a_subset_u_is_kept_and_follows_the_utility_of_the_observed_class():
     sites = trace_of(closed_form(EVERYTHING), X, Y, ROWS, params=TABLES | {"y_u": U})
     expected = [bound_of(u, row) for row, u in enumerate(U[ROWS])]

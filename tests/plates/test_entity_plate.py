@@ -218,6 +218,7 @@ def test_weights_are_on_the_dimension_of_the_plate() -> None:
     np.testing.assert_allclose(site["scale"], [[4 / 3], [4 / 3], [0]], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_step_touches_the_rows_of_its_entities_alone() -> None:
     """Those that no observation of the batch reads stay as they were, and so does their state."""
 

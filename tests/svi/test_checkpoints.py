@@ -343,6 +343,7 @@ class TestCheckpoints:
         assert steps_of(tmp_path / "deep" / "fit") == written[-3:]
         assert written[-1] == 30
 
+    @pytest.mark.slow
     def test_they_load_as_a_saved_fit_does(self, tmp_path, whole):
         run(tmp_path)
         assert_same(svi_of().load(tmp_path, X[:8], Y[:8], np.arange(8)), whole)
@@ -399,6 +400,7 @@ class TestCheckpoints:
         with pytest.raises(ValueError, match=r"svi.save"):
             run(tmp_path, 40)
 
+    @pytest.mark.slow
     def test_another_model_is_refused_before_a_step(self, tmp_path):
         run(tmp_path, 3)
         before = steps_of(tmp_path)

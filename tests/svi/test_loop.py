@@ -54,6 +54,7 @@ def test_local_rows_are_those_of_the_batch(shared):
     )
 
 
+@pytest.mark.slow
 def test_repeated_rows_take_the_mean_of_their_updates():
     """A row that is twice in the batch is moved once, by the mean, and visited once."""
     x, y = make_data()

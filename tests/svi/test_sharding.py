@@ -64,6 +64,7 @@ def one():
 
 @pytest.mark.parametrize("over", [OVER_BOTH, slow_case(OVER_CLASSES)])
 @pytest.mark.parametrize("kind", [lc.ArrayBatches, lc.StreamedBatches])
+@pytest.mark.some_cases(1)
 def test_a_fit_is_that_of_one_device(over, kind, one):
     assert_close(svi_of(over).run(KEY, 12, batches=batches_of(kind), **QUIET), one)
 

@@ -206,7 +206,7 @@ def mean_of_all(z):
 
 
 @pytest.mark.parametrize("location", [reversed_order, neighbour, mean_of_all])
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 def test_values_at_other_places_show(location):
     """An error, or NaN under jit; at places that are drawn with a fixed key."""
 

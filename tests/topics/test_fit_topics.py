@@ -378,7 +378,7 @@ def rare_words_corpus(num_documents=60):
 
 
 @pytest.mark.parametrize("make", [topic_corpus, rare_words_corpus])
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 def test_what_is_read_from_a_fit_compiles_nothing_new(make) -> None:
     """Proportions and scores use the code of the fit, also where its batches touch few words."""
     corpus = make(60)

@@ -46,6 +46,7 @@ def bounds(topics, concentration, num_active=K):
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.slow
 def test_gradient_is_that_of_the_optimised_bound() -> None:
     """Finite differences through the whole optimisation, in topics and in concentrations."""
 

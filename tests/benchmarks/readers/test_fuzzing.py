@@ -116,6 +116,7 @@ FORMATS = {
 @pytest.mark.parametrize("name", FORMATS)
 @many_files
 @given(data=st.data())
+@pytest.mark.some_cases(3)
 def test_damaged_files(name: str, data: st.DataObject, tmp_path: Path) -> None:
     case = FORMATS[name]
     check(case, tmp_path / "file", data.draw(damaged_files(case)))

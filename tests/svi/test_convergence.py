@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a fit says of its convergence at its end."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import optax
+import pytest
+from numpyro.diagnostics import split_gelman_rubin
+from numpyro.infer import Trace_ELBO
+
+import numpyro_largecat as lc
+from numpyro_largecat.svi.convergence import Convergence
+
+RNG = np.random.default_rng(0)
+LEVEL = 100 + RNG.normal(size=2_000)
+
+
+def test_a_level_fit_has_r_hats_near_one_and_the_noise_of_its_steps():
+    found = Convergence.of(LEVEL, {"w": RNG.normal(size=(800, 3))})
+    assert found.elbo_r_hat == pytest.approx(1, abs=0.02) and not found.elbo_rises
+    assert found.r_hats["w"] == pytest.approx(1, abs=0.05) and not found.drifts("w")
+    assert found.noise == pytest.approx(0.01, rel=0.1)
+    assert "run longer" not in str(found)
+
+
+def test_a_trend_is_told_and_is_no_noise():
+    trend = np.linspace(300, 0, 2_000)
+    found = Convergence.of(LEVEL + trend, {"w": trend[:, None], "still": np.ones((2_000, 1))})
+    assert found.elbo_rises and found.drifts("w")
+    assert found.r_hats.keys() == {"w"}
+    assert found.noise == pytest.approx(1 / np.mean((LEVEL + trend)[1_000:]), rel=0.1)
+    assert str(found).count("run longer") == 2
+
+
+def test_r_hat_is_numpyros_of_the_last_half():
+    expected = split_gelman_rubin(LEVEL[1_000:].reshape(4, 250))
+    assert Convergence.of(LEVEL, {}).elbo_r_hat == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("losses", [[], [1.0], [np.nan] * 50])
+def test_too_few_steps_say_so(losses):
+    assert str(Convergence.of(losses, {})).startswith("too few steps")
+
+
+def quadratic():
+    a = numpyro.param("a", jnp.zeros(2), event_dim=1)
+    numpyro.factor("loss", -((a - 1) ** 2).sum())
+
+
+@pytest.mark.parametrize("progress_bar", [False, True])
+def test_a_line_at_the_end_goes_with_the_bar(progress_bar, capsys):
+    svi = lc.SubsampledSVI(quadratic, lambda: None, optax.adam(0.01), Trace_ELBO())
+    result = svi.run(jax.random.key(0), 100, progress_bar=progress_bar)
+    said = [line for line in capsys.readouterr().err.splitlines() if "R-hat of the ELBO" in line]
+    assert len(said) == progress_bar
+    assert result.convergence.elbo_rises
+    assert all(line.strip() == str(result.convergence) for line in said)
