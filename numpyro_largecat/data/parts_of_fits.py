@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -82,9 +83,32 @@ class JoinedArray:
     def __init__(self, shape: tuple[int, ...], parts: Mapping[tuple[int, ...], Any]) -> None:
         self.shape, self.parts = shape, parts
         self.dtype = next(iter(parts.values())).dtype
+        self._last: tuple[tuple[int, ...], NDArray[Any]] | None = None  # that was read
+
+    def num_missing(self) -> int:
+        """How many numbers no part has.
+
+        Raises:
+            ValueError: If two parts have the same numbers.
+        """
+        places = [
+            [(a, a + n) for a, n in zip(first, part.shape, strict=True)]
+            for first, part in self.parts.items()
+        ]
+        for one, other in itertools.combinations(places, 2):
+            if all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=True)):
+                raise ValueError(f"two parts have the same numbers, at {one} and {other}")
+        return math.prod(self.shape) - sum(math.prod(p.shape) for p in self.parts.values())
+
+    def _part(self, first: tuple[int, ...]) -> NDArray[Any]:
+        """A part; the last one is kept, since devices often share one."""
+        if self._last is None or self._last[0] != first:
+            self._last = None  # before the next is there
+            self._last = first, np.asarray(self.parts[first])
+        return self._last[1]
 
     def __getitem__(self, wanted: tuple[slice, ...]) -> NDArray[Any]:
-        """The numbers between the bounds that each axis has; one part at a time is in memory."""
+        """The numbers between the bounds that each axis has; a part is read whole."""
         bounds = [s.indices(size)[:2] for s, size in zip(wanted, self.shape, strict=True)]
         found = np.empty([end - start for start, end in bounds], self.dtype)
         for first, part in self.parts.items():
@@ -94,7 +118,7 @@ class JoinedArray:
             ]
             if all(start < end for start, end in both):
                 here = _from([start for start, _ in bounds], both)
-                found[here] = np.asarray(part)[_from(first, both)]
+                found[here] = self._part(first)[_from(first, both)]
         return found
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -110,7 +134,7 @@ def joined(saved: SavedArrays) -> SavedArrays:
     """A fit with its parts put together; what was spread is a ``JoinedArray``.
 
     Raises:
-        ValueError: If a part is missing.
+        ValueError: If a part is missing, or there twice.
     """
     arrays: dict[str, Any] = {}
     spread: dict[str, tuple[tuple[int, ...], dict[tuple[int, ...], Any]]] = {}
@@ -123,10 +147,9 @@ def joined(saved: SavedArrays) -> SavedArrays:
         shape, starts = (tuple(int(n) for n in text.split(",")) for text in numbers)
         spread.setdefault(name, (shape, {}))[1][starts] = part
     for name, (shape, parts) in spread.items():
-        missing = math.prod(shape) - sum(math.prod(part.shape) for part in parts.values())
-        if missing:
+        arrays[name] = array = JoinedArray(shape, parts)
+        if missing := array.num_missing():
             raise ValueError(f"{missing} numbers of array '{name}' are missing.")
-        arrays[name] = JoinedArray(shape, parts)
     return saved._replace(arrays=arrays)
 
 

@@ -68,7 +68,9 @@ class AutoRowNormal(AutoGuide):
     Cost: O(D_row^2) for each touched row in a step, time and memory, with D_row the values of a
     row; the tables have (D_row + 3) / 2 times as many numbers as those of a point estimate, where
     ``AutoNormal`` has twice. For 10**6 classes of 32 values that is 2.2 GB, and three times that
-    with Adam. ``rank`` R has 2 + 2 R times as many. O(D_dense^2) for the dense sites.
+    with Adam. ``rank`` R has 2 + 2 R times as many for the one site of a row; how sites follow
+    each other stays full. ``quantiles`` and ``covariances`` make D_row^2 numbers for each row of
+    the table. O(D_dense^2) for the dense sites.
 
     Args:
         model: The model.
@@ -80,8 +82,8 @@ class AutoRowNormal(AutoGuide):
             free values, as where the mean or scale of random effects is learned. The model must
             draw them before the rows.
         rank: R, of the lower triangles of sites of rows: those below the diagonal of
-            :math:`U V^T`, with 2 D R numbers, where these are fewer. With the scales that is any
-            diagonal and a matrix of rank R, and more. None for full ones.
+            :math:`U V^T`, with 2 D R numbers, where these are fewer and R^2 is at most D. With the
+            scales that is any diagonal and a matrix of rank R, and more. None for full ones.
         create_plates: As in NumPyro's autoguides; not needed with ``SubsampledSVI``.
 
     Raises:
@@ -175,7 +177,7 @@ class AutoRowNormal(AutoGuide):
 
     def median(self, params: dict[str, Any]) -> dict[str, Array]:
         """Medians of all sites, by name."""
-        return self.quantiles(params, 0.5)
+        return {s.name: s.constrained(params[self._param(s, "loc")]) for s in self._sites}
 
     def quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, Array]:
         """Quantiles of each value on its own, with all rows.
@@ -275,8 +277,8 @@ class AutoRowNormal(AutoGuide):
         return FullTriangle.of_packed(packed, site.size)
 
     def _is_low_rank(self, site: JointSite) -> bool:
-        """Whether the site is in a plate of rows, and low rank has fewer numbers than full."""
-        if self._rank is None or site.rows is None:
+        """Whether the site is in a plate of rows, and low rank takes less memory than full."""
+        if self._rank is None or site.rows is None or self._rank**2 > site.size:
             return False
         return 2 * self._rank * site.size < num_below_diagonal(site.size)
 

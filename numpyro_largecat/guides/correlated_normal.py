@@ -30,8 +30,9 @@ class CorrelatedNormal(dist.Distribution):
 
     Shapes: values as ``loc``; ``event_shape`` has its last ``event_dim`` axes.
 
-    Cost: O(D^2) for a draw and for its log density, or O(D R) where ``lower`` has rank R; a value
-    from elsewhere takes a triangular solve.
+    Cost: O(D^2) for a draw and for its log density. Where ``lower`` has rank R, O(D^2 R) and for a
+    variance O(D^2 R^2), in products with one matrix for all rows, and memory of O(D R^2) for each.
+    A value from elsewhere takes a triangular solve.
 
     Args:
         loc: Means, shape (..., D axes).

@@ -20,10 +20,12 @@ def mesh_of_one_process(mesh: Any) -> Mesh | None:
     if mesh is None:
         return None
     check_kind("mesh", mesh, Mesh, "a mesh of devices, `jax.make_mesh(sizes, names)`, or None")
-    if len({device.process_index for device in mesh.devices.flat}) > 1:
+    processes = {int(device.process_index) for device in mesh.devices.flat}
+    if processes != {jax.process_index()}:
         raise ValueError(
-            "`mesh` must have devices of one process, since each would read all the data; got "
-            f"those of {jax.process_count()}. Make it of `jax.local_devices()`."
+            "`mesh` must have devices of this process, since each would read all the data; got "
+            f"those of processes {sorted(processes)}, and this is {jax.process_index()}. Make it "
+            "of `jax.local_devices()`."
         )
     return Mesh(mesh.devices, mesh.axis_names)
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -45,7 +46,12 @@ from numpyro_largecat.svi.compiled_steps import (
 from numpyro_largecat.svi.iterates import IterateLog
 from numpyro_largecat.svi.loss_log import LossLog
 from numpyro_largecat.svi.plan import Plan
-from numpyro_largecat.svi.processes import check_same_checkpoint, check_same_in_all, is_over_in_any
+from numpyro_largecat.svi.processes import (
+    check_same_checkpoint,
+    check_same_in_all,
+    in_all,
+    is_over_in_any,
+)
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
 from numpyro_largecat.svi.saved_run import (
     KIND,
@@ -132,7 +138,9 @@ def run_loop(
         if checkpoints is not None and has_saved:
             del state
             passed = log.num_taken  # batches of the stream that were bad, before the first good one
-            saved = read_run(checkpoints.fit_folder(KIND, spans), run.plan, run.settings)
+            folder = checkpoints.fit_folder(KIND, spans)
+            reading = partial(read_run, folder, run.plan, run.settings)
+            saved = in_all(reading) if spans else reading()
             with held_signals():
                 run.go_on(saved)
             state = saved.state

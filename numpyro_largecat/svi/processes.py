@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from jax.experimental import multihost_utils
 
 from numpyro_largecat.svi.callback_calls import CallbackCalls
+
+T = TypeVar("T")
 
 
 def check_same_in_all(num_steps: int, calls: CallbackCalls, checkpoints: Any) -> None:
@@ -42,6 +45,27 @@ def check_same_checkpoint(newest: int) -> None:
             f"all processes must see the same checkpoints; the newest steps are {seen.tolist()}, "
             "-1 for none. Name a folder that all of them share, and start again."
         )
+
+
+def in_all(read: Callable[[], T]) -> T:
+    """What each process reads; where one cannot, none goes on and waits for it.
+
+    Raises:
+        Exception: What reading has raised, in that process.
+        RuntimeError: In the others.
+    """
+    found, error = None, None
+    try:
+        found = read()
+    except Exception as raised:
+        error = raised
+    failed = np.flatnonzero(multihost_utils.process_allgather(np.int32(error is not None)))
+    if error is not None:
+        raise error
+    if failed.size:
+        raise RuntimeError(f"process {failed[0]} could not read its part of the fit; it says why.")
+    assert found is not None
+    return found
 
 
 def is_over_in_any(is_over: bool) -> bool:

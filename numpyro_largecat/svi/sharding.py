@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -98,9 +99,8 @@ class LeafLayout:
         parts = {a: self.sharding.mesh.shape[self.sharding.spec[a]] for a in self.sizes}
         shape = [n + -n % parts.get(axis, 1) for axis, n in enumerate(array.shape)]
 
-        def part(index: tuple[slice, ...] | None) -> NDArray[Any]:
-            assert index is not None  # JAX's own word for an array without a sharding
-            bounds = [s.indices(n)[:2] for s, n in zip(index, shape, strict=True)]
+        @cache  # for devices that hold the same
+        def part(*bounds: tuple[int, int]) -> NDArray[Any]:
             # Of a device that has padding alone the last row, to be repeated.
             there = [
                 (min(a, n - 1) if b > a else a, min(b, n))
@@ -110,7 +110,11 @@ class LeafLayout:
             padding = [(0, b - a - n) for (a, b), n in zip(bounds, rows.shape, strict=True)]
             return np.pad(rows, padding, mode="edge") if any(map(any, padding)) else rows
 
-        made = jax.make_array_from_callback(tuple(shape), self.sharding, part)
+        def of_device(index: tuple[slice, ...] | None) -> NDArray[Any]:
+            assert index is not None  # JAX's own word for an array without a sharding
+            return part(*(s.indices(n)[:2] for s, n in zip(index, shape, strict=True)))
+
+        made = jax.make_array_from_callback(tuple(shape), self.sharding, of_device)
         return jnp.copy(made)  # in memory that may be donated
 
     def without_padding(self, array: Any) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -26,6 +27,7 @@ from numpyro_largecat.svi.held_out import HeldOut, Scores
 from numpyro_largecat.svi.loop import run_loop
 from numpyro_largecat.svi.narrow_tables import check_table_dtype
 from numpyro_largecat.svi.plan import Plan
+from numpyro_largecat.svi.processes import in_all
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
 from numpyro_largecat.svi.saved_run import KIND, SavedRun, read_run, write_run
 from numpyro_largecat.svi.sharding import Sharding
@@ -410,7 +412,8 @@ class SubsampledSVI(SVI):
         except (TypeError, ValueError) as error:
             error.add_note("`load` runs the model as the fit did: pass a batch, with labels.")
             raise
-        saved = read_run(fits, self.plan)
+        reading = partial(read_run, fits, self.plan)
+        saved = in_all(reading) if self.plan.spans_processes else reading()
         state = saved.state if saved.scores.best is None else saved.scores.best
         others = saved.iterates, saved.scores.of_result()
         params = self.get_params(state)

@@ -79,6 +79,7 @@ class Solved(NamedTuple):
     counts: Array
     fit: DocumentFit
     size: int  # number of topics that code was compiled for, which holds those of each document
+    places: NDArray[np.intp]  # (n,), the rows of these where the documents of the chunk are
 
 
 def shapes_of(
@@ -212,17 +213,20 @@ def solve_batch(
     topics, mesh = prepare_topics(log_probs, concentration, for_most=initial is None), solver.mesh
 
     def solve(chunk: Chunk) -> T:
+        # Dealt to the devices in turn: the longest come first, and rows that are empty last.
+        dealt = np.arange(len(chunk.words)).reshape(-1, num_devices(mesh)).T.ravel()
         places = np.searchsorted(batch.rows, chunk.words).clip(0, len(batch.rows) - 1)
-        words = jnp.asarray(np.where(chunk.counts > 0, places, 0).astype(np.int32))
-        counts = jnp.asarray(chunk.counts)
+        words = jnp.asarray(np.where(chunk.counts > 0, places, 0).astype(np.int32)[dealt])
+        counts = jnp.asarray(chunk.counts[dealt])
         if initial is None:
             start = _start_documents(topics, (words, counts), mesh=mesh)
         else:
-            start = initial(chunk)
+            start = initial(chunk)[dealt]
         size = least_size(start)
         shared = topics, solver.num_active, solver.effort
         fit = _solve_documents(shared, (words, counts, start), size=size, mesh=mesh)
-        return then(Solved(chunk, words, counts, fit, size))
+        own = np.argsort(dealt)[: len(chunk.documents)]
+        return then(Solved(chunk, words, counts, fit, size, own))
 
     chunks = chunks_of(corpus, batch.documents, solver.shapes, num_devices(mesh))
     return on_all_cores(solve, chunks, mesh)
@@ -268,8 +272,8 @@ def solve_corpus(
 
     def keep(solved: Solved) -> None:
         documents, fit = solved.chunk.documents, solved.fit
-        bounds[documents] = fit.bound[: len(documents)]
-        counts[documents] = fit.counts[: len(documents)]
+        bounds[documents] = np.asarray(fit.bound)[solved.places]
+        counts[documents] = np.asarray(fit.counts)[solved.places]
 
     for batch in batches_within(corpus, shapes.num_rows):
         is_whole = len(batch.rows) == corpus.num_words

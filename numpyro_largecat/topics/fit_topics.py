@@ -32,7 +32,7 @@ from numpyro_largecat.data.checkpoints import (
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
-from numpyro_largecat.topics.document_chunks import Shapes, Solver, shapes_of
+from numpyro_largecat.topics.document_chunks import Solver, shapes_of
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.passes import (
     Memory,
@@ -161,7 +161,8 @@ def fit_topics(
     if goes_on:
         assert checkpoints is not None and settings is not None
         saved = read_checkpoint(checkpoints, KIND, settings)
-        shapes = Shapes(tuple(saved.about["shapes"][0]), *saved.about["shapes"][1:])
+        widths, _, num_rows = saved.about["shapes"]  # the number of documents is these devices'
+        shapes = shapes._replace(widths=tuple(widths), num_rows=num_rows)
     problem = Problem(
         corpus,
         prior,

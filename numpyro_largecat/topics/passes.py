@@ -97,7 +97,7 @@ def visit_batch(
         options = {"num_active": solver.num_active, "size": solved.size, "mesh": solver.mesh}
         found, bounds, terms = _sums_of(shared, documents, **options)
         rest = float(np.asarray(bounds).sum()) - float(np.asarray(terms).sum())
-        own = csr_array(np.asarray(fit.counts)[: len(ids)])
+        own = csr_array(np.asarray(fit.counts)[solved.places])
         if is_first:
             rest += _rise(own, np.asarray(problem.concentration)[own.indices])
             rest -= _rise(own, np.asarray(concentration)[own.indices])

@@ -105,6 +105,16 @@ def test_a_fit_goes_on_bit_by_bit(fit, options, tmp_path, monkeypatch) -> None:
         assert_same(fit(**resume, **options), whole)
 
 
+@pytest.mark.parametrize("fit", [mixture, topics, double_sum])
+def test_a_fit_of_one_of_several_processes_goes_on(fit, tmp_path, monkeypatch) -> None:
+    """Its folder has parts, as those of fits over all processes have."""
+    whole = fit()
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    stopped(fit, tmp_path, monkeypatch, 2)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["part_0_of_1"]
+    assert_same(fit(checkpoints=lc.Checkpoints(tmp_path), resume=True), whole)
+
+
 @pytest.mark.parametrize(
     ("fit", "other", "what"),
     [

@@ -164,6 +164,13 @@ def test_rows_are_read_from_the_parts_that_have_them(tmp_path):
         array[2:4, :]
 
 
+def test_parts_that_lie_over_each_other_are_refused():
+    """Their sizes alone do not tell: together they have as many numbers as the array."""
+    parts = {"w@8,4@0,0": np.zeros((4, 4)), "w@8,4@2,0": np.zeros((4, 4))}
+    with pytest.raises(ValueError, match="two parts have the same numbers"):
+        joined(SavedArrays(0, parts, {}))
+
+
 @pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
 @pytest.mark.parametrize("spec", [("model", None), (None, "model"), (None, None)])
 def test_parts_make_the_array_without_its_padding(spec):

@@ -13,7 +13,7 @@ import numpyro_largecat as lc
 from numpyro_largecat.mixtures.local_step import Globals, sum_batch
 from tests.collectives import shapes_sent
 
-N, D, K = 203, 3, 4
+N, D, K = 203, 3, 17  # so many components that one of each row is summed after a sort
 MESH = Mesh(np.array(jax.devices()), ("rows",))
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(N, D)) + 6 * RNG.integers(K, size=(N, 1))

@@ -57,5 +57,5 @@ class Device:
 
 def test_devices_of_other_processes_are_refused() -> None:
     mesh = Mesh(np.array([Device(0), Device(1)]), ("rows",))
-    with pytest.raises(ValueError, match=r"devices of one process.*`jax.local_devices\(\)`"):
+    with pytest.raises(ValueError, match=r"devices of this process.*`jax.local_devices\(\)`"):
         mesh_of_one_process(mesh)

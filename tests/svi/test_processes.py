@@ -55,3 +55,16 @@ def test_what_ends_one_process_ends_all(other):
     assert not processes.is_over_in_any(False)
     other["other"] = np.int32(1)
     assert processes.is_over_in_any(False)
+
+
+def test_what_one_cannot_read_stops_all(other):
+    def read():
+        raise OSError("no such part")
+
+    assert processes.in_all(lambda: "fit") == "fit"
+    with pytest.raises(OSError, match="no such part"):
+        processes.in_all(read)
+    assert other["gathered"] == [0, 1]  # the others were told before it was raised
+    other["other"] = np.int32(1)
+    with pytest.raises(RuntimeError, match="process 1 could not read its part of the fit"):
+        processes.in_all(lambda: "fit")

@@ -17,7 +17,7 @@ from numpyro_largecat.ops.topics.document_fit import prepare_topics
 from numpyro_largecat.topics import document_chunks, topic_table
 from tests.collectives import shapes_sent
 
-V, K = 61, 4  # words, no multiple of eight, and topics
+V, K = 61, 40  # words, no multiple of eight, and topics, more than are active in a document
 MESH = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
 
 
