@@ -296,11 +296,24 @@ class AutoRowNormal(AutoGuide):
     def _param(self, site: JointSite, what: str) -> str:
         return f"{site.name}_{self.prefix}_{what}"
 
+    def _check_params(self, params: Mapping[str, Any]) -> None:
+        """Refuse parameters of a guide with another ``rank`` or ``follow``."""
+        for site in self._sites:
+            own = ["left", "right"] if self._is_low_rank(site) else ["lower"] * (site.size > 1)
+            before = ["follow"] * bool(self._before[site.name])
+            wanted = [self._param(site, what) for what in ("loc", "scale", *own, *before)]
+            if missing := [name for name in wanted if name not in params]:
+                raise ValueError(
+                    f"`params` must be those of this guide; they lack {missing}. Make the guide "
+                    "with the `rank` and `follow` of the fit."
+                )
+
     def _factors(self, params: dict[str, Any]) -> dict[str, Array]:
         """Factors of the covariances, the values of each site by the noise that they are made of.
 
         Dense noise comes first, if rows follow dense sites, and then that of the row.
         """
+        self._check_params(params)
         sizes: dict[str | None, int] = {}
         places = {}
         for site in self._sites:

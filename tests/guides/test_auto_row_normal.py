@@ -423,3 +423,12 @@ def test_low_rank_finds_a_covariance_of_its_form():
 def test_a_rank_below_one_is_refused():
     with pytest.raises(ValueError, match=r"`rank` must be .*at least 1.*got 0"):
         lc.AutoRowNormal(along_a_direction, rank=0)
+
+
+def test_parameters_of_another_rank_are_refused():
+    low, params = fit_low_rank(1, rank=1)
+    full, others = fit_low_rank(1, rank=None)
+    with pytest.raises(ValueError, match=r"they lack \['w_auto_left', 'w_auto_right'\]"):
+        low.covariances(others)
+    with pytest.raises(ValueError, match=r"they lack \['w_auto_lower'\].*`rank`"):
+        full.quantiles(params, 0.5)
