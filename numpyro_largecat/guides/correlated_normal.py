@@ -105,8 +105,9 @@ class CorrelatedNormal(dist.Distribution):
         standard = (value - self.loc) / self.scale
         rows = standard.shape[: standard.ndim - self.joint_dim]
         lower = jnp.broadcast_to(matrix, (*rows, joint, joint))
+        own = jnp.eye(joint, dtype=matrix.dtype)
         standard = standard.reshape(*rows, joint, 1)
-        return solve_triangular(lower + jnp.eye(joint), standard, lower=True, unit_diagonal=True)
+        return solve_triangular(lower + own, standard, lower=True, unit_diagonal=True)
 
 
 def _divergence(p: CorrelatedNormal, q: Any) -> Array:

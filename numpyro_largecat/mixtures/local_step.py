@@ -90,22 +90,20 @@ def sum_batch(
     Cost: O(N K P) for the weights, one product of matrices; O(N L P) for the sums, or O(N K P) if L
     is K / 8 or more. Scratch memory: O(chunk (P + K) + K P + N L); nothing of size N K or N P.
     """
-
-    def of_rows(shared: tuple[ConjugateFamily, Globals], rows: tuple[Array, Array]) -> BatchSums:
-        return _sum_rows(shared[0], *rows, shared[1], num_active, chunk)
-
+    of_rows = partial(_sum_rows, num_active=num_active, chunk=chunk)
     sums: BatchSums = total(sums_by_device(of_rows, mesh)((family, parameters), (x, is_row)))
     return sums
 
 
 def _sum_rows(
-    family: ConjugateFamily,
-    x: Array,
-    is_row: Array,
-    parameters: Globals,
+    shared: tuple[ConjugateFamily, Globals],
+    batch: tuple[Array, Array],
+    *,
     num_active: int,
     chunk: int,
 ) -> BatchSums:
+    """The sums of the rows of one device: ``batch`` has them, and which of them are rows."""
+    (family, parameters), (x, is_row) = shared, batch
     num_components = parameters.log_weights.shape[0]
     parts = (x.reshape(-1, chunk, *x.shape[1:]), is_row.reshape(-1, chunk))
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import jax
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from numpyro_largecat._checks import check_kind
 
@@ -26,6 +26,11 @@ def mesh_of_one_process(mesh: Any) -> Mesh | None:
             "`mesh` must have devices of this process, since each would read all the data; got "
             f"those of processes {sorted(processes)}, and this is {jax.process_index()}. Make it "
             "of `jax.local_devices()`."
+        )
+    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+        raise ValueError(
+            "`mesh` cannot be used inside of `jax.set_mesh` with explicit axes; call this outside "
+            "of it, or make that mesh of automatic axes, `axis_types=(AxisType.Auto,) * num_axes`."
         )
     return Mesh(mesh.devices, mesh.axis_names)
 

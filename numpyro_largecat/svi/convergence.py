@@ -74,13 +74,16 @@ def _last_half(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _r_hat(values: NDArray[Any]) -> float:
-    """Split R-hat over segments of some values; NaN of too few."""
+    """Split R-hat over segments of some values; NaN of too few, 1 where all are the same."""
     finite = values[np.isfinite(values)]
     length = len(finite) // SEGMENTS
     if length < LEAST_LENGTH:
         return float("nan")
     segments = finite[len(finite) - SEGMENTS * length :].reshape(SEGMENTS, length)
-    return float(split_gelman_rubin(segments))
+    if np.ptp(segments) == 0:
+        return 1.0
+    with np.errstate(divide="ignore"):  # infinite where each segment is level, at its own height
+        return float(split_gelman_rubin(segments))
 
 
 def _noise(losses: NDArray[Any]) -> float:

@@ -162,7 +162,7 @@ def run_loop(
             run.explain_bad_step()
         log.warn()
         result = run.result()
-        log.say(str(result.convergence))
+        log.say(lambda: str(result.convergence))
         return result
 
 

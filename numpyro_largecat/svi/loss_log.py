@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 
@@ -109,10 +110,10 @@ class LossLog:
         parts = [*self.parts, *self.recent]
         return np.concatenate(parts) if parts else np.zeros(0)
 
-    def say(self, text: str) -> None:
-        """Write a line beside the bar, if there is one."""
+    def say(self, text: Callable[[], str]) -> None:
+        """Write a line beside the bar, if there is one; else it is not made."""
         if not self.bar.disable:
-            self.bar.write(text, file=sys.stderr)
+            self.bar.write(text(), file=sys.stderr)
 
     def warn(self) -> None:
         """Say why the fit ended early, or how many steps were skipped."""

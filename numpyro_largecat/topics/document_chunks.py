@@ -82,12 +82,14 @@ class Solved(NamedTuple):
     places: NDArray[np.intp]  # (n,), the rows of these where the documents of the chunk are
 
 
-def shapes_of(
-    corpus: Corpus, batch_size: int, num_rows: int, num_passes: int, num_parts: int
-) -> Shapes:
-    """Shapes for a fit; a batch has documents for as many cores or devices, all at work at once."""
-    num_documents = min(CHUNK, FEWEST * -(-batch_size // (num_parts * FEWEST)))
-    return Shapes(widths_of(corpus, num_passes), num_documents, num_rows)
+def shapes_of(corpus: Corpus, batch_size: int, num_rows: int, num_passes: int) -> Shapes:
+    """Shapes for a fit; a batch is four chunks or more, for as many cores."""
+    return Shapes(widths_of(corpus, num_passes), documents_together(batch_size, 4), num_rows)
+
+
+def documents_together(batch_size: int, num_parts: int) -> int:
+    """Documents of a chunk at most, so that as many cores or devices all have some of a batch."""
+    return min(CHUNK, FEWEST * -(-batch_size // (num_parts * FEWEST)))
 
 
 def widths_of(corpus: Corpus, num_passes: int = 1, known: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -204,7 +206,7 @@ def solve_batch(
     concentration: Array,
     solver: Solver,
     then: Callable[[Solved], T],
-    initial: Callable[[Chunk], Array] | None = None,
+    initial: Callable[[Chunk], NDArray[np.floating]] | None = None,
 ) -> list[T]:
     """Solve for the documents of a batch, given its rows of the topics, (R, K).
 
@@ -221,7 +223,7 @@ def solve_batch(
         if initial is None:
             start = _start_documents(topics, (words, counts), mesh=mesh)
         else:
-            start = initial(chunk)[dealt]
+            start = jnp.asarray(initial(chunk)[dealt])
         size = least_size(start)
         shared = topics, solver.num_active, solver.effort
         fit = _solve_documents(shared, (words, counts, start), size=size, mesh=mesh)

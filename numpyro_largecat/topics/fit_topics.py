@@ -32,7 +32,7 @@ from numpyro_largecat.data.checkpoints import (
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
-from numpyro_largecat.topics.document_chunks import Solver, shapes_of
+from numpyro_largecat.topics.document_chunks import Shapes, Solver, documents_together, shapes_of
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.passes import (
     Memory,
@@ -47,7 +47,6 @@ from numpyro_largecat.topics.topic_fit import TopicFit, check_corpus
 from numpyro_largecat.topics.topic_table import Table
 
 DEFAULT_TOTAL = 0.5  # concentration of topic frequencies over all topics
-NUM_PARTS = 4  # of a batch, for as many cores
 DEFAULTS = Options()
 
 
@@ -151,8 +150,7 @@ def fit_topics(
     goes_on = has_checkpoint(checkpoints, resume, KIND)
     division_key, order_key = jax.random.split(rng_key)
     batches = make_batches(numpy_generator(division_key), corpus, batch_size)
-    num_parts = NUM_PARTS if devices is None else devices.size
-    shapes = shapes_of(corpus, batch_size, len(batches[0].rows), num_passes, num_parts)
+    shapes = shapes_of(corpus, batch_size, len(batches[0].rows), num_passes)
     settings = None
     if checkpoints is not None:
         given = rng_key, corpus, prior, word_concentration, active, batch_size, method, options
@@ -161,13 +159,15 @@ def fit_topics(
     if goes_on:
         assert checkpoints is not None and settings is not None
         saved = read_checkpoint(checkpoints, KIND, settings)
-        widths, _, num_rows = saved.about["shapes"]  # the number of documents is these devices'
-        shapes = shapes._replace(widths=tuple(widths), num_rows=num_rows)
+        shapes = Shapes(tuple(saved.about["shapes"][0]), *saved.about["shapes"][1:])
+    solved_in = shapes
+    if devices is not None:
+        solved_in = shapes._replace(num_documents=documents_together(batch_size, devices.size))
     problem = Problem(
         corpus,
         prior,
         float(word_concentration),
-        Solver(active, options.effort, shapes, devices),
+        Solver(active, options.effort, solved_in, devices),
         isinstance(start, TopicFit),
     )
     first: NDArray[np.floating] = np.zeros((corpus.num_words, num_topics))

@@ -52,7 +52,7 @@ class Visit(NamedTuple):
 
     counts: Array  # (R, K), expected tokens of the rows in topics; 0 for rows that pad
     rest: float  # the bound of its documents without the data term
-    own: csr_array  # (B, K), topic counts of its documents
+    own: csr_array | None  # (B, K), topic counts of its documents, for a warm start
 
 
 def make_batches(rng: np.random.Generator, corpus: Corpus, batch_size: int) -> list[Batch]:
@@ -77,10 +77,12 @@ def visit_batch(
     stored: csr_array | None = None,
     *,
     is_first: bool = False,
+    keeps: bool = False,
 ) -> Visit:
     """Solve for the documents of a batch given the topics, and sum their counts.
 
     They start from the topic counts ``stored``, those that the last visit left, or from scratch.
+    Theirs are in what is returned if the visit ``keeps`` them.
 
     In a first visit the topics are all alike, and would go to those of large concentration;
     therefore all have the mean. The bound is that of their own.
@@ -91,28 +93,33 @@ def visit_batch(
         concentration = jnp.asarray(np.full_like(all_alike, all_alike.mean()))
     log_probs = table.log_probs(batch.rows, problem.word_concentration)
 
-    def keep(solved: Solved) -> tuple[Array, float, NDArray[np.intp], csr_array]:
+    def keep(solved: Solved) -> tuple[Array, float, NDArray[np.intp], csr_array | None]:
         fit, ids = solved.fit, solved.chunk.documents
         shared, documents = (log_probs, concentration), (solved.words, solved.counts, fit)
         options = {"num_active": solver.num_active, "size": solved.size, "mesh": solver.mesh}
         found, bounds, terms = _sums_of(shared, documents, **options)
         rest = float(np.asarray(bounds).sum()) - float(np.asarray(terms).sum())
-        own = csr_array(np.asarray(fit.counts)[solved.places])
+        own = None
+        if is_first or keeps:
+            own = csr_array(np.asarray(fit.counts)[solved.places])
         if is_first:
+            assert own is not None
             rest += _rise(own, np.asarray(problem.concentration)[own.indices])
             rest -= _rise(own, np.asarray(concentration)[own.indices])
         return found, rest, ids, own
 
-    def initial(chunk: Chunk) -> Array:
+    def initial(chunk: Chunk) -> NDArray[np.floating]:
         assert stored is not None
         counts = stored[np.searchsorted(batch.documents, chunk.documents)].toarray()
         padding = len(chunk.words) - len(counts)
-        return jnp.asarray(np.pad(counts, ((0, padding), (0, 0))))
+        return np.pad(counts, ((0, padding), (0, 0)))
 
     start = None if stored is None else initial
     parts = solve_batch(problem.corpus, batch, log_probs, concentration, solver, keep, start)
     counts, rests, ids, owns = zip(*parts, strict=True)
-    own = csr_array(vstack(owns, format="csr"))[np.argsort(np.concatenate(ids))]
+    own = None
+    if keeps:
+        own = csr_array(vstack(owns, format="csr"))[np.argsort(np.concatenate(ids))]
     return Visit(total(reduce(jnp.add, counts)), sum(rests), own)
 
 
@@ -178,13 +185,13 @@ def memoized_steps(
     for i, b, is_last in _batches_to_go(rng_key, len(batches), num_passes, table.changes):
         batch, bound = batches[b], np.nan
         is_first = i == 0 and not problem.goes_on
-        found = visit_batch(problem, batch, table, memory.own[b], is_first=is_first)
+        how = {"is_first": is_first, "keeps": options.warm_start}
+        found = visit_batch(problem, batch, table, memory.own[b], **how)
         counts = csr_array(np.asarray(found.counts))
         with held_signals():
             table.add(batch.rows, found.counts, less=memory.counts[b])
             memory.counts[b], memory.rest[b] = counts, found.rest
-            if options.warm_start:
-                memory.own[b] = found.own
+            memory.own[b] = found.own
             if is_last:
                 # Sum again: the start leaves with the first pass, and rounding does not add up.
                 total = _sum_of(batches, memory.counts, table.shape)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from numpyro_largecat.ops.rows_by_device import (
     by_device,
@@ -18,6 +18,9 @@ from numpyro_largecat.ops.rows_by_device import (
     sums_by_device,
     total,
 )
+
+if len(jax.devices()) < 6:  # on a machine whose accelerators are fewer
+    pytest.skip("needs six devices", allow_module_level=True)
 
 MESH = Mesh(np.array(jax.devices()[:6]).reshape(2, 3), ("a", "b"))
 ROWS = np.arange(24.0, dtype=np.float32).reshape(12, 2)
@@ -59,3 +62,17 @@ def test_devices_of_other_processes_are_refused() -> None:
     mesh = Mesh(np.array([Device(0), Device(1)]), ("rows",))
     with pytest.raises(ValueError, match=r"devices of this process.*`jax.local_devices\(\)`"):
         mesh_of_one_process(mesh)
+
+
+def test_a_context_of_explicit_axes_is_refused() -> None:
+    mesh = jax.make_mesh((6,), ("rows",), (AxisType.Explicit,), devices=jax.devices()[:6])
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=r"`jax\.set_mesh` with explicit axes"):
+        mesh_of_one_process(mesh)
+
+
+def test_a_context_of_automatic_axes_is_taken() -> None:
+    with jax.set_mesh(MESH):
+        mesh = mesh_of_one_process(MESH)
+        rows = jax.device_put(ROWS, over_all_devices(mesh))
+        sums = jax.jit(sums_by_device(lambda scale, rows: scale * rows.sum(0), mesh))(2.0, rows)
+        np.testing.assert_array_equal(total(sums), 2 * ROWS.sum(0))

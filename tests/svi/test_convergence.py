@@ -41,6 +41,14 @@ def test_r_hat_is_numpyros_of_the_last_half():
     assert Convergence.of(LEVEL, {}).elbo_r_hat == pytest.approx(float(expected))
 
 
+def test_losses_that_stay_or_jump_are_no_error():
+    """One that has come to its end exactly, and one that has jumped; warnings are errors."""
+    assert Convergence.of(np.ones(100), {}).elbo_r_hat == 1
+    jumps = np.repeat([0.0, 1.0, 2.0, 3.0], 25)
+    found = Convergence.of(np.concatenate([np.zeros(100), jumps]), {"w": jumps[:, None]})
+    assert found.elbo_rises and found.drifts("w")
+
+
 @pytest.mark.parametrize("losses", [[], [1.0], [np.nan] * 50])
 def test_too_few_steps_say_so(losses):
     assert str(Convergence.of(losses, {})).startswith("too few steps")
