@@ -38,11 +38,18 @@ import matplotlib.pyplot as plt
 from benchmarks.readers import ClassificationData, load
 
 
-class HeldOut(NamedTuple):
+class Predicted(NamedTuple):
     """Predictions of the held-out rows."""
 
     top: lc.TopClasses
     log_prob: np.ndarray  # of the observed classes
+
+
+class HeldOut(NamedTuple):
+    """Predictions at the centre of the posterior, and averaged over it."""
+
+    centre: Predicted
+    average: Predicted
 
 
 def make_model(data: ClassificationData, num_sampled: int | None, prior_scale: float):
@@ -78,11 +85,15 @@ def fit(model, data: ClassificationData, args: argparse.Namespace):
 def evaluate(fitted: lc.Fitted, data: ClassificationData, num_rows: int = 500):
     """Predict all held-out rows, over all classes."""
     num_top = min(10, data.num_categories)
+    draws = {"rng_key": jax.random.key(1), "num_draws": 8}
 
     @jax.jit
     def predict(params, x, y):
         new = lc.Fitted(fitted.model, fitted.guide, params).on(x)
-        return HeldOut(new.top_classes(num_top), new.log_likelihood(y))
+        return HeldOut(
+            Predicted(new.top_classes(num_top), new.log_likelihood(y)),
+            Predicted(new.top_classes(num_top, **draws), new.log_predictive(y, **draws)),
+        )
 
     parts = []
     for start in range(0, len(data.y_test), num_rows):
@@ -96,13 +107,15 @@ def report(data: ClassificationData, prediction: HeldOut) -> None:
     """Print held-out scores beside those of class frequencies alone."""
     counts = np.bincount(data.y_train, minlength=data.num_categories) + 1
     log_frequency = np.log(counts / counts.sum())
-    num_top = prediction.top.classes.shape[1]
+    centre, average = prediction
+    num_top = centre.top.classes.shape[1]
     by_count = np.argsort(-counts)[:num_top]
     y = data.y_test[:, None]
     print(f"\nheld-out, {len(y)} observations    log likelihood   top 1   top {num_top}")
     for name, log_prob, top in (
         ("class frequencies", log_frequency[data.y_test], np.broadcast_to(by_count, (1, num_top))),
-        ("posterior location", prediction.log_prob, prediction.top.classes),
+        ("centre of the posterior", centre.log_prob, centre.top.classes),
+        ("mean over the posterior", average.log_prob, average.top.classes),
     ):
         first, any_of_top = (top[:, :1] == y).mean(), (top == y).any(axis=1).mean()
         print(f"  {name:28s}    {log_prob.mean():10.4f}     {first:5.1%}   {any_of_top:5.1%}")
@@ -141,8 +154,10 @@ def save(fitted: lc.Fitted, data: ClassificationData, prediction: HeldOut, args)
     axes.set_title("the largest weights: class | feature")
     axes.figure.savefig(folder / "weights.png", dpi=150)
 
-    best, log_probs = prediction.top.classes[:, 0], prediction.top.log_probs[:, 0]
-    axes = lc.plots.reliability(np.exp(log_probs), best == data.y_test)
+    axes = None
+    for name, predicted in zip(("centre", "mean over the posterior"), prediction, strict=True):
+        best, log_probs = predicted.top.classes[:, 0], predicted.top.log_probs[:, 0]
+        axes = lc.plots.reliability(np.exp(log_probs), best == data.y_test, ax=axes, label=name)
     axes.set_title("calibration of the most probable class")
     axes.figure.savefig(folder / "calibration.png", dpi=150)
 

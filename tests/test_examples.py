@@ -42,7 +42,7 @@ def test_demo(tmp_path, capsys):
             str(output),
         ]
     )
-    assert prediction.log_prob.mean() > np.log(1 / 6) + 0.3
+    assert prediction.centre.log_prob.mean() > np.log(1 / 6) + 0.3
     assert {path.name for path in output.iterdir()} == {
         "posterior.nc",
         "elbo.png",
@@ -52,7 +52,7 @@ def test_demo(tmp_path, capsys):
         "confusion.png",
     }
     printed = capsys.readouterr().out
-    assert "class frequencies" in printed and "posterior location" in printed
+    assert "class frequencies" in printed and "mean over the posterior" in printed
     posterior = az.from_netcdf(str(output / "posterior.nc"))
     assert posterior["posterior"]["weight"].dims == ("chain", "draw", "classes", "feature")
     assert posterior["constant_data"]["elbo"].shape == (300,)

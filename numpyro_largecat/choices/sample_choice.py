@@ -11,6 +11,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_integers, fits
+from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtilityBound
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily, error_family
 from numpyro_largecat.choices.kept_per_row import kept_per_row, on_all_classes
@@ -189,8 +190,10 @@ def _with_all_classes(
     obs: ArrayLike | None,
 ) -> ChoiceDistribution:
     """The likelihood of all classes, or utilities of a chunk of them, where nothing is kept."""
-    if variances is None or (classes is not None and classes.is_part):
+    if variances is None:
         return UtilityCategorical(utilities, classes, family)
+    if classes is not None and classes.is_part:
+        return GaussianUtilityBound(utilities, variances, classes)
     if obs is not None:
         check_integers("obs", obs)
         _choice_shape(name, ChoiceDistribution(utilities, classes), obs)

@@ -76,7 +76,7 @@ class ChunkedUtilities:
         self, fit: BoundFit, also: Mapping[str, Array] | None = None, *, is_drawn: bool = False
     ) -> None:
         self.site, self.plate, self.num_categories = find_choice(fit)
-        self._model, self._guide = without_errors(fit.model, fit.guide)
+        self.model, self.guide = without_errors(fit.model, fit.guide)
         self._args, self._kwargs, self._params = fit.args, fit.kwargs, fit.params
         self._also, self._progress_bar = also, fit.progress_bar
         self._tick: Callable[[], None] = lambda: None
@@ -91,7 +91,7 @@ class ChunkedUtilities:
             return family, site["fn"].shape(), dtype, has_reads, plates
 
         try:
-            seen = _static_result(look)
+            seen = static_result(look)
         except (TypeError, ValueError) as error:
             self._explain(error)
             raise
@@ -147,11 +147,14 @@ class ChunkedUtilities:
         """
         classes = self.classes_of(chunk)
         sites = self._sites(classes[0], self.chunk_size, key)
+        return self.known_utilities(sites, classes), classes
+
+    def known_utilities(self, sites: Sites, classes: Array) -> Array:
+        """Utilities of a chunk by the sites of the model, as ``of_chunk`` gives them."""
         psi = base_distribution(sites[self.site]["fn"]).utilities
         psi = jnp.broadcast_to(psi, (*self.batch_shape, self.chunk_size))
         is_class = classes < self._end
         is_known = self._are_alone & _ids_in_range(sites, self.plate)
-
         self._tick()
 
         def masked() -> Array:
@@ -159,7 +162,8 @@ class ChunkedUtilities:
 
         # Only the last chunk is masked: a pass over utilities takes as long as a fifth of their
         # matrix product with 128 features.
-        return lax.cond(is_known & is_class[-1], lambda: psi, masked), classes
+        known: Array = lax.cond(is_known & is_class[-1], lambda: psi, masked)
+        return known
 
     def classes_of(self, chunk: ArrayLike) -> Array:
         """Classes of a chunk; those of the last one may be K or more."""
@@ -192,9 +196,7 @@ class ChunkedUtilities:
     def latent_sites(self, classes: Array, key: Array) -> tuple[Sites, TouchedRows]:
         """The sites of the guide, drawn, with these classes alone; and the rows of plates."""
         touched = TouchedRows()
-        sites = self._run(
-            self._model, classes[0], 1, key, touched, latent_values=at_feasible_values
-        )
+        sites = self.run(self.model, classes[0], 1, key, touched, latent_values=at_feasible_values)
         return self._draw(classes, key, None, sites, touched), touched
 
     def draws_sites(self, in_plates: Callable[[set[str]], bool]) -> bool:
@@ -209,7 +211,7 @@ class ChunkedUtilities:
                 for site in sites.values()
             )
 
-        return bool(_static_result(look))
+        return bool(static_result(look))
 
     def traces(
         self, start: ArrayLike, size: int, key: Array, noise: InnerNoise
@@ -219,8 +221,8 @@ class ChunkedUtilities:
         drawn, run_model = self._traces(start, size, key, touched, noise)
         model_sites = run_model(at_values_of(drawn))
         in_plate = {name: site for name, site in drawn.items() if self.plate in plates_of(site)}
-        guide_sites = self._run(
-            self._guide,
+        guide_sites = self.run(
+            self.guide,
             start,
             size,
             key,
@@ -228,20 +230,20 @@ class ChunkedUtilities:
             latent_values=at_values_of(in_plate),  # the others are drawn by their keys again
             noise=noise,
         )
-        _take_rows_held(guide_sites, model_sites, touched)
+        take_rows_held(guide_sites, model_sites, touched)
         return guide_sites, model_sites
 
     def _of_distinct(self, start: ArrayLike, size: int, seed: ArrayLike) -> RowsSeen:
         """Of a few classes alone, with rows that are all different."""
         touched, distinct = TouchedRows(), partial(distinct_rows, plate=self.plate, size=size)
         run = partial(
-            self._run, start=start, size=size, rng_key=jax.random.key(seed), touched=touched
+            self.run, start=start, size=size, rng_key=jax.random.key(seed), touched=touched
         )
-        sites = run(distinct(self._model), latent_values=at_feasible_values)
-        guide = distinct(self._guide)
+        sites = run(distinct(self.model), latent_values=at_feasible_values)
+        guide = distinct(self.guide)
         drawn = run(guide, latent_values=at_centre)
-        _take_rows_held(drawn, sites, touched)
-        sites = run(distinct(self._model), latent_values=at_values_of(drawn))
+        take_rows_held(drawn, sites, touched)
+        sites = run(distinct(self.model), latent_values=at_values_of(drawn))
         utilities = jnp.asarray(base_distribution(sites[self.site]["fn"]).utilities)
         return RowsSeen(utilities, guide.before)
 
@@ -259,7 +261,7 @@ class ChunkedUtilities:
     def _explain(self, error: Exception) -> None:
         """Say what is wrong if model and guide fail on a chunk of the classes, but not on all."""
         try:
-            _static_result(lambda: self._sites(0, self.num_categories, None))
+            static_result(lambda: self._sites(0, self.num_categories, None))
         except (TypeError, ValueError):
             return  # they fail on all classes too
         raise ValueError(
@@ -282,17 +284,17 @@ class ChunkedUtilities:
         That function takes the handler around the model that gives the latent values.
         """
         rng_key = jax.random.key(0) if key is None else key
-        on_chunk = partial(self._run, start=start, size=size, rng_key=rng_key, touched=touched)
+        on_chunk = partial(self.run, start=start, size=size, rng_key=rng_key, touched=touched)
         # The model tells the plain plates of the guide, which follow its own, their rows.
-        sites = on_chunk(self._model, latent_values=at_feasible_values)
+        sites = on_chunk(self.model, latent_values=at_feasible_values)
         if key is not None:
             drawn = self._draw(touched.plates[self.plate].indices, key, noise, sites, touched)
         else:
-            drawn = on_chunk(self._guide, latent_values=at_centre)
-            _take_rows_held(drawn, sites, touched)
-        return drawn, lambda values: on_chunk(self._model, latent_values=values, noise=noise)
+            drawn = on_chunk(self.guide, latent_values=at_centre)
+            take_rows_held(drawn, sites, touched)
+        return drawn, lambda values: on_chunk(self.model, latent_values=values, noise=noise)
 
-    def _run(
+    def run(
         self,
         fn: Any,
         start: ArrayLike,
@@ -358,8 +360,8 @@ class ChunkedUtilities:
             }
             known = TouchedRows(touched.plates | {self.plate: own}, helpers)
             choose = partial(hold_rows, rows={self.plate: row})
-            drawn = self._sites_with(choose, self._guide, class_id, key, known, noise=noise)
-            _take_rows_held(drawn, sites, known)
+            drawn = self._sites_with(choose, self.guide, class_id, key, known, noise=noise)
+            take_rows_held(drawn, sites, known)
             messages.update(drawn)
             values = {name: site["value"] for name, site in drawn.items() if is_latent(site)}
             axes.update(_axes_of_rows(self.plate, values, drawn, sites))
@@ -396,7 +398,7 @@ def _axes_of_rows(
     return axes
 
 
-def _take_rows_held(drawn: Sites, sites: Sites, touched: TouchedRows) -> None:
+def take_rows_held(drawn: Sites, sites: Sites, touched: TouchedRows) -> None:
     """Let the sites that the guide draws whole, outside of plates, have the rows they hold."""
     in_model = row_plates(sites)
     for name in drawn.keys() & sites.keys():
@@ -444,7 +446,7 @@ def _ids_in_range(sites: Any, plate: str) -> Array:
     return valid
 
 
-def _static_result(fn: Callable[[], Any]) -> Any:
+def static_result(fn: Callable[[], Any]) -> Any:
     """What ``fn`` returns that is not an array, without computing arrays."""
     result: list[Any] = []
 

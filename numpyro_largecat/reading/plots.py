@@ -113,7 +113,11 @@ def intervals(
 
 
 def reliability(
-    probabilities: ArrayLike, correct: ArrayLike, num_bins: int = 10, ax: Any = None
+    probabilities: ArrayLike,
+    correct: ArrayLike,
+    num_bins: int = 10,
+    ax: Any = None,
+    label: str | None = None,
 ) -> Any:
     """Plot how often predictions of a given probability come true.
 
@@ -124,7 +128,8 @@ def reliability(
         probabilities: Predicted probabilities, in [0, 1], any shape.
         correct: Whether each prediction came true, the same shape.
         num_bins: Number of bins, at least 1.
-        ax: Axes to draw on; new ones by default.
+        ax: Axes to draw on, beside what is there; new ones by default.
+        label: What these predictions are, for the legend, beside those of others.
 
     Returns:
         The axes.
@@ -145,7 +150,9 @@ def reliability(
     error = _error_bars(observed, counts)
     ax = _new_axes(ax)
     ax.plot([0, 1], [0, 1], color="0.7", linewidth=0.8)
-    ax.errorbar(predicted, observed, yerr=error, fmt="o-", color="C0", markersize=4)
+    ax.errorbar(predicted, observed, yerr=error, fmt="o-", markersize=4, label=label)
+    if label is not None:
+        ax.legend()
     ax.set(xlabel="predicted probability", ylabel="fraction that came true")
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     return ax

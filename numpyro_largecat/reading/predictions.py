@@ -20,6 +20,8 @@ from numpyro_largecat.ops.running_top import RunningTop
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.eligible_classes import EligibleClasses
+from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities
+from numpyro_largecat.reading.mean_softmax import log_mean_probs, top_over_utilities
 from numpyro_largecat.reading.parts_of_classes import Sums, merge_sums
 
 
@@ -40,7 +42,10 @@ def top_classes(
     utilities: ChunkedUtilities, num_top: int, keys: Array | None, eligible: EligibleClasses
 ) -> TopClasses:
     """The most probable classes over draws with these keys, or at the centre of the guide."""
-    if keys is not None:
+    gaussian = None if keys is None else _gaussian(utilities)
+    if gaussian is not None and keys is not None:
+        top = _known_classes(*top_over_utilities(gaussian, num_top, keys, eligible))
+    elif keys is not None:
         top = _top_over_draws(utilities, num_top, keys, eligible)
     elif utilities.family is GUMBEL:
         top = _top_of_softmax(utilities.with_progress(1), num_top, eligible)
@@ -69,6 +74,17 @@ def log_likelihood(utilities: ChunkedUtilities, labels: Array, keys: Array | Non
         return jnp.where(is_class, log_probs, jnp.nan)
 
     return of_draw(None) if keys is None else lax.map(of_draw, keys)
+
+
+def log_predictive(utilities: ChunkedUtilities, labels: Array, keys: Array) -> Array:
+    """Log of the mean probabilities of observed classes over draws with these keys."""
+    gaussian = _gaussian(utilities)
+    if gaussian is not None:
+        log_probs = log_mean_probs(gaussian, labels[..., None], keys)[..., 0]
+        is_class = (labels >= 0) & (labels < utilities.num_categories)
+        return jnp.where(is_class, log_probs, jnp.nan)
+    by_draw = log_likelihood(utilities, labels, keys)
+    return jax.nn.logsumexp(by_draw, axis=0) - jnp.log(len(keys))
 
 
 def draw_choices(utilities: ChunkedUtilities, keys: Array, shape: tuple[int, ...]) -> Array:
@@ -103,6 +119,11 @@ def labels_of_rows(obs: ArrayLike, utilities: ChunkedUtilities) -> Array:
         need = f"a class for each row of the model's arguments, shape {batch_shape}"
         raise ValueError(f"`obs` must have {need}; got shape {shape}.")
     return as_ids(obs)
+
+
+def _gaussian(utilities: ChunkedUtilities) -> GaussianUtilities | None:
+    """The utilities of a softmax, if they are Gaussian."""
+    return GaussianUtilities.of(utilities) if utilities.family is GUMBEL else None
 
 
 def _top_of_softmax(

@@ -102,6 +102,11 @@ def test_log_likelihood(spread, one, draws):
     np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
+def test_log_predictive(spread, one):
+    found, expected = (r.log_predictive(Y[:5] + 14, **DRAWS) for r in (spread, one))
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
 @pytest.mark.slow
 def test_draws_of_choices_follow_the_probabilities(spread):
     """Frequencies of 4000 draws; a correct program differs by 4.5 sd once in 10^4 runs or less."""

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""The mean softmax of Gaussian utilities that are independent over classes.
+
+For one class k, with the utilities of all others drawn and its own integrated out,
+
+.. math:: E\Big[\frac{e^{\psi_k}}{\sum_j e^{\psi_j}}\Big]
+    = E_{\psi_{-k}}\Big[ E_{\psi_k} \, \sigma\Big(\psi_k - \log \sum_{j \neq k} e^{\psi_j}\Big)
+    \Big] .
+
+The outer mean is over few draws: the log of a sum over many classes varies little.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.scipy.special import ndtri
+
+from numpyro_largecat.ops.finfo import finfo
+
+_STEP, _REACH = 0.4, 5.6  # of the trapezoidal rule, in standard deviations
+
+
+def log_sums_of_draws(mean: Array, scale: Array, normals: Array) -> Array:
+    r"""Log sums of exponentials over the classes for each draw, shape (T, ...).
+
+    .. math:: \log \sum_k \exp(\mathrm{mean}_k + \mathrm{scale}_k z_{tk})
+
+    Cost: one exponential for each draw, observation and class, in a single pass. Where that would
+    overflow or underflow, with scales of some tens, it is two passes, as always in a log-sum-exp.
+
+    Args:
+        mean: Means of the utilities, shape (..., M).
+        scale: Their standard deviations, of the same shape.
+        normals: Standard normal draws z, shape (T, M).
+    """
+    high = (mean + 2 * scale).max(axis=-1, keepdims=True)
+    high = jnp.where(jnp.isfinite(high), high, 0)
+
+    def in_one_pass(z: Array) -> Array:
+        return jnp.exp(mean - high + scale * z).sum(axis=-1)
+
+    def with_maxima(z: Array) -> Array:
+        return jax.nn.logsumexp(mean + scale * z, axis=-1)
+
+    sums = lax.map(in_one_pass, normals)
+    is_kept = (sums > 0) & (sums < jnp.inf)
+    is_empty = (mean == -jnp.inf).all(axis=-1)
+    return lax.cond(
+        (is_kept | is_empty | jnp.isnan(sums)).all(),
+        lambda: jnp.log(sums) + high[..., 0],
+        lambda: lax.map(with_maxima, normals),
+    )
+
+
+def log_sums_of_others(values: Array) -> Array:
+    """For each of n values the log of the sum of the exponentials of the others, shape (..., n).
+
+    The largest is kept apart: so there is no cancellation where one value is nearly all of the sum.
+    """
+    place = jnp.argmax(values, axis=-1, keepdims=True)
+    is_largest = jnp.arange(values.shape[-1]) == place
+    largest = jnp.take_along_axis(values, place, axis=-1)
+    rest = jax.nn.logsumexp(jnp.where(is_largest, -jnp.inf, values), axis=-1, keepdims=True)
+    total = jnp.logaddexp(largest, rest)
+    share = jnp.exp(jnp.where(is_largest, -jnp.inf, values) - total)  # at most 1/2
+    own = total + jnp.log1p(-share)
+    return jnp.where(is_largest, rest, jnp.where(total == -jnp.inf, total, own))
+
+
+def log_mean_sigmoid(loc: Array, variance: Array) -> Array:
+    r"""Log of :math:`E \sigma(x)` for :math:`x \sim N(\mathrm{loc}, \mathrm{variance})`.
+
+    By the trapezoidal rule around the peak of the integrand, also in the lower tail. Its error is
+    below 1e-5 up to a variance of 10, 3e-3 up to 40, and 0.2 at 400.
+
+    Cost: 29 evaluations for each entry.
+    """
+    scale = jnp.sqrt(variance)
+    # sigma(x) is about min(1, exp x): under the density it peaks where x is 0, or at an end.
+    peak = jnp.clip(-loc / jnp.where(scale > 0, scale, 1), 0, scale)
+    nodes = np.arange(-_REACH, _REACH + _STEP / 2, _STEP).astype(loc.dtype)
+    z = peak[..., None] + nodes
+    terms = jax.nn.log_sigmoid(loc[..., None] + scale[..., None] * z) - 0.5 * z**2
+    return jax.nn.logsumexp(terms, axis=-1) + math.log(_STEP / math.sqrt(2 * math.pi))
+
+
+def stratified_normals(rng_key: Array, ids: Array, num_draws: int, dtype: jnp.dtype) -> Array:
+    """Standard normal draws for each id, shape (num_draws,) + ids.shape, the same for equal ids.
+
+    Of the draws for one id each is in another of ``num_draws`` intervals of equal probability, in
+    random order, so that their mean of a function varies less (Latin hypercube sampling).
+    """
+
+    def of_id(id_: Array) -> Array:
+        key = jax.random.fold_in(rng_key, id_)
+        order, place = jax.random.uniform(key, (2, num_draws), dtype)
+        place = (jnp.argsort(order) + place) / num_draws
+        return ndtri(jnp.clip(place, finfo(dtype).tiny, 1 - finfo(dtype).eps))
+
+    draws = jax.vmap(of_id)(ids.reshape(-1))
+    return jnp.moveaxis(draws, -1, 0).reshape(num_draws, *ids.shape)

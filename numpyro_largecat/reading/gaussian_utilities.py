@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""The means and variances of utilities where the guide gives the rows of classes a mean field.
+
+Utilities that are affine in the values of a class's own row, with slopes that all classes share,
+
+.. math:: \psi_{nk} = c_{nk} + \sum_p a_{np} \theta_{kp}, \qquad
+          \theta_{kp} \sim N(\mu_{kp}, \sigma_{kp}^2)
+
+are Gaussian and, given what is drawn outside of the class plate, independent over classes, with
+
+.. math:: E \psi_{nk} = c_{nk} + \sum_p a_{np} \mu_{kp}, \qquad
+          \mathrm{Var}\, \psi_{nk} = \sum_p a_{np}^2 \sigma_{kp}^2 .
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array
+from jax.typing import ArrayLike
+from numpyro.handlers import substitute
+
+from numpyro_largecat.handlers.run_model import (
+    as_drawn,
+    at_centre,
+    at_feasible_values,
+    at_values_of,
+)
+from numpyro_largecat.handlers.sites import Site, Sites, base_distribution, is_latent, plates_of
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.reading.chunked_utilities import (
+    ChunkedUtilities,
+    static_result,
+    take_rows_held,
+)
+
+Around = Callable[[Any], Any]  # puts a handler around a guide
+Slopes = dict[str, Array]  # of the utilities (..., P) in the P values of a row, by site
+
+
+class Moments(NamedTuple):
+    """Means and variances of the utilities of some classes, shape (..., M)."""
+
+    mean: Array
+    variance: Array
+
+
+class GaussianUtilities(NamedTuple):
+    """The moments of the utilities of all classes, one chunk at a time.
+
+    Attributes:
+        utilities: The utilities.
+        names: Sites in the class plate that the guide draws.
+        is_drawn_outside: Whether something that is outside of the class plate is drawn too.
+    """
+
+    utilities: ChunkedUtilities
+    names: list[str]
+    is_drawn_outside: bool
+
+    @classmethod
+    def of(cls, utilities: ChunkedUtilities) -> GaussianUtilities | None:
+        """The moments of these utilities; None if they are not Gaussian.
+
+        That follows from the structure of model and guide, whatever their values. In the class
+        plate the guide must draw each site of the model from a Normal distribution, or hold it at a
+        point, and these must not depend on each other; the utilities must be as above. A model that
+        declares the variances of its utilities may have no such site.
+        """
+        if utilities.has_reads or not static_result(lambda: _are_normal(utilities)):
+            return None
+        names = static_result(lambda: _normal_names(utilities))
+        if not (_are_affine(utilities, names) if names else _declare_variances(utilities)):
+            return None
+        plate = utilities.plate
+        return cls(utilities, names, utilities.draws_sites(lambda plates: plate not in plates))
+
+    def with_progress(self, num_passes: int) -> GaussianUtilities:
+        """The same with a progress bar, if one is asked for, of passes over all chunks."""
+        return self._replace(utilities=self.utilities.with_progress(num_passes))
+
+    def slopes(self, key: Array | None) -> Slopes:
+        """Slopes of the utilities in the values of a class's row, which all classes share.
+
+        Cost: O(P) runs of the model with one class.
+        """
+        if not self.names:
+            return {}
+        return _slopes(self.utilities, self.names, jnp.array(0), None, key)
+
+    def of_chunk(
+        self, part: ChunkedUtilities, chunk: ArrayLike, key: Array | None, slopes: Slopes
+    ) -> tuple[Moments, Array]:
+        """Moments of the utilities of a chunk, and its classes; ``part`` is the utilities' own.
+
+        Sites outside of the class plate are drawn with the key or, without one, at their centre.
+        """
+        classes = part.classes_of(chunk)
+        drawn, sites = _at_centre_of_rows(part, classes[0], part.chunk_size, key)
+        mean = part.known_utilities(sites, classes)
+        variance = jnp.asarray(getattr(_choice(part, sites), "variances", 0.0), mean.dtype)
+        for name in self.names:
+            of_rows = _by_row(drawn[name]["fn"].variance, drawn[name], part.plate)
+            variance += slopes[name] ** 2 @ of_rows.T
+        return Moments(mean, jnp.broadcast_to(variance, mean.shape)), classes
+
+
+def _are_affine(utilities: ChunkedUtilities, names: list[str]) -> bool:
+    """Whether utilities are affine in a class's own values, with slopes that all classes share."""
+
+    def look(class_id: Array, values: dict[str, Array]) -> Any:
+        shared = _slopes(utilities, names, class_id, values, jax.random.key(0))
+        return shared, _beside_own_values(utilities, values)
+
+    def of_two_classes() -> None:
+        drawn, _ = _at_centre_of_rows(utilities, 0, 1, jax.random.key(0))
+        values = {name: jnp.stack([drawn[name]["value"]] * 2) for name in names}
+        jax.vmap(look, out_axes=None)(jnp.arange(2), values)
+
+    try:
+        static_result(of_two_classes)
+    except ValueError as error:
+        if "out_axes" in str(error):  # what should be shared depends on the class or its values
+            return False
+        raise
+    return True
+
+
+def _are_normal(utilities: ChunkedUtilities) -> bool:
+    """Whether guide and model have the same sites in the class plate, Normal or at a point."""
+    drawn, run_model = _run(utilities, 0, 2, jax.random.key(0), as_drawn)
+    in_guide = _of_rows(utilities, drawn)
+    kinds = {_kind(site) for site in in_guide.values()}
+    same = in_guide.keys() == _of_rows(utilities, run_model(drawn)).keys()
+    return same and kinds <= {dist.Normal, dist.Delta}
+
+
+def _normal_names(utilities: ChunkedUtilities) -> list[str]:
+    """The sites in the class plate that the guide draws from a Normal distribution."""
+    drawn, _ = _run(utilities, 0, 2, jax.random.key(0), as_drawn)
+    own = _of_rows(utilities, drawn)
+    return [name for name, site in own.items() if _kind(site) is dist.Normal]
+
+
+def _declare_variances(utilities: ChunkedUtilities) -> bool:
+    def look() -> bool:
+        _, sites = _at_centre_of_rows(utilities, 0, 2, jax.random.key(0))
+        return hasattr(_choice(utilities, sites), "variances")
+
+    return bool(static_result(look))
+
+
+def _slopes(
+    utilities: ChunkedUtilities,
+    names: list[str],
+    class_id: Array,
+    values: dict[str, Array] | None,
+    key: Array | None,
+) -> Slopes:
+    """Slopes of the utility of one class in its own values, at its centre or at these values."""
+    drawn, run_model = _run(utilities, class_id, 1, key, _centre_of_rows(utilities, key))
+    own = {name: drawn[name]["value"] for name in names} if values is None else values
+
+    def utility(values: dict[str, Array]) -> Array:
+        at_values = {name: {**drawn[name], "value": value} for name, value in values.items()}
+        psi = _choice(utilities, run_model(drawn | at_values)).utilities
+        return jnp.broadcast_to(psi, (*utilities.batch_shape, 1))[..., 0]
+
+    return {
+        name: slope.reshape(*utilities.batch_shape, own[name].size)
+        for name, slope in jax.jacfwd(utility)(own).items()
+    }
+
+
+def _beside_own_values(utilities: ChunkedUtilities, values: dict[str, Array]) -> Any:
+    """What the guide has beside the values of a class's row, which these must not move."""
+    around = partial(substitute, data=values)
+    drawn, _ = _run(utilities, 0, 1, jax.random.key(0), around)
+    of_rows = _of_rows(utilities, drawn)
+    outside = [site["value"] for name, site in drawn.items() if name not in of_rows]
+    return outside, [(site["fn"].mean, site["fn"].variance) for site in of_rows.values()]
+
+
+def _at_centre_of_rows(
+    utilities: ChunkedUtilities, start: ArrayLike, size: int, key: Array | None
+) -> tuple[Sites, Sites]:
+    """The sites of guide and model, those in the class plate at their centre."""
+    drawn, run_model = _run(utilities, start, size, key, _centre_of_rows(utilities, key))
+    return drawn, run_model(drawn)
+
+
+def _run(
+    utilities: ChunkedUtilities, start: ArrayLike, size: int, key: Array | None, around: Around
+) -> tuple[Sites, Callable[[Sites], Sites]]:
+    """The sites of the guide with these classes, and a function that runs the model at others."""
+    touched, rng_key = TouchedRows(), jax.random.key(0) if key is None else key
+    run = partial(utilities.run, start=start, size=size, rng_key=rng_key, touched=touched)
+    sites = run(utilities.model, latent_values=at_feasible_values)
+    drawn = run(utilities.guide, latent_values=around)
+    take_rows_held(drawn, sites, touched)
+    return drawn, lambda drawn: run(utilities.model, latent_values=at_values_of(drawn))
+
+
+def _centre_of_rows(utilities: ChunkedUtilities, key: Array | None) -> Around:
+    """Sites in the class plate at their mean, and others too if there is no key to draw them."""
+
+    def mean(msg: Site) -> Any:
+        if not _is_of_row(utilities, msg):
+            return None
+        return jnp.asarray(msg["fn"].mean, jnp.result_type(float, msg["fn"].mean))
+
+    return at_centre if key is None else partial(substitute, substitute_fn=mean)
+
+
+def _of_rows(utilities: ChunkedUtilities, sites: Sites) -> Sites:
+    """The latent sites in the class plate."""
+    return {name: site for name, site in sites.items() if _is_of_row(utilities, site)}
+
+
+def _is_of_row(utilities: ChunkedUtilities, site: Site) -> bool:
+    return is_latent(site) and utilities.plate in plates_of(site)
+
+
+def _kind(site: Site) -> type:
+    """What a site is drawn from, under wrappers that leave its values as they are."""
+    fn = site["fn"]
+    while isinstance(fn, (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)):
+        fn = fn.base_dist
+    return type(fn)
+
+
+def _choice(utilities: ChunkedUtilities, sites: Sites) -> Any:
+    return base_distribution(sites[utilities.site]["fn"])
+
+
+def _by_row(values: Array, site: Site, plate: str) -> Array:
+    """Values of the shape of a site with its rows of the class plate first, shape (M, P)."""
+    (frame,) = (frame for frame in site["cond_indep_stack"] if frame.name == plate)
+    rows_first = jnp.moveaxis(values, frame.dim - site["fn"].event_dim, 0)
+    return rows_first.reshape(rows_first.shape[0], -1)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The posterior predictive of a softmax by draws of its utilities, where these are Gaussian."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from numpyro_largecat.handlers.row_noise import apart_from_sites
+from numpyro_largecat.ops.gaussian_softmax import (
+    log_mean_sigmoid,
+    log_sums_of_draws,
+    log_sums_of_others,
+    stratified_normals,
+)
+from numpyro_largecat.ops.running_top import RunningTop
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
+from numpyro_largecat.reading.eligible_classes import EligibleClasses
+from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities, Moments
+
+Found = tuple[Array, Moments]  # log sums over classes, and what some of these have
+
+
+def log_mean_probs(gaussian: GaussianUtilities, classes: Array, keys: Array) -> Array:
+    """Log posterior predictive of ``classes``, shape (..., n), over draws with these keys.
+
+    For each draw the utility of a class itself is integrated out, and those of all others are
+    drawn. One pass over the classes, or one for each draw if sites outside of the class plate are
+    drawn too.
+    """
+    num_draws, noise_key = len(keys), apart_from_sites(keys[0])
+    if not gaussian.is_drawn_outside:
+        gaussian = gaussian.with_progress(1)
+        by_draw = _log_probs_by_draw(gaussian, classes, keys[0], noise_key, num_draws)
+    else:
+        gaussian = gaussian.with_progress(num_draws)
+        noise_keys = jax.random.split(noise_key, num_draws)
+        by_draw = lax.map(
+            lambda draw: _log_probs_by_draw(gaussian, classes, draw[0], draw[1], 1)[0],
+            (keys, noise_keys),
+        )
+    return jax.nn.logsumexp(by_draw, axis=0) - jnp.log(num_draws)
+
+
+def top_over_utilities(
+    gaussian: GaussianUtilities, num_top: int, keys: Array, eligible: EligibleClasses
+) -> tuple[Array, Array]:
+    """The classes of the highest posterior predictive, and its log.
+
+    They are looked for among four times as many with the highest mean utility plus one standard
+    deviation.
+    """
+    utilities = gaussian.utilities
+    num_tried = min(4 * num_top, utilities.num_categories)
+    slopes = gaussian.slopes(None)
+
+    def add(part: ChunkedUtilities, best: RunningTop, chunk: Array) -> RunningTop:
+        moments, ids = gaussian.of_chunk(part, chunk, None, slopes)
+        high = moments.mean + jnp.sqrt(moments.variance)
+        return best.include(eligible.only(high, ids[0], utilities.num_categories), ids[0])
+
+    shape, size = utilities.batch_shape, utilities.chunk_size
+    start = RunningTop.start(shape, num_tried, size, utilities.dtype)
+    high, tried = gaussian.with_progress(1).utilities.visit(add, start, RunningTop.merge).finish()
+    log_probs = jnp.where(jnp.isfinite(high), log_mean_probs(gaussian, tried, keys), high)
+    best, place = lax.top_k(log_probs, num_top)
+    return jnp.take_along_axis(tried, place, axis=-1), best
+
+
+def _log_probs_by_draw(
+    gaussian: GaussianUtilities, classes: Array, key: Array, noise_key: Array, num_draws: int
+) -> Array:
+    """Log probabilities of ``classes`` for each draw of utilities, shape (num_draws, ..., n).
+
+    All of these draws have the same values outside of the class plate, those of ``key``.
+    """
+    log_sums, own = _sums_and_moments(gaussian, classes, key, noise_key, num_draws)
+    scale = jnp.sqrt(own.variance)
+
+    def of_draw(drawn: tuple[Array, Array]) -> Array:
+        log_sum, z = drawn
+        log_others = jnp.logaddexp(log_sum[..., None], log_sums_of_others(own.mean + scale * z))
+        return log_mean_sigmoid(own.mean - log_others, own.variance)
+
+    normals = stratified_normals(noise_key, classes, num_draws, scale.dtype)
+    return lax.map(of_draw, (log_sums, normals))
+
+
+def _sums_and_moments(
+    gaussian: GaussianUtilities, classes: Array, key: Array, noise_key: Array, num_draws: int
+) -> Found:
+    """Log sums over all classes but ``classes``, for each draw, and the moments of these."""
+    slopes, row_shape = gaussian.slopes(key), classes.shape[:-1]
+
+    def add(part: ChunkedUtilities, found: Found, chunk: Array) -> Found:
+        log_sums, own = found
+        moments, ids = gaussian.of_chunk(part, chunk, key, slopes)
+        moments = Moments(*(jnp.broadcast_to(x, (*row_shape, x.shape[-1])) for x in moments))
+        normals = stratified_normals(noise_key, ids, num_draws, moments.mean.dtype)
+        place = classes - ids[0]
+        is_here = (place >= 0) & (place < ids.shape[0]) & part.is_visited(classes)
+        place = jnp.where(is_here, place, ids.shape[0])  # elsewhere: neither read nor written
+        others = jnp.put_along_axis(
+            moments.mean, place, -jnp.inf, axis=-1, inplace=False, mode="drop"
+        )
+        sums = log_sums_of_draws(others, jnp.sqrt(moments.variance), normals)
+
+        def taken(of_chunk: Array, known: Array) -> Array:
+            return jnp.where(is_here, jnp.take_along_axis(of_chunk, place, axis=-1), known)
+
+        return jnp.logaddexp(log_sums, sums), Moments(*map(taken, moments, own))
+
+    def merge(found: Found, other: Found) -> Found:
+        own = map(jnp.maximum, found[1], other[1])
+        return jnp.logaddexp(found[0], other[0]), Moments(*own)
+
+    dtype = gaussian.utilities.dtype
+    nothing = jnp.full((num_draws, *row_shape), -jnp.inf, dtype)
+    unknown = jnp.full(classes.shape, -jnp.inf, dtype)
+    found: Found = gaussian.utilities.visit(
+        add, (nothing, Moments(unknown, jnp.zeros_like(unknown))), merge
+    )
+    return found

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mean softmax of Gaussian utilities, beside sums and integrals done plainly."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import expit, logsumexp, ndtr
+
+from numpyro_largecat.ops.gaussian_softmax import (
+    log_mean_sigmoid,
+    log_sums_of_draws,
+    log_sums_of_others,
+    stratified_normals,
+)
+
+
+def log_mean_sigmoid_by_sums(loc, variance):
+    z = np.linspace(-30, 30, 60_001)  # steps of 0.001, float64
+    terms = np.log(expit(loc + np.sqrt(variance) * z)) - 0.5 * z**2
+    return logsumexp(terms) + np.log((z[1] - z[0]) / np.sqrt(2 * np.pi))
+
+
+@pytest.mark.parametrize(
+    ("variance", "atol"), [(0.0, 1e-5), (0.3, 1e-5), (9.0, 1e-5), (40.0, 3e-3), (400.0, 0.2)]
+)
+def test_log_mean_sigmoid_is_the_integral(variance, atol):
+    loc = np.array([-80.0, -20.0, -3.0, -0.1, 0.0, 2.0, 30.0])
+    found = log_mean_sigmoid(jnp.array(loc, jnp.float32), jnp.full(7, variance, jnp.float32))
+    expected = [log_mean_sigmoid_by_sums(mean, variance) for mean in loc]
+    np.testing.assert_allclose(found, expected, atol=atol, rtol=1e-5)
+
+
+def test_the_sum_of_others_does_not_cancel():
+    values = np.array([[0.0, 30.0, -2.0], [5.0, 5.0, 5.0], [-np.inf, 1.0, -np.inf]])
+    found = log_sums_of_others(jnp.array(values, jnp.float32))
+    for row, of_row in zip(values, found, strict=True):
+        for k in range(3):
+            expected = logsumexp(np.delete(row, k))
+            np.testing.assert_allclose(of_row[k], expected, rtol=1e-5)
+
+
+def test_one_value_has_no_others():
+    np.testing.assert_array_equal(log_sums_of_others(jnp.ones((2, 1))), -jnp.inf)
+
+
+@pytest.mark.parametrize("spread", [0.1, 3.0, 100.0, 1e4])
+def test_log_sums_neither_overflow_nor_underflow(spread):
+    rng = np.random.default_rng(0)
+    mean, scale = rng.normal(size=(4, 50)), spread * rng.gamma(2, size=(4, 50))
+    normals = rng.normal(size=(3, 50))
+    found = log_sums_of_draws(*(jnp.array(x, jnp.float32) for x in (mean, scale, normals)))
+    expected = logsumexp(mean + scale * normals[:, None], axis=-1)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_classes_that_are_left_out_count_for_nothing():
+    mean = jnp.array([[-jnp.inf, 1.0, -jnp.inf], [-jnp.inf] * 3])
+    found = log_sums_of_draws(mean, jnp.ones((2, 3)), jnp.zeros((1, 3)))
+    np.testing.assert_allclose(found, [[1.0, -np.inf]])
+
+
+def test_draws_of_an_id_are_in_strata_and_its_own():
+    ids = jnp.array([[3, 9, 3], [0, 2**31 - 1, 9]])
+    draws = stratified_normals(jax.random.key(0), ids, 8, jnp.float32)
+    strata = np.floor(8 * ndtr(np.asarray(draws, np.float64)))
+    expected = np.broadcast_to(np.arange(8)[:, None, None], strata.shape)
+    np.testing.assert_array_equal(np.sort(strata, axis=0), expected)
+    np.testing.assert_array_equal(draws[:, 0, 0], draws[:, 0, 2])
+    np.testing.assert_array_equal(draws[:, 0, 1], draws[:, 1, 2])
+    assert len(np.unique(draws)) == 8 * 4
+
+
+def test_draws_of_ids_are_standard_normal_and_uncorrelated():
+    """FALSE_ALARM = 1e-5: moments of 20,000 ids within five standard errors."""
+    draws = np.asarray(stratified_normals(jax.random.key(1), jnp.arange(20_000), 4, jnp.float32))
+    assert abs(draws[0].mean()) < 5 / 20_000**0.5
+    assert abs((draws[0] ** 2).mean() - 1) < 5 * (2 / 20_000) ** 0.5
+    assert abs((draws[0, ::2] * draws[0, 1::2]).mean()) < 5 / 10_000**0.5

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The posterior predictive by draws of utilities, beside many draws of the weights."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoMultivariateNormal, AutoNormal
+from scipy.special import log_softmax, logsumexp
+
+import numpyro_largecat as lc
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
+from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities
+from tests.memory import temp_bytes
+
+K, D, N = 12, 3, 5
+X = jax.random.normal(jax.random.key(0), (N, D))
+Y = jnp.arange(N) % K
+KEY = jax.random.key(3)
+
+
+def regression(
+    x,
+    y=None,
+    num_categories=K,
+    num_sampled=2,
+    utilities=lambda x, w, b, classes: x @ w.T + b,
+):
+    with lc.class_plate("classes", num_categories, y, num_sampled) as classes:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+        b = numpyro.sample("b", dist.Normal(0, 1))
+    with lc.data_plate("data", len(x)) as rows:
+        psi = utilities(x, w, b, classes)
+        lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+
+def hierarchical(x, y=None):
+    tau = numpyro.sample("tau", dist.LogNormal(0, 1))
+    with lc.class_plate("classes", K, y, num_sampled=2) as classes:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+    with lc.data_plate("data", len(x)) as rows:
+        lc.sample_choice("y", tau * (x @ w.T), classes=classes, rows=rows, obs=y)
+
+
+def params_of(num_categories=K, spread=0.5):
+    rng = np.random.default_rng(1)
+    return {
+        "w_auto_loc": jnp.array(rng.normal(size=(num_categories, D)), jnp.float32),
+        "w_auto_scale": jnp.array(spread * rng.gamma(2, 0.5, (num_categories, D)), jnp.float32),
+        "b_auto_loc": jnp.array(rng.normal(size=num_categories), jnp.float32),
+        "b_auto_scale": jnp.full(num_categories, spread, jnp.float32),
+    }
+
+
+def fitted_on(model, params, guide=None, x=X, **options):
+    guide = AutoNormal(model) if guide is None else guide
+    numpyro.handlers.seed(guide, 0)(x, jnp.arange(len(x)) % K)
+    return lc.Fitted(model, guide, params, **options).on(x)
+
+
+def expected_log_probs(params, x, num_draws=100_000):
+    """By draws of the weights, in float64: their own error is below 0.01."""
+    rng, total = np.random.default_rng(2), []
+    p = {name: np.asarray(value, np.float64) for name, value in params.items()}
+    for _ in range(num_draws // 10_000):
+        w = p["w_auto_loc"] + p["w_auto_scale"] * rng.normal(size=(10_000, K, D))
+        b = p["b_auto_loc"] + p["b_auto_scale"] * rng.normal(size=(10_000, K))
+        psi = np.einsum("nd,tkd->tnk", np.asarray(x, np.float64), w) + b[:, None]
+        total.append(logsumexp(log_softmax(psi, axis=-1), axis=0))
+    return logsumexp(total, axis=0) - np.log(num_draws)
+
+
+def is_gaussian(reading):
+    return GaussianUtilities.of(ChunkedUtilities(reading._fit, is_drawn=True)) is not None
+
+
+@pytest.mark.parametrize("chunk_size", [5, 4096])
+def test_log_predictive_is_the_mean_over_draws_of_weights(chunk_size):
+    """FALSE_ALARM = 1e-6: rms 0.01, of both sides together."""
+    params = params_of()
+    found = fitted_on(regression, params, chunk_size=chunk_size).log_predictive(
+        Y, rng_key=KEY, num_draws=512
+    )
+    expected = expected_log_probs(params, X)[np.arange(N), Y]
+    np.testing.assert_allclose(found, expected, atol=0.05)
+    centre = fitted_on(regression, params).log_likelihood(Y)
+    assert np.abs(centre - expected).max() > 0.2  # so that the centre would not do
+
+
+def test_few_draws_of_many_classes_are_close():
+    """FALSE_ALARM = 1e-6: the error of 8 draws is 0.02, root mean square."""
+    num_categories, k = 3000, 17
+
+    def model(x, y=None):
+        regression(x, y, num_categories)
+
+    new = fitted_on(model, params_of(num_categories, 0.3), x=jnp.tile(X, (8, 1)))
+    y = jnp.full(8 * N, k)
+    few = new.log_predictive(y, rng_key=KEY, num_draws=8)
+    many = new.log_predictive(y, rng_key=jax.random.key(4), num_draws=2000)
+    assert np.sqrt(((few - many) ** 2).mean()) < 0.06
+
+
+def test_top_classes_are_those_of_the_highest_predictive():
+    params = params_of()
+    draws = {"rng_key": KEY, "num_draws": 512}
+    new = fitted_on(regression, params, chunk_size=5)
+    top = new.top_classes(3, **draws)
+    expected = np.sort(expected_log_probs(params, X), axis=-1)[:, ::-1][:, :3]
+    np.testing.assert_allclose(top.log_probs, expected, atol=0.05)
+    own = new.log_predictive(top.classes[:, 1], **draws)
+    np.testing.assert_allclose(own, top.log_probs[:, 1], rtol=1e-4, atol=1e-5)
+
+
+def test_excluded_classes_are_not_named():
+    new, draws = fitted_on(regression, params_of()), {"rng_key": KEY, "num_draws": 4}
+    best = new.top_classes(2, **draws)
+    other = new.top_classes(1, exclude=best.classes[:, :1], **draws)
+    np.testing.assert_array_equal(other.classes[:, 0], best.classes[:, 1])
+    few = new.top_classes(3, among=jnp.tile(jnp.array([4, -1]), (N, 1)), **draws)
+    np.testing.assert_array_equal(few.classes, [[4, -1, -1]] * N)
+
+
+def test_the_order_of_chunks_does_not_matter():
+    found = [
+        fitted_on(regression, params_of(), chunk_size=size).log_predictive(
+            Y, rng_key=KEY, num_draws=4
+        )
+        for size in (1, 5, 12)
+    ]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+    np.testing.assert_allclose(found[2], found[0], rtol=1e-5)
+
+
+def test_what_is_drawn_outside_is_averaged_too():
+    """FALSE_ALARM = 1e-6: rms 0.02."""
+    params = {k: v for k, v in params_of().items() if k[0] == "w"}
+    params |= {"tau_auto_loc": jnp.array(0.2), "tau_auto_scale": jnp.array(0.5)}
+    new, draws = fitted_on(hierarchical, params), {"rng_key": KEY, "num_draws": 2000}
+    assert is_gaussian(new)
+    by_weights = new.log_likelihood(Y, **draws)
+    expected = jax.nn.logsumexp(by_weights, axis=0) - np.log(2000)
+    np.testing.assert_allclose(new.log_predictive(Y, **draws), expected, atol=0.1)
+
+
+def test_declared_variances_are_integrated():
+    def model(x, y=None):
+        with lc.class_plate("classes", K, y, num_sampled=2) as classes:
+            w = lc.gaussian_weights("w", classes, (D,))
+            b = lc.gaussian_weights("b", classes)
+        means, variances = x @ w.loc.T + b.loc, x**2 @ w.variance.T + b.variance
+        with lc.data_plate("data", len(x)) as rows:
+            lc.sample_choice("y", means, variances=variances, classes=classes, rows=rows, obs=y)
+
+    def no_guide(*args):
+        pass
+
+    draws = {"rng_key": KEY, "num_draws": 16}
+    declared = lc.Fitted(model, no_guide, params_of()).on(X).log_predictive(Y, **draws)
+    drawn = fitted_on(regression, params_of()).log_predictive(Y, **draws)
+    np.testing.assert_allclose(declared, drawn, rtol=1e-4)
+
+
+def exact(x, y=None):
+    regression(x, y, num_sampled=None)
+
+
+def _followed(model):
+    del model
+
+    def guide(x, y=None):
+        with numpyro.plate("classes", K):
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+            numpyro.sample("b", dist.Normal(w.sum(-1), 1))
+
+    return guide
+
+
+STRUCTURES = {
+    "mean field": (regression, AutoNormal, True),
+    "a site outside": (hierarchical, AutoNormal, True),
+    "correlated rows": (regression, lc.AutoRowNormal, False),
+    "all rows together": (exact, AutoMultivariateNormal, False),
+    "points": (regression, AutoDelta, False),
+    "one site follows another": (regression, _followed, False),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_guides_that_make_utilities_gaussian(name):
+    model, kind, expected = STRUCTURES[name]
+    guide = kind(model)
+    numpyro.handlers.seed(guide, 0)(X, Y)
+    shapes = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace(X, Y)
+    params = {n: site["value"] for n, site in shapes.items() if site["type"] == "param"}
+    new = lc.Fitted(model, guide, params).on(X)
+    assert is_gaussian(new) is expected
+    assert new.log_predictive(Y, rng_key=KEY, num_draws=2).shape == (N,)
+
+
+MODELS = {
+    "of both sites": (lambda x, w, b, classes: x @ w.T * b, False),
+    "bent": (lambda x, w, b, classes: jnp.tanh(x @ w.T) + b, False),
+    "features of classes": (lambda x, w, b, classes: (x @ w.T) * classes.indices + b, False),
+    "offsets of classes": (lambda x, w, b, classes: x @ w.T + b + 0.1 * classes.indices, True),
+    "bent features": (lambda x, w, b, classes: jnp.tanh(x) @ w.T - 2 * b, True),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_whose_utilities_are_affine_in_own_rows(name):
+    utilities, expected = MODELS[name]
+
+    def model(x, y=None):
+        regression(x, y, utilities=utilities)
+
+    assert is_gaussian(fitted_on(model, params_of())) is expected
+
+
+def test_a_point_among_drawn_sites_has_no_variance():
+    guide = AutoGuideList(regression)
+    guide.append(AutoNormal(numpyro.handlers.block(regression, hide=["b"])))
+    guide.append(AutoDelta(numpyro.handlers.block(regression, hide=["w"])))
+    draws, params = {"rng_key": KEY, "num_draws": 8}, params_of()
+    found = fitted_on(regression, params, guide).log_predictive(Y, **draws)
+    sharp = params | {"b_auto_scale": jnp.full(K, 1e-6)}
+    np.testing.assert_allclose(
+        found, fitted_on(regression, sharp).log_predictive(Y, **draws), rtol=1e-4
+    )
+
+
+def test_under_jit_labels_that_are_no_class_have_nan():
+    fit = SimpleNamespace(guide=AutoNormal(regression), params=params_of())
+    numpyro.handlers.seed(fit.guide, 0)(X, Y)
+
+    @jax.jit
+    def predict(params, x, y):
+        new = lc.Fitted(regression, fit.guide, params).on(x)
+        return new.log_predictive(y, rng_key=KEY, num_draws=4)
+
+    found = predict(fit.params, X, jnp.array([0, K, -1, 3, 4]))
+    np.testing.assert_array_equal(np.isnan(found), [False, True, True, False, False])
+    outside = fitted_on(regression, fit.params).log_predictive(Y, rng_key=KEY, num_draws=4)
+    np.testing.assert_allclose(predict(fit.params, X, Y), outside, rtol=1e-5)
+
+
+def test_memory_does_not_grow_with_the_classes():
+    def scratch(num_categories):
+        def model(x, y=None):
+            regression(x, y, num_categories)
+
+        guide = AutoNormal(model)
+        numpyro.handlers.seed(guide, 0)(X, Y)
+
+        def predict(params, x):
+            new = lc.Fitted(model, guide, params, chunk_size=1000).on(x)
+            return new.log_predictive(Y, rng_key=KEY, num_draws=4)
+
+        return temp_bytes(predict, params_of(num_categories), X)
+
+    assert scratch(64_000) < scratch(8_000) + 64_000  # bytes; one (N, K) array takes 1,280,000
