@@ -95,12 +95,13 @@ def stratified_normals(rng_key: Array, ids: Array, num_draws: int, dtype: jnp.dt
     Of the draws for one id each is in another of ``num_draws`` intervals of equal probability, in
     random order, so that their mean of a function varies less (Latin hypercube sampling).
     """
+    exact = jnp.promote_types(dtype, jnp.float32)  # narrower types have few places in an interval
 
     def of_id(id_: Array) -> Array:
         key = jax.random.fold_in(rng_key, id_)
-        order, place = jax.random.uniform(key, (2, num_draws), dtype)
+        order, place = jax.random.uniform(key, (2, num_draws), exact)
         place = (jnp.argsort(order) + place) / num_draws
-        return ndtri(jnp.clip(place, finfo(dtype).tiny, 1 - finfo(dtype).eps))
+        return ndtri(jnp.clip(place, finfo(exact).tiny, 1 - finfo(exact).eps)).astype(dtype)
 
     draws = jax.vmap(of_id)(ids.reshape(-1))
     return jnp.moveaxis(draws, -1, 0).reshape(num_draws, *ids.shape)

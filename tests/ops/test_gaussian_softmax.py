@@ -79,3 +79,11 @@ def test_draws_of_ids_are_standard_normal_and_uncorrelated():
     assert abs(draws[0].mean()) < 5 / 20_000**0.5
     assert abs((draws[0] ** 2).mean() - 1) < 5 * (2 / 20_000) ** 0.5
     assert abs((draws[0, ::2] * draws[0, 1::2]).mean()) < 5 / 10_000**0.5
+
+
+def test_narrow_types_round_the_same_draws():
+    ids = jnp.arange(50)
+    narrow = stratified_normals(jax.random.key(2), ids, 64, jnp.bfloat16)
+    exact = stratified_normals(jax.random.key(2), ids, 64, jnp.float32)
+    assert narrow.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(narrow, exact.astype(jnp.bfloat16))
