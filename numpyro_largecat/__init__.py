@@ -35,6 +35,7 @@ from numpyro_largecat.plates.entity_plate import entity_plate
 from numpyro_largecat.plates.frequency_proposal import FrequencyProposal
 from numpyro_largecat.plates.head_proposal import HeadProposal
 from numpyro_largecat.reading import plots
+from numpyro_largecat.reading.calibration import Calibration, simulation_based_calibration
 from numpyro_largecat.reading.findings import Diagnosis
 from numpyro_largecat.reading.fitted import Fitted
 from numpyro_largecat.reading.metrics import score_predictions
@@ -98,6 +99,8 @@ __all__ = [  # noqa: RUF022  grouped by idea
     "Fitted",
     "TopClasses",
     "Diagnosis",
+    "simulation_based_calibration",
+    "Calibration",
     "score_predictions",
     "save_netcdf",
     "plots",

@@ -62,6 +62,7 @@ class ChunkedUtilities:
         is_drawn: Whether the latent sites will be drawn.
 
     Attributes:
+        fit: The fit.
         num_categories: Number of classes K.
         family: Distribution of the errors.
         batch_shape: Shape of the choice.
@@ -75,6 +76,7 @@ class ChunkedUtilities:
     def __init__(
         self, fit: BoundFit, also: Mapping[str, Array] | None = None, *, is_drawn: bool = False
     ) -> None:
+        self.fit = fit
         self.site, self.plate, self.num_categories = find_choice(fit)
         self.model, self.guide = without_errors(fit.model, fit.guide)
         self._args, self._kwargs, self._params = fit.args, fit.kwargs, fit.params

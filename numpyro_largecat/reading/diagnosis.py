@@ -18,8 +18,9 @@ from numpyro_largecat.reading.choice_site import find_choice
 from numpyro_largecat.reading.convergence import elbo_convergence, parameter_convergence
 from numpyro_largecat.reading.findings import Diagnosis, Finding
 from numpyro_largecat.reading.gradient_signal import gradient_signals
+from numpyro_largecat.reading.learned_rows import centred_priors
 from numpyro_largecat.reading.observed_choice import observed_choice
-from numpyro_largecat.reading.pareto_check import pareto_of_batches, pareto_of_rows
+from numpyro_largecat.reading.parts_check import pareto_of_batches, pareto_of_rows
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.plan import Plan
 
@@ -68,8 +69,10 @@ def diagnose(
             rng_key, fit, everything, choice.num_categories, batches, num_draws, num_rows
         )
         findings += ratios.findings("give more `num_rows`")
-    labels = everything.labels if labels is None else labels
-    return Diagnosis(findings + _classes_seen(np.ravel(labels), choice.num_categories))
+    labels = np.ravel(everything.labels if labels is None else labels)
+    findings += _classes_seen(labels, choice.num_categories)
+    share_seen = len(np.unique(labels)) / choice.num_categories
+    return Diagnosis(findings + centred_priors(batch, choice.plate, share_seen))
 
 
 def _classes_seen(labels: np.ndarray, num_categories: int) -> list[Finding]:

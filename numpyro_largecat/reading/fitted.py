@@ -551,6 +551,14 @@ class Reading:
           needed, or all rows in the arguments: a class is compared on all rows of its own and on
           ``num_rows`` others, weighted to stand for all others, and k is NaN if these decide the
           ratios only up to noise.
+        - **Sd over that of the best Gaussian**, of each small site (the least of its values) and of
+          20 classes (the median of the mean of their values): the guide's standard deviation over
+          that of the Gaussian which has the mean curvature of the model over the same draws, given
+          the rest. Below 0.8 the guide lacks a covariance, or is not done; above 1.25 it is not
+          done. Left out if ``num_draws`` are fewer than twice the products of two values.
+        - **Sd of the log** of each positive small site: above 0.5 it may well be 0.
+        - **Share of rows seen** where the prior of rows of the classes is learned and w is drawn
+          around it: below a half, untouched rows pull the scale, see ``not_centred``.
         - **Classes seen**: how many of the K classes have labels, and how many equally frequent
           ones would have as high an entropy.
 
@@ -566,8 +574,9 @@ class Reading:
             labels: All labels of the training data, for the classes seen; by default those of
                 ``batches``, or of the batch.
             num_repeats: Draws of classes and latent values, at least 2.
-            num_draws: Draws of each part of the guide for Pareto k, at least 100; 0 leaves it out.
-            num_rows: Rows, besides those of the classes looked at, for Pareto k.
+            num_draws: Draws of each part of the guide for Pareto k and its standard deviations, at
+                least 100; 0 leaves these out.
+            num_rows: Rows, besides those of the classes looked at, for these.
 
         Returns:
             A ``Diagnosis``; print it.

@@ -16,15 +16,18 @@ is exact given a, they are the importance ratios of the posterior of a.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array, lax
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
+from numpyro.distributions.transforms import ExpTransform, IndependentTransform, biject_to
 
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.plate_facts import row_plates
@@ -37,9 +40,17 @@ from numpyro_largecat.handlers.sites import (
     scale_of,
 )
 from numpyro_largecat.ops.softmax_bound import take_row
-from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, static_result
+from numpyro_largecat.reading.learned_rows import learned_rows
 from numpyro_largecat.reading.observed_choice import RowWeights
 from numpyro_largecat.reading.parts_of_classes import Sums, merge_sums
+
+
+class FreeValues(NamedTuple):
+    """Free values of sites that the guide draws."""
+
+    values: dict[str, Any]  # by site
+    log_density: Any  # of all of them in the guide
 
 
 class Ratios(NamedTuple):
@@ -47,18 +58,25 @@ class Ratios(NamedTuple):
 
     log_ratios: NDArray[np.float64]  # (T, S), up to a constant in each of T parts
     noise: NDArray[np.float64]  # (T,), standard deviation in nats that the sampled rows bring
+    drawn: FreeValues  # what was drawn of a part, (T, S, ...)
+    positive: frozenset[str] = frozenset()  # those of them whose free values are logarithms
 
 
 def small_site_ratios(
     utilities: ChunkedUtilities, rows: RowWeights, key: Array, num_draws: int, num_rest: int
 ) -> Ratios | None:
-    """Ratios of the sites outside of the class plate and the choice's plates; None if none is.
+    """Ratios of the sites outside of plates of rows and of the choice's plates; None if none is.
+
+    None too if the prior of rows that are read by id is learned: some of them are there, and so
+    the log density of all is not known.
 
     Cost: O(num_draws * num_rest * K) time for each observation; memory of one chunk of classes and
     of ``num_draws`` log densities of it.
     """
-    inner = utilities.choice_plates | {utilities.plate}
-    if not utilities.draws_sites(lambda plates: not plates & inner):
+    learned = set().union(*learned_rows(utilities.fit).values())
+    read, positive = _look(utilities, key)
+    inner = utilities.choice_plates | {utilities.plate} | read
+    if learned & read or not utilities.draws_sites(lambda plates: not plates & inner):
         return None
     keys = jax.random.split(jax.random.fold_in(key, 0), num_draws)
     rest = jax.random.split(jax.random.fold_in(key, 1), num_rest)
@@ -98,8 +116,34 @@ def small_site_ratios(
         outside = lax.map(lambda key: at(utilities, rest_key, 0, key).outside, keys)
         return prior + outside - outside[0], own - log_sum
 
+    def drawn(key: Array) -> FreeValues:
+        sites = utilities.traces(0, 1, key, InnerNoise(rest[0], inner))[0]
+        return _free_values(sites, lambda plates: not plates & inner)
+
     priors, log_probs = lax.map(of_rest, rest)
-    return _ratios(priors.mean(axis=0)[None], log_probs.mean(axis=0)[None], rows)
+    found = jax.tree.map(lambda x: x[None], lax.map(drawn, keys))
+    ratios = _ratios(priors.mean(axis=0)[None], log_probs.mean(axis=0)[None], rows, found)
+    return ratios._replace(positive=positive & found.values.keys())
+
+
+def _look(utilities: ChunkedUtilities, key: Array) -> tuple[frozenset[str], frozenset[str]]:
+    """Plates of rows that are read, besides that of the classes; and the positive latent sites."""
+
+    def look() -> tuple[set[str], set[str]]:
+        guide_sites, sites = utilities.traces(0, 1, key, InnerNoise(key, frozenset()))
+        drawn = {name: site["fn"].support for name, site in guide_sites.items() if is_latent(site)}
+        positive = {name for name, support in drawn.items() if _is_positive(support)}
+        return set(row_plates(sites)), positive
+
+    plates, positive = static_result(look)
+    return frozenset(plates - {utilities.plate}), frozenset(positive)
+
+
+def _is_positive(support: Any) -> bool:
+    transform = biject_to(support)
+    while isinstance(transform, IndependentTransform):
+        transform = transform.base_transform
+    return isinstance(transform, ExpTransform)
 
 
 class _LogDensities(NamedTuple):
@@ -124,7 +168,8 @@ def _log_densities(
     is_class = utilities.is_visited(classes)
     by_class = jnp.where(is_class, _row_ratios(sites, utilities.plate, utilities.chunk_size), 0)
     psi = jnp.where(is_class, _choice(sites[1][utilities.site])[0], -jnp.inf)
-    return _LogDensities(by_class, _sum_outside(sites, utilities.plate, inner, weights), psi)
+    outside = _sum_outside(sites, utilities.plate, utilities.choice_plates, weights)
+    return _LogDensities(by_class, outside, psi)
 
 
 def class_ratios(
@@ -148,15 +193,15 @@ def class_ratios(
     rest = jax.random.split(jax.random.fold_in(key, 1), num_rest)
     plates = frozenset({utilities.plate})
 
-    def one(place: Array, key: Array, inner_key: Array) -> tuple[Array, Array, Array]:
-        """Utilities of one class, its log prior over guide, and the labels."""
+    def one(place: Array, key: Array, inner_key: Array) -> _OneClass:
         sites = utilities.traces(classes[place], 1, key, InnerNoise(inner_key, plates))
         psi, labels = _choice(sites[1][utilities.site])
-        return psi[..., 0], _row_ratios(sites, utilities.plate, 1)[0], labels
+        drawn = _free_values(sites[0], lambda plates: utilities.plate in plates)
+        return _OneClass(psi[..., 0], _row_ratios(sites, utilities.plate, 1)[0], labels, drawn)
 
     def of_rest(key: Array) -> tuple[Array, Array]:
         places = jnp.arange(len(classes))
-        at_rest, _, labels = lax.map(lambda place: one(place, key, key), places)
+        at_rest, _, labels, _ = lax.map(lambda place: one(place, key, key), places)
         labels = labels[0]
         others, own = _sums_without(utilities, key, InnerNoise(key, plates), labels, classes)
         here = labels == _column(classes, labels.ndim)
@@ -168,15 +213,42 @@ def class_ratios(
             is_own = labels == classes[place]
 
             def of_draw(inner_key: Array) -> tuple[Array, Array]:
-                psi, prior, _ = one(place, key, inner_key)
+                psi, prior, *_ = one(place, key, inner_key)
                 return prior, jnp.where(is_own, psi, own) - jnp.logaddexp(without, psi)
 
             return lax.map(of_draw, keys)
 
         return lax.map(of_class, places)
 
+    def drawn(place: Array) -> FreeValues:
+        return lax.map(lambda inner_key: one(place, rest[0], inner_key).drawn, keys)
+
     priors, log_probs = lax.map(of_rest, rest)
-    return _ratios(priors.mean(axis=0), log_probs.mean(axis=0), rows)
+    found = lax.map(drawn, jnp.arange(len(classes)))
+    return _ratios(priors.mean(axis=0), log_probs.mean(axis=0), rows, found)
+
+
+class _OneClass(NamedTuple):
+    """What one class has in one draw."""
+
+    utilities: Array  # (...), of the class
+    log_ratio: Array  # (), its log prior less its log density in the guide
+    labels: Array  # (...), of all observations
+    drawn: FreeValues  # of its sites
+
+
+def _free_values(sites: Any, is_part: Callable[[set[str]], bool]) -> FreeValues:
+    """Of the sites that the guide draws, rather than holds at a point, in plates as asked."""
+    found, log_density = {}, jnp.zeros(())
+    for name, site in sites.items():
+        if is_latent(site) and is_part(plates_of(site)):
+            if isinstance(base_distribution(site["fn"]), dist.Delta):
+                continue
+            transform = biject_to(site["fn"].support)
+            found[name] = transform.inv(site["value"])
+            log_density += log_prob_of(site).sum()
+            log_density += transform.log_abs_det_jacobian(found[name], site["value"]).sum()
+    return FreeValues(found, log_density)
 
 
 def pareto_k(log_ratios: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -203,11 +275,12 @@ def pareto_k(log_ratios: NDArray[np.float64]) -> NDArray[np.float64]:
     return k
 
 
-def _ratios(priors: Array, log_probs: Array, rows: RowWeights) -> Ratios:
+def _ratios(priors: Array, log_probs: Array, rows: RowWeights, found: FreeValues) -> Ratios:
     """Sum over observations, in float64: priors (T, S) and log_probs (T, S, ...)."""
+    drawn = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
     by_row = np.asarray(log_probs, np.float64).reshape(*priors.shape, -1)
     if by_row.shape[-1] == 1 != rows.weights.size:  # the same for all draws
-        return Ratios(np.asarray(priors, np.float64), np.zeros(len(priors)))
+        return Ratios(np.asarray(priors, np.float64), np.zeros(len(priors)), drawn)
     weights = np.asarray(rows.weights, np.float64).ravel()
     is_sampled = np.asarray(rows.is_sampled).ravel() & (weights > 0)
     by_row = np.where(weights > 0, by_row, 0)
@@ -218,7 +291,7 @@ def _ratios(priors: Array, log_probs: Array, rows: RowWeights) -> Ratios:
         size = weights[is_sampled].sum()
         variance = by_row[..., is_sampled].var(axis=-1, ddof=1).mean(axis=1)
         noise = size * np.sqrt(np.maximum(1 / number - 1 / size, 0) * variance)
-    return Ratios(np.asarray(priors, np.float64) + by_row @ weights, noise)
+    return Ratios(np.asarray(priors, np.float64) + by_row @ weights, noise, drawn)
 
 
 def _choice(site: dict[str, Any]) -> tuple[Array, Array]:
@@ -273,10 +346,10 @@ def _row_ratios(sites: Any, plate: str, size: int) -> Array:
     return total
 
 
-def _sum_outside(sites: Any, plate: str, inner: frozenset[str], weights: Array) -> Array:
-    """The same for the sites outside of class plates, those of observations as they weigh.
+def _sum_outside(sites: Any, plate: str, choice_plates: frozenset[str], weights: Array) -> Array:
+    """The same for the sites outside of plates of rows, those of observations as they weigh.
 
-    Of other class plates the rows that are read are there, not a weighted subset: left out.
+    Of other such plates the rows that are read are there, not a weighted subset: left out.
     """
     facts = row_plates(sites[1])
     read = {name for name, known in facts.items() if known.row_weights is not None}
@@ -286,6 +359,6 @@ def _sum_outside(sites: Any, plate: str, inner: frozenset[str], weights: Array) 
             plates = plates_of(site)
             if not plates & {plate, *read}:
                 log_prob = log_prob_of(site)
-                by_row = plates & inner and log_prob.shape == jnp.shape(weights)
+                by_row = plates & choice_plates and log_prob.shape == jnp.shape(weights)
                 total += sign * (log_prob * (weights if by_row else scale_of(site))).sum()
     return total

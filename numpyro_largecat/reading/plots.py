@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from numpyro_largecat._checks import check_shape
+from numpyro_largecat.reading.calibration import Calibration
 from numpyro_largecat.reading.metrics import calibration_bins
 
-__all__ = ["accuracy_by_frequency", "confusion", "elbo", "intervals", "reliability"]
+__all__ = ["accuracy_by_frequency", "confusion", "coverage", "elbo", "intervals", "reliability"]
 
 
 def elbo(
@@ -70,6 +71,42 @@ def elbo(
     ax.set(xlabel="step", ylabel="ELBO (nats)", ylim=(low - margin, high + margin))
     legend = ax.legend(loc="lower right")
     legend.legend_handles[0].set(alpha=0.5, linewidth=1)  # as dense as the noise looks
+    return ax
+
+
+def coverage(found: Calibration, ax: Any = None) -> Any:
+    """Plot how often central intervals hold the true value, by their probability.
+
+    A line above the diagonal has intervals that are too wide, one below too narrow. The bands are
+    two standard errors wide on either side.
+
+    Args:
+        found: What ``simulation_based_calibration`` returned.
+        ax: Axes to draw on; new ones by default.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> import numpy as np
+        >>> import numpyro_largecat as lc
+        >>> ranks = np.random.default_rng(0).integers(0, 100, (200, 5))
+        >>> ax = lc.plots.coverage(lc.Calibration({"w": ranks}, 99))
+        >>> ax.get_xlabel()
+        'probability of the interval'
+    """
+    levels = np.linspace(0.05, 0.95, 19)
+    at_levels = [found.coverage(level) for level in levels]
+    ax = _new_axes(ax)
+    ax.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+    for name in found.ranks:
+        share, error = np.array([at_level[name] for at_level in at_levels]).T
+        (line,) = ax.plot(levels, share, label=name)
+        band = share - 2 * error, share + 2 * error
+        ax.fill_between(levels, *band, color=line.get_color(), alpha=0.2, linewidth=0)
+    ax.set(xlabel="probability of the interval", ylabel="share that holds the truth")
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    ax.legend(loc="upper left")
     return ax
 
 

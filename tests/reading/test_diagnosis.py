@@ -12,7 +12,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_largecat as lc
-from numpyro_largecat.reading.pareto_check import ParetoCheck
+from numpyro_largecat.reading.parts_check import PartsCheck
 from tests import reference
 from tests.models import NUM_CATEGORIES, NUM_ROWS, hierarchical, make_data
 
@@ -137,13 +137,13 @@ def test_any_likelihood_and_layout_can_be_looked_at():
 
 
 def test_pareto_k_says_what_to_do():
-    check = ParetoCheck(0.2, np.array([0.9, 0.8, np.nan, 0.1]))
+    check = PartsCheck(0.2, np.array([0.9, 0.8, np.nan, 0.1]))
     small, median, share = check.findings("give more rows")
     assert small == ("Pareto k of the small sites", 0.2, None, "")
     assert median[:2] == ("Pareto k of 3 classes, median", 0.8)
     assert median.advice.startswith("run longer, or start the guide wider")
     assert share.value == pytest.approx(2 / 3)
-    unknown = ParetoCheck(float("nan"), np.array([np.nan])).findings("give more rows")
+    unknown = PartsCheck(float("nan"), np.array([np.nan])).findings("give more rows")
     advice = "too few rows to tell: give more rows"
     assert [finding.advice for finding in unknown] == [advice, advice, ""]
-    assert ParetoCheck().findings("give more rows") == []
+    assert PartsCheck().findings("give more rows") == []

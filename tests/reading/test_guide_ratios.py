@@ -17,13 +17,14 @@ import numpyro_largecat as lc
 from numpyro_largecat.handlers.row_noise import InnerNoise
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.guide_ratios import (
+    FreeValues,
     _ratios,
     class_ratios,
     pareto_k,
     small_site_ratios,
 )
 from numpyro_largecat.reading.observed_choice import RowWeights, observed_choice
-from numpyro_largecat.reading.pareto_check import pareto_of_batches
+from numpyro_largecat.reading.parts_check import pareto_of_batches
 
 K, N, S = 5, 6, 100
 X = np.linspace(-1, 1, N)
@@ -125,7 +126,7 @@ def test_the_noise_of_a_sample_of_rows_is_its_standard_deviation():
     sums, noises = [], []
     for _ in range(300):
         some = rng.choice(100, 20, replace=False)
-        ratios = _ratios(jnp.zeros((1, 50)), by_row[..., some], rows)
+        ratios = _ratios(jnp.zeros((1, 50)), by_row[..., some], rows, FreeValues({}, 0.0))
         sums.append(differences(ratios.log_ratios[0]))
         noises.append(ratios.noise[0])
     assert np.sqrt(np.mean(np.square(noises))) == pytest.approx(

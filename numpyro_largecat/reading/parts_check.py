@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pareto k-hat of a guide: which classes and rows to look at, and what the ratios say."""
+"""Whether parts of a guide cover the model: which to look at, and what their ratios say."""
 
 from __future__ import annotations
 
@@ -22,19 +22,25 @@ from numpyro_largecat.reading.guide_ratios import (
     small_site_ratios,
 )
 from numpyro_largecat.reading.observed_choice import Observed, RowWeights
+from numpyro_largecat.reading.spread_of_parts import sd_shares
 from numpyro_largecat.svi.array_batches import ArrayBatches
 
 NUM_CLASSES = 20
 NUM_REST = 4  # draws of the rest of the latent values
 MOST_NOISE = 0.5  # nats: half a standard deviation of the posterior
 MOST_PARETO_K = 0.7
+MOST_LOG_SD = 0.5  # of a positive value: its 95 percent interval spans a factor of 7
+LEAST_SHARE = 0.8  # of a standard deviation; with 200 draws and 3 values shares are known to 5 %
 
 
-class ParetoCheck(NamedTuple):
-    """Pareto k-hat, NaN where the rows are too few to tell."""
+class PartsCheck(NamedTuple):
+    """Pareto k-hat and spread of parts of the guide, NaN where the rows are too few to tell."""
 
-    small_sites: float | None = None  # None if the guide draws none
-    classes: NDArray[np.float64] | None = None  # (T,); None if it draws no weights of classes
+    small_sites: float | None = None  # k; None if the guide draws none
+    classes: NDArray[np.float64] | None = None  # k (T,); None if it draws no weights of classes
+    small_shares: dict[str, float] | None = None  # least share of the sd, by site
+    log_sds: dict[str, float] | None = None  # greatest sd of the log of positive sites, by site
+    class_shares: NDArray[np.float64] | None = None  # of the sd (T,), mean over a row
 
     def findings(self, if_unknown: str) -> list[Finding]:
         """Lines of a diagnosis."""
@@ -44,6 +50,16 @@ class ParetoCheck(NamedTuple):
                 self.small_sites, "give these sites an AutoMultivariateNormal", if_unknown
             )
             findings.append(Finding("Pareto k of the small sites", self.small_sites, None, advice))
+        for name, share in (self.small_shares or {}).items():
+            advice = _advice_of_share(share, "give the small sites an AutoMultivariateNormal")
+            findings.append(
+                Finding(f"sd over that of the best Gaussian, {name}", share, None, advice)
+            )
+        for name, log_sd in (self.log_sds or {}).items():
+            advice = "may be 0: if it is a scale of rows, see AutoRowNormal" * (
+                log_sd > MOST_LOG_SD
+            )
+            findings.append(Finding(f"sd of log {name}", log_sd, None, advice))
         if self.classes is not None:
             known = self.classes[~np.isnan(self.classes)]
             k, share = float("nan"), float("nan")
@@ -54,12 +70,17 @@ class ParetoCheck(NamedTuple):
                 Finding(f"Pareto k of {known.size} classes, median", k, None, advice),
                 Finding(f"share of classes above {MOST_PARETO_K}", share),
             ]
+        shares = np.array([]) if self.class_shares is None else self.class_shares
+        shares = shares[~np.isnan(shares)]
+        if shares.size:
+            share = float(np.median(shares))
+            name = f"sd over that of the best Gaussian, {shares.size} classes"
+            advice = _advice_of_share(share, "take lc.AutoRowNormal")
+            findings.append(Finding(name, share, None, advice))
         return findings
 
 
-def pareto_of_rows(
-    rng_key: Array, fit: BoundFit, observed: Observed, num_draws: int
-) -> ParetoCheck:
+def pareto_of_rows(rng_key: Array, fit: BoundFit, observed: Observed, num_draws: int) -> PartsCheck:
     """Look at the guide on the rows of the arguments; at classes only if these are all rows."""
     utilities = ChunkedUtilities(fit, is_drawn=True)
     labels, rows = observed
@@ -77,7 +98,7 @@ def pareto_of_batches(
     batches: ArrayBatches,
     num_draws: int,
     num_rows: int,
-) -> ParetoCheck:
+) -> PartsCheck:
     """Look at the guide on all rows of some classes, and on a sample of the others.
 
     ``everything`` are the observations of all rows of ``batches``.
@@ -113,17 +134,44 @@ def _pareto(
     rows: RowWeights,
     chosen: NDArray[np.int64] | None,
     num_draws: int,
-) -> ParetoCheck:
+) -> PartsCheck:
     if utilities.family is not GUMBEL:
-        return ParetoCheck()
+        return PartsCheck()
     small = small_site_ratios(utilities, rows, rng_key, num_draws, NUM_REST)
-    classes = None
+    found = PartsCheck()
+    if small is not None:
+        log_sds = {
+            name: float(small.drawn.values[name][0].std(axis=0).max()) for name in small.positive
+        }
+        found = PartsCheck(float(_k(small)[0]), None, _small_shares(small), log_sds)
     if chosen is not None and chosen.size:
         ids = jnp.asarray(chosen, jnp.int32)
         classes = class_ratios(utilities, rows, ids, rng_key, num_draws, NUM_REST)
-    return ParetoCheck(
-        None if small is None else float(_k(small)[0]), None if classes is None else _k(classes)
-    )
+        if classes is not None:
+            shares = np.array([part.mean() for part in _shares(classes)])
+            found = found._replace(classes=_k(classes), class_shares=shares)
+    return found
+
+
+def _shares(ratios: Ratios) -> list[NDArray[np.float64]]:
+    """Standard deviations over those of the best Gaussian, (d,) for each part; NaN if unknown."""
+    log_ratios, noise, (by_site, log_guide), _ = ratios
+    values = [value.reshape(*log_ratios.shape, -1) for value in by_site.values()]
+    parts = zip(np.concatenate(values, axis=-1), log_guide, log_ratios, strict=True)
+    is_known = (noise < MOST_NOISE) & np.isfinite(log_ratios).all(axis=1)
+    return [
+        sd_shares(*part) if known else np.full(part[0].shape[1], np.nan)
+        for part, known in zip(parts, is_known, strict=True)
+    ]
+
+
+def _small_shares(ratios: Ratios) -> dict[str, float]:
+    """The least share of each site, of the values that are known."""
+    (shares,) = _shares(ratios)
+    values = ratios.drawn.values
+    sizes = [value[0, 0].size for value in values.values()]
+    by_site = dict(zip(values, np.split(shares, np.cumsum(sizes)[:-1]), strict=True))
+    return {name: float(of.min()) for name, of in by_site.items() if not np.isnan(of).any()}
 
 
 def _k(ratios: Ratios) -> NDArray[np.float64]:
@@ -132,6 +180,12 @@ def _k(ratios: Ratios) -> NDArray[np.float64]:
     if is_known.any():
         found[is_known] = pareto_k(ratios.log_ratios[is_known])
     return found
+
+
+def _advice_of_share(share: float, fix: str) -> str:
+    if share < LEAST_SHARE:
+        return f"too narrow: run longer, or {fix}"
+    return "too wide: run longer" if share > 1 / LEAST_SHARE else ""
 
 
 def _advice(k: float, fix: str, if_unknown: str) -> str:

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learned priors of rows, as a diagnosis sees them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_largecat as lc
+from numpyro_largecat.reading.learned_rows import centred_priors, learned_rows
+from tests.models import NUM_CATEGORIES, hierarchical, make_data
+
+X, Y = make_data()
+ROWS = jnp.arange(len(Y))
+
+
+def bound(model, *args):
+    return lc.Fitted(model, lambda *_: None, {}).on(*args)._fit
+
+
+def test_a_learned_prior_of_rows_is_told_from_a_fixed_one():
+    fit = bound(hierarchical(num_sampled=4), X, Y, ROWS)
+    assert learned_rows(fit) == {"w": {"classes"}}
+    few, many = (centred_priors(fit, "classes", share)[0] for share in (0.1, 0.9))
+    assert few.value == 0.1 and few.advice.endswith("lc.not_centred") and not many.advice
+    assert centred_priors(fit, "another", 0.1) == []
+    assert learned_rows(bound(lc.not_centred(hierarchical(num_sampled=4)), X, Y, ROWS)) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_learned", [False, True])
+def test_small_sites_beside_entities_are_looked_at_unless_their_prior_is_learned(is_learned):
+    """Of entities a minibatch has some, and the log density of the others is not known."""
+    counts = lc.EntityCounts.of(NUM_CATEGORIES, np.asarray(Y))
+
+    def model(x, y=None, rows=None):
+        sd = numpyro.sample("sd", dist.LogNormal(0, 1))
+        with lc.entity_plate("users", NUM_CATEGORIES, y, counts) as read:
+            z = numpyro.sample("z", dist.Normal(0, sd if is_learned else 1.0))
+        with lc.class_plate("classes", 3) as classes:
+            pass
+        own = read.rows_of(z, y)[:, None] * (1 if is_learned else sd)
+        with lc.data_plate("data", len(Y), rows):
+            utilities = own * x[:, classes.indices]
+            numpyro.sample("c", lc.UtilityCategorical(utilities, classes), obs=y % 3)
+
+    guide = AutoNormal(model)
+    numpyro.handlers.seed(guide, 0)(X[:3], Y[:3], ROWS[:3])
+    params = {"sd_auto_loc": jnp.array(0.0), "sd_auto_scale": jnp.array(0.6)}
+    params |= {"z_auto_loc": jnp.zeros(NUM_CATEGORIES), "z_auto_scale": jnp.ones(NUM_CATEGORIES)}
+    found = (
+        lc.Fitted(model, guide, params)
+        .on(X, Y, ROWS)
+        .diagnose(rng_key=jax.random.key(0), num_repeats=2)
+    )
+    by_name = {finding.name: finding for finding in found.findings}
+    assert ("Pareto k of the small sites" in by_name) is not is_learned
+    if not is_learned:
+        assert by_name["sd of log sd"].value == pytest.approx(0.6, rel=0.25)  # of 200 draws
+        assert by_name["sd of log sd"].advice
