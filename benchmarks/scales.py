@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scales of weights that are learned, where each step touches some of the classes.
 
-A softmax regression whose weights have a scale tau that is learned, 1 in truth, is fitted by
+A softmax regression whose weights have a scale tau that is learned is fitted by
 ``lc.SubsampledSVI`` with ``lc.AutoRowNormal`` in three forms: ``centred``; ``not centred``, by
 ``lc.not_centred``, with rows of the guide that start at a sd of 0.1 as usual; and ``at prior``,
 where they start at their prior, at a sd of 1.
+
+Priors are normal, Laplace, Student with 4 degrees of freedom, a horseshoe, and normal ones whose
+mean is learned too, with a mean for each of 10 groups of classes, with a tau for each feature
+(their mean is shown), and with an unknown correlation of features besides.
 
 ``scale_ratio`` is the posterior median of tau divided by that of a reference: NUTS for 300 classes;
 for 5,000 the same guide, at its prior, with all classes in each step (``all classes``), which is
@@ -27,6 +31,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from numpy.typing import NDArray
+from numpyro.handlers import seed, substitute
 from numpyro.infer import MCMC, NUTS, TraceMeanField_ELBO
 
 import numpyro_largecat as lc
@@ -34,10 +39,69 @@ from benchmarks.records import Record, argument_parser, machine_record, print_ta
 
 NAME = "scales"
 NUM_DRAWS = 30
-PRIORS: dict[str, Callable[..., Any]] = {
-    "normal": dist.Normal,
-    "Laplace": dist.Laplace,
-    "Student": partial(dist.StudentT, 4.0),
+NUM_GROUPS = 10
+Rows = tuple[Any, Any]  # what a class plate gives, and the weights of its rows
+
+
+def _scale() -> Any:
+    return numpyro.sample("tau", dist.HalfNormal(2.0))
+
+
+def _rows_of(family: Callable[..., Any], num_features: int, plate: Any) -> Rows:
+    tau = _scale()
+    with plate as classes:
+        return classes, numpyro.sample("w", family(0.0, tau).expand([num_features]).to_event(1))
+
+
+def _rows_with_mean(num_features: int, plate: Any) -> Rows:
+    tau, mean = (
+        _scale(),
+        numpyro.sample("mean", dist.Normal(0, 2).expand([num_features]).to_event(1)),
+    )
+    with plate as classes:
+        return classes, numpyro.sample("w", dist.Normal(mean, tau).to_event(1))
+
+
+def _rows_in_groups(num_features: int, plate: Any) -> Rows:
+    """Class k is in group k modulo the number of groups, which have means of their own."""
+    shape = [NUM_GROUPS, num_features]
+    tau, means = _scale(), numpyro.sample("means", dist.Normal(0, 1).expand(shape).to_event(2))
+    with plate as classes:
+        of_class = means[classes.indices % NUM_GROUPS]
+        return classes, numpyro.sample("w", dist.Normal(of_class, tau).to_event(1))
+
+
+def _rows_by_feature(num_features: int, plate: Any) -> Rows:
+    tau = numpyro.sample("tau", dist.HalfNormal(2.0).expand([num_features]).to_event(1))
+    with plate as classes:
+        return classes, numpyro.sample("w", dist.Normal(0.0, tau).to_event(1))
+
+
+def _correlated_rows(num_features: int, plate: Any) -> Rows:
+    tau = numpyro.sample("tau", dist.HalfNormal(2.0).expand([num_features]).to_event(1))
+    lower = numpyro.sample("correlation", dist.LKJCholesky(num_features, 1.0))
+    with plate as classes:
+        fn = dist.MultivariateNormal(jnp.zeros(num_features), scale_tril=tau[:, None] * lower)
+        return classes, numpyro.sample("w", fn)
+
+
+def _horseshoe_rows(num_features: int, plate: Any) -> Rows:
+    tau = _scale()
+    with plate as classes:
+        spread = numpyro.sample("spread", dist.HalfCauchy(1.0).expand([num_features]).to_event(1))
+        return classes, numpyro.sample("w", dist.Normal(0.0, tau * spread).to_event(1))
+
+
+# The scale in truth, and the statements.
+PRIORS: dict[str, tuple[float, Callable[[int, Any], Rows]]] = {
+    "normal": (1.0, partial(_rows_of, dist.Normal)),
+    "Laplace": (1.0, partial(_rows_of, dist.Laplace)),
+    "Student": (1.0, partial(_rows_of, partial(dist.StudentT, 4.0))),
+    "horseshoe": (0.2, _horseshoe_rows),
+    "mean too": (1.0, _rows_with_mean),
+    "groups": (1.0, _rows_in_groups),
+    "each feature": (1.0, _rows_by_feature),
+    "correlated": (1.0, _correlated_rows),
 }
 FORMS = ("centred", "not centred", "at prior")
 
@@ -96,11 +160,17 @@ class Found(NamedTuple):
     held_out: float  # log likelihood of one observation
 
 
+def _true_scale(truth: float, site: dict[str, Any]) -> Any:
+    return jnp.full(site["fn"].shape(), truth) if site["name"] == "tau" else None
+
+
 def draw_data(size: Size, prior: str) -> Data:
-    """Weights from the prior with tau = 1, and choices by them."""
+    """Weights from the prior with its true scale, and choices by them."""
     rng = np.random.default_rng(0)
-    shape = (size.num_categories, size.num_features)
-    w = np.asarray(PRIORS[prior](0.0, 1.0).sample(jax.random.key(0), shape))
+    truth, rows_of = PRIORS[prior]
+    plate = lc.class_plate("classes", size.num_categories)
+    statements = substitute(rows_of, substitute_fn=partial(_true_scale, truth))
+    w = np.asarray(seed(statements, 0)(size.num_features, plate)[1])
     noise = rng.normal(size=(size.num_rows + size.num_held_out, size.num_features))
     x = (size.feature_mean + size.feature_sd * noise).astype(np.float32)
     y = (x @ w.T + rng.gumbel(size=(len(x), size.num_categories))).argmax(axis=1)
@@ -112,11 +182,9 @@ def make_model(size: Size, prior: str, num_sampled: int | None) -> Callable[...,
     """Weights of the classes around 0 with a scale that is learned."""
 
     def model(x: Any, y: Any = None, rows: Any = None) -> None:
-        tau = numpyro.sample("tau", dist.HalfNormal(2.0))
         labels = None if num_sampled is None else y
-        with lc.class_plate("classes", size.num_categories, labels, num_sampled) as classes:
-            fn = PRIORS[prior](0.0, tau).expand([size.num_features])
-            w = numpyro.sample("w", fn.to_event(1))
+        plate = lc.class_plate("classes", size.num_categories, labels, num_sampled)
+        classes, w = PRIORS[prior][1](size.num_features, plate)
         with lc.data_plate("data", size.num_rows, rows) as rows:
             lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, obs=y)
 
@@ -144,7 +212,9 @@ def fit(size: Size, prior: str, data: Data, form: str, steps: int | None) -> Fou
     key = jax.random.key(2)
     log_probs = new.log_likelihood(data.held_out_y, rng_key=key, num_draws=NUM_DRAWS)
     method = "all classes" if steps is None else form
-    return Found(method, steps, float(guide.median(result.params)["tau"]), _average(log_probs))
+    return Found(
+        method, steps, float(guide.median(result.params)["tau"].mean()), _average(log_probs)
+    )
 
 
 def run_nuts(size: Size, prior: str, data: Data) -> Found:
@@ -156,7 +226,7 @@ def run_nuts(size: Size, prior: str, data: Data) -> Found:
     found = mcmc.get_samples()
     some = found["w"][:: max(1, draws // 100)]
     log_probs = jax.lax.map(partial(_log_likelihood, data), some)
-    return Found("NUTS", None, float(jnp.median(found["tau"])), _average(log_probs))
+    return Found("NUTS", None, float(jnp.median(found["tau"], axis=0).mean()), _average(log_probs))
 
 
 def _log_likelihood(data: Data, w: Any) -> Any:
@@ -176,8 +246,12 @@ def compare(size: Size, prior: str) -> list[Found]:
         found = [run_nuts(size, prior, data)]
     else:
         found = [fit(size, prior, data, "at prior", None)]
-    found += [fit(size, prior, data, form, steps) for steps in size.steps for form in FORMS]
-    return [*found, Found("truth", None, 1.0, _average(_log_likelihood(data, data.w)[None]))]
+    forms = FORMS if prior == "normal" else FORMS[:2]
+    found += [fit(size, prior, data, form, steps) for steps in size.steps for form in forms]
+    return [
+        *found,
+        Found("truth", None, PRIORS[prior][0], _average(_log_likelihood(data, data.w)[None])),
+    ]
 
 
 def records_of(size: Size, prior: str, found: list[Found]) -> list[Record]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,9 +20,9 @@ from numpyro.distributions import constraints
 from numpyro.distributions.util import periodic_repeat
 from numpyro.handlers import seed, substitute
 from numpyro.infer.autoguide import AutoGuide
-from numpyro.infer.initialization import init_to_mean
+from numpyro.infer.initialization import init_to_mean, init_to_median
 
-from numpyro_largecat._checks import check_count, refuse_entries
+from numpyro_largecat._checks import check_count, is_concrete, refuse_entries
 from numpyro_largecat.guides.correlated_normal import CorrelatedNormal
 from numpyro_largecat.guides.joint_sites import JointSite, joint_sites
 from numpyro_largecat.handlers.internals import has_seen_model, start_values
@@ -31,6 +32,16 @@ from numpyro_largecat.ops.lower_triangle import (
     apply,
     num_below_diagonal,
 )
+
+
+def init_to_finite_mean(site: Any = None) -> Any:
+    """Start at the mean of the prior, and at the median of draws where it has none, as Cauchy's."""
+    if site is None:
+        return partial(init_to_finite_mean)
+    mean = init_to_mean(site)
+    if mean is None or (is_concrete(mean) and jnp.isfinite(mean).all()):
+        return mean
+    return jnp.where(jnp.isfinite(mean), mean, init_to_median(site))
 
 
 class AutoRowNormal(AutoGuide):
@@ -76,7 +87,7 @@ class AutoRowNormal(AutoGuide):
         model: The model.
         prefix: Middle of the names of parameters.
         init_loc_fn: NumPyro's function for start values; the mean of the prior by default, since
-            rows that nothing touches stay there. ``init_to_feasible`` for priors without a mean.
+            rows that nothing touches stay there, and the median of draws where it has no mean.
         init_scale: Standard deviation of free values to start from, positive.
         follow: Names of dense sites that rows follow: the mean of a row is then linear in their
             free values, as where the mean or scale of random effects is learned. The model must
@@ -122,7 +133,7 @@ class AutoRowNormal(AutoGuide):
         model: Callable[..., Any],
         *,
         prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = init_to_mean,
+        init_loc_fn: Callable[..., Any] = init_to_finite_mean,
         init_scale: float = 0.1,
         follow: Sequence[str] = (),
         rank: int | None = None,
