@@ -55,8 +55,11 @@ def sample_choice(
 
     .. math:: \max\big(0, \; u_n + (e^{-u_n} - 1) \, (\psi_{n y_n} - \bar\psi_{n y_n})\big),
 
-    with the utility at the centre of the guide as reference: this is a bound too, since any u
-    gives one, and nearly as tight for each draw as if it had a u of its own. The location of a
+    where the reference has the rows of plates at the centre of the guide, and what is drawn outside
+    of them as it is drawn. This is a bound too, since any u gives one, and for rows that are
+    independent nearly as tight for each draw as if it had a u of its own. A latent value that all
+    classes share may move all utilities alike, which no choice sees; u does not follow it, nor what
+    it does to one class more than to others. The location of a
     Gaussian error follows in the same way. Gradients take the value as a constant, as they take u,
     so those of a guide's spread lack a term that vanishes where u is best for each draw. It takes
     one more evaluation of the utilities, for the observed classes only where they are a matrix

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
+from numpyro.handlers import block, substitute
 
+from numpyro_largecat.handlers.note_values import note_values
 from numpyro_largecat.handlers.run_model import as_drawn, at_centre, at_values_of, sites_of
 from numpyro_largecat.handlers.shared_rows import share_rows
 from numpyro_largecat.handlers.single_entries import single_entries
@@ -32,13 +34,6 @@ class RowLoss:
     kwargs: Any
     mutable_state: Any
     local_rows: dict[str, RuledParam]  # gathered rows of parameters with an update rule
-    at_centre: dict[str, Array] = field(default_factory=dict)  # what local parameters follow there
-
-    def around(self, params: Any) -> RowLoss:
-        """The loss whose local parameters follow draws from their values at the guide's centre."""
-        if not self.local_rows:
-            return self
-        return replace(self, at_centre=self._followed_at_centre(params))
 
     def __call__(self, params: Any) -> tuple[Array, tuple[Any, dict[str, RuledParam]]]:
         """Negative ELBO at these rows.
@@ -68,23 +63,24 @@ class RowLoss:
         key = random.split(self.step_key, num_particles)[0] if num_particles > 1 else self.step_key
         model_key, guide_key = random.split(key)
         values = self._values(params) | (self.mutable_state or {})
-        move = partial(self._move_local, dict(self.local_rows))
+        dense: dict[str, Array] = {}
+        move = partial(self._move_local, dict(self.local_rows), values, dense)
 
         def run(fn: Any, key: Array, around: Any) -> Sites:
             fn = share_rows(fn, self.touched, gathered=self.plan.stored.__contains__, lookup=move)
             return sites_of(fn, self.args, self.kwargs, rng_key=key, params=values, around=around)
 
-        guide_sites = run(self.plan.guide, guide_key, as_drawn)
+        guide_sites = run(note_values(self.plan.guide, self._is_dense, dense), guide_key, as_drawn)
         return guide_sites, run(self.plan.model, model_key, at_values_of(guide_sites))
 
     def _particle(
         self, elbo: Any, values: dict[str, Any], rng_key: Array
     ) -> tuple[Array, tuple[Any, dict[str, RuledParam]]]:
-        moved = dict(self.local_rows)
-        move = partial(self._move_local, moved)
+        moved, dense = dict(self.local_rows), dict[str, Array]()
+        move = partial(self._move_local, moved, values, dense)
         model, guide = (
             share_rows(fn, self.touched, gathered=self.plan.stored.__contains__, lookup=move)
-            for fn in (self.plan.model, self.plan.guide)
+            for fn in (self.plan.model, note_values(self.plan.guide, self._is_dense, dense))
         )
         if not jax.tree.leaves(self.mutable_state):
             loss = elbo.loss(rng_key, values, model, guide, *self.args, **self.kwargs)
@@ -95,8 +91,18 @@ class RowLoss:
         )
         return result["loss"], (result["mutable_state"], moved)
 
-    def _move_local(self, moved: dict[str, RuledParam], msg: Site) -> Array | None:
-        """Value of a local parameter for its ``numpyro.param`` statement, moved by its rule."""
+    def _move_local(
+        self,
+        moved: dict[str, RuledParam],
+        values: dict[str, Any],
+        dense: dict[str, Array],
+        msg: Site,
+    ) -> Array | None:
+        """Value of a local parameter for its ``numpyro.param`` statement, moved by its rule.
+
+        ``values`` are those of the parameters, and ``dense`` what the guide has drawn in no plate
+        of rows.
+        """
         name = msg["name"]
         if name not in self.local_rows:
             return None
@@ -108,30 +114,39 @@ class RowLoss:
             need = "a function of the parameter and of its shift, for its update rule"
             raise TypeError(f"`statistic` of param '{name}' must be {need}; got {statistic!r}.")
         shift = jnp.zeros_like(value)
-        if name in self.at_centre:
+        if follow is not None and (at_centre := self._followed_at_centre(values, dense)):
             # Constant for the gradient: the centre moves with the draw, so that only the distance
             # counts, and a parameter that lags must not push the latent values through it.
             drawn = jnp.take_along_axis(
                 lax.stop_gradient(follow.values), follow.entry[..., None], axis=-1
             )
-            shift = follow.shift(value, drawn[..., 0] - self.at_centre[name])
+            shift = follow.shift(value, drawn[..., 0] - at_centre[name])
         new = RuledParam(*param.rule.update(value, state, lambda value: statistic(value, shift)))
         new = lax.stop_gradient(new)
         moved[name] = jax.tree.map(lambda x: param.merge(x, self.touched), new)
         return new.value + shift
 
-    def _followed_at_centre(self, params: Any) -> dict[str, Array]:
-        """What local parameters follow, at the centre of the guide; nothing if it has none."""
-        values = self._values(params) | (self.mutable_state or {})
-        values |= {n: self._spread(n, local.value) for n, local in self.local_rows.items()}
+    def _followed_at_centre(
+        self, values: dict[str, Any], dense: dict[str, Array]
+    ) -> dict[str, Array]:
+        """What local parameters follow, with rows at the centre of the guide; nothing without one.
+
+        What is drawn in no plate of rows stays as drawn: it may move all classes alike, which the
+        likelihood does not see, and so the local parameters must not follow it.
+        """
+        values, dense = lax.stop_gradient((values, dense))
+        values = values | {n: self._spread(n, local.value) for n, local in self.local_rows.items()}
 
         def run(fn: Any, around: Any) -> Sites:
             fn = share_rows(fn, self.touched, gathered=self.plan.stored.__contains__)
             key = self.step_key
-            return sites_of(fn, self.args, self.kwargs, rng_key=key, params=values, around=around)
+            with block():  # the model is running
+                return sites_of(
+                    fn, self.args, self.kwargs, rng_key=key, params=values, around=around
+                )
 
         try:
-            guide_sites = run(self.plan.guide, at_centre)
+            guide_sites = run(self.plan.guide, lambda guide: substitute(at_centre(guide), dense))
         except NotImplementedError:
             return {}
 
@@ -145,6 +160,11 @@ class RowLoss:
     def _values(self, params: Any) -> dict[str, Any]:
         """Constrained values of rows, as model and guide see them."""
         return {n: self.plan.stored[n].value(rows, self.touched) for n, rows in params.items()}
+
+    def _is_dense(self, msg: Site) -> bool:
+        """Whether a site of the guide is in no plate of which a step has some rows."""
+        plates = (self.touched.plates.get(frame.name) for frame in msg["cond_indep_stack"])
+        return all(plate is not None and plate.full for plate in plates)
 
     def _spread(self, name: str, stored: Array) -> Array:
         return self.plan.stored[name].spread(stored, self.touched)

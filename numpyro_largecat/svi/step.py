@@ -56,7 +56,7 @@ def gather_step(plan: Plan, state: SubsampledSVIState, args: Any, kwargs: Any) -
         for name, local in state.local_state.items()
     }
     loss = RowLoss(plan, touched, step_key, args, kwargs, state.mutable_state, local_rows)
-    return GatheredStep(rows, owners, optim_rows, params, loss.around(params), next_key)
+    return GatheredStep(rows, owners, optim_rows, params, loss, next_key)
 
 
 def take_step(

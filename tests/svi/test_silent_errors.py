@@ -157,3 +157,30 @@ def test_u_follows_the_draw_so_that_the_bound_stays_near_the_exact_elbo(location
         losses[num_sampled] = evaluate(state, jax.random.split(jax.random.key(1), 4000)).mean()
     gap = losses[1] - losses[None]
     assert 0 <= gap < 0.06
+
+
+@pytest.mark.parametrize("num_particles", [1, 3])
+def test_what_moves_all_classes_alike_leaves_the_loss_as_it_is(num_particles):
+    """A softmax does not see a shift of all utilities, and u must not follow its draws.
+
+    The guide of the shift is its prior, so that its divergence is 0 at any scale.
+    """
+    x, y = make_data()
+
+    def model(x, y, spread):
+        shift = numpyro.sample("shift", dist.Normal(0, spread))
+        with lc.class_plate("classes", 12, y, num_sampled=4) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with lc.data_plate("data", 40) as rows:
+            lc.sample_choice("y", x @ w.T + shift, classes=classes, rows=rows, obs=y)
+
+    elbo = TraceMeanField_ELBO(num_particles=num_particles)
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.sgd(0.0), elbo)
+    step, losses = jax.jit(svi.update), []
+    for spread in (0.01, 20.0):
+        start = {"shift_auto_loc": jnp.array(0.0), "shift_auto_scale": jnp.array(spread)}
+        state = svi.init(jax.random.key(0), x, y, spread, init_params=start)
+        for _ in range(30):
+            state, _ = step(state, x, y, spread)
+        losses.append(float(svi.evaluate(state, x, y, spread)))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
