@@ -32,10 +32,6 @@ class Calibration(NamedTuple):
     they are too wide.
     Errors are standard errors over data sets; values of one data set are not independent.
 
-    Attributes:
-        ranks: For each quantity integers of shape (num_sets, ...), in [0, num_draws].
-        num_draws: Number of draws S.
-
     Example:
         >>> import numpy as np
         >>> import numpyro_largecat as lc
@@ -45,8 +41,8 @@ class Calibration(NamedTuple):
         w     ...
     """
 
-    ranks: dict[str, NDArray[np.int64]]
-    num_draws: int
+    ranks: dict[str, NDArray[np.int64]]  # of each quantity (num_sets, ...), in [0, num_draws]
+    num_draws: int  # S
 
     def coverage(self, level: float) -> dict[str, tuple[float, float]]:
         """How often the central interval of each quantity holds it, and the standard error.
