@@ -55,11 +55,11 @@ def sample_choice(
 
     .. math:: \max\big(0, \; u_n + (e^{-u_n} - 1) \, (\psi_{n y_n} - \bar\psi_{n y_n})\big),
 
-    where the reference has the rows of plates at the centre of the guide, and what is drawn outside
-    of them as it is drawn. This is a bound too, since any u gives one, and for rows that are
-    independent nearly as tight for each draw as if it had a u of its own. A latent value that all
-    classes share may move all utilities alike, which no choice sees; u does not follow it, nor what
-    it does to one class more than to others. The location of a
+    where the reference has the rows of the class plate at the centre of the guide, and all other
+    latent values as they are drawn. This is a bound too, since any u gives one, and for rows that
+    are independent nearly as tight for each draw as if it had a u of its own. What is outside of
+    the class plate, such as a mean of all classes' weights or the row of a user, may move all
+    utilities alike, which no choice sees, so u does not follow it. The location of a
     Gaussian error follows in the same way. Gradients take the value as a constant, as they take u,
     so those of a guide's spread lack a term that vanishes where u is best for each draw. It takes
     one more evaluation of the utilities, for the observed classes only where they are a matrix
@@ -149,7 +149,7 @@ def sample_choice(
         event_dim=kept.start.ndim,
         update_rule=kept.update_rule if update_rule is None else update_rule,
         statistic=kept.statistic,
-        follow=Followed(*choice.label_entries(obs), kept.shift),
+        follow=Followed(classes.name, *choice.label_entries(obs), kept.shift),
     )
     if jnp.shape(value) != (*shape, *kept.start.shape):
         raise _outside_of_plate(name, rows, jnp.shape(value))

@@ -27,9 +27,10 @@ class Followed(NamedTuple):
     """A quantity of the draw of the latent values that a parameter follows.
 
     The parameter is shifted by ``shift(parameter, distance)``, with the distance of
-    ``values[..., entry]`` from what it is with the rows of plates at the centre of the guide.
+    ``values[..., entry]`` from what it is with the rows of ``plate`` at the centre of the guide.
     """
 
+    plate: str  # class plate of the values
     values: Array  # (..., M)
     entry: Array  # (...), integers in [0, M)
     shift: Shift

@@ -85,8 +85,10 @@ def at_feasible_values(fn: Any) -> substitute:
     return substitute(fn, substitute_fn=feasible)
 
 
-def at_centre(guide: Callable[..., Any]) -> substitute:
-    """Run a guide with each latent site at the centre of its distribution.
+def at_centre(
+    guide: Callable[..., Any], is_moved: Callable[[Site], bool] = is_latent
+) -> substitute:
+    """Run a guide with each latent site, or each of those asked for, at its centre.
 
     The centre is the mean or, of a transformed distribution, the transformed mean.
 
@@ -95,7 +97,7 @@ def at_centre(guide: Callable[..., Any]) -> substitute:
     """
 
     def centre(msg: Site) -> Any:
-        if not is_latent(msg):
+        if not (is_latent(msg) and is_moved(msg)):
             return None
         if msg["fn"].support.is_discrete:
             raise NotImplementedError(f"site '{msg['name']}' is discrete and has no centre.")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 from numpyro.handlers import block, substitute
 
-from numpyro_largecat.handlers.note_values import note_values
+from numpyro_largecat.handlers.note_latent import Noted, note_latent
 from numpyro_largecat.handlers.run_model import as_drawn, at_centre, at_values_of, sites_of
 from numpyro_largecat.handlers.shared_rows import share_rows
 from numpyro_largecat.handlers.single_entries import single_entries
@@ -21,6 +21,16 @@ from numpyro_largecat.handlers.sites import Site, Sites, param_options
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.state import RuledParam
+
+
+@dataclass
+class _Particle:
+    """What one particle has on its way through guide and model."""
+
+    values: dict[str, Any]  # of parameters and of mutable sites
+    moved: dict[str, RuledParam]  # local parameters
+    noted: dict[str, Noted] = field(default_factory=dict)  # latent sites
+    at_centre: dict[str, dict[str, Array]] = field(default_factory=dict)  # by class plate
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,46 +73,41 @@ class RowLoss:
         key = random.split(self.step_key, num_particles)[0] if num_particles > 1 else self.step_key
         model_key, guide_key = random.split(key)
         values = self._values(params) | (self.mutable_state or {})
-        dense: dict[str, Array] = {}
-        move = partial(self._move_local, dict(self.local_rows), values, dense)
-
-        def run(fn: Any, key: Array, around: Any) -> Sites:
-            fn = share_rows(fn, self.touched, gathered=self.plan.stored.__contains__, lookup=move)
-            return sites_of(fn, self.args, self.kwargs, rng_key=key, params=values, around=around)
-
-        guide_sites = run(note_values(self.plan.guide, self._is_dense, dense), guide_key, as_drawn)
-        return guide_sites, run(self.plan.model, model_key, at_values_of(guide_sites))
+        model, guide = self._around(_Particle(values, dict(self.local_rows)))
+        run = partial(sites_of, args=self.args, kwargs=self.kwargs, params=values)
+        guide_sites = run(guide, rng_key=guide_key, around=as_drawn)
+        return guide_sites, run(model, rng_key=model_key, around=at_values_of(guide_sites))
 
     def _particle(
         self, elbo: Any, values: dict[str, Any], rng_key: Array
     ) -> tuple[Array, tuple[Any, dict[str, RuledParam]]]:
-        moved, dense = dict(self.local_rows), dict[str, Array]()
-        move = partial(self._move_local, moved, values, dense)
-        model, guide = (
-            share_rows(fn, self.touched, gathered=self.plan.stored.__contains__, lookup=move)
-            for fn in (self.plan.model, note_values(self.plan.guide, self._is_dense, dense))
-        )
+        mutable_state = lax.stop_gradient(self.mutable_state or {})
+        particle = _Particle(values | mutable_state, dict(self.local_rows))
+        model, guide = self._around(particle)
         if not jax.tree.leaves(self.mutable_state):
             loss = elbo.loss(rng_key, values, model, guide, *self.args, **self.kwargs)
-            return loss, (self.mutable_state, moved)
-        values = values | lax.stop_gradient(self.mutable_state)
+            return loss, (self.mutable_state, particle.moved)
         result = elbo.loss_with_mutable_state(
-            rng_key, values, model, guide, *self.args, **self.kwargs
+            rng_key, particle.values, model, guide, *self.args, **self.kwargs
         )
-        return result["loss"], (result["mutable_state"], moved)
+        return result["loss"], (result["mutable_state"], particle.moved)
 
-    def _move_local(
-        self,
-        moved: dict[str, RuledParam],
-        values: dict[str, Any],
-        dense: dict[str, Array],
-        msg: Site,
-    ) -> Array | None:
-        """Value of a local parameter for its ``numpyro.param`` statement, moved by its rule.
+    def _around(self, particle: _Particle) -> tuple[Any, Any]:
+        """Model and guide, with handlers that move the local parameters and note what is drawn."""
+        move = partial(self._move_local, particle)
+        model, guide = (
+            share_rows(
+                note_latent(fn, particle.noted),
+                self.touched,
+                gathered=self.plan.stored.__contains__,
+                lookup=move,
+            )
+            for fn in (self.plan.model, self.plan.guide)
+        )
+        return model, guide
 
-        ``values`` are those of the parameters, and ``dense`` what the guide has drawn in no plate
-        of rows.
-        """
+    def _move_local(self, particle: _Particle, msg: Site) -> Array | None:
+        """Value of a local parameter for its ``numpyro.param`` statement, moved by its rule."""
         name = msg["name"]
         if name not in self.local_rows:
             return None
@@ -114,57 +119,59 @@ class RowLoss:
             need = "a function of the parameter and of its shift, for its update rule"
             raise TypeError(f"`statistic` of param '{name}' must be {need}; got {statistic!r}.")
         shift = jnp.zeros_like(value)
-        if follow is not None and (at_centre := self._followed_at_centre(values, dense)):
-            # Constant for the gradient: the centre moves with the draw, so that only the distance
-            # counts, and a parameter that lags must not push the latent values through it.
-            drawn = jnp.take_along_axis(
-                lax.stop_gradient(follow.values), follow.entry[..., None], axis=-1
-            )
-            shift = follow.shift(value, drawn[..., 0] - at_centre[name])
+        if follow is not None:
+            at_centre = self._followed_at_centre(particle, follow.plate)
+            if name in at_centre:
+                # Constant for the gradient: the centre moves with the draw, so that only the
+                # distance counts, and a parameter that lags must not push latent values through it.
+                entry = follow.entry[..., None]
+                drawn = jnp.take_along_axis(lax.stop_gradient(follow.values), entry, axis=-1)
+                shift = follow.shift(value, drawn[..., 0] - at_centre[name])
         new = RuledParam(*param.rule.update(value, state, lambda value: statistic(value, shift)))
         new = lax.stop_gradient(new)
-        moved[name] = jax.tree.map(lambda x: param.merge(x, self.touched), new)
+        particle.moved[name] = jax.tree.map(lambda x: param.merge(x, self.touched), new)
         return new.value + shift
 
-    def _followed_at_centre(
-        self, values: dict[str, Any], dense: dict[str, Array]
-    ) -> dict[str, Array]:
-        """What local parameters follow, with rows at the centre of the guide; nothing without one.
+    def _followed_at_centre(self, particle: _Particle, plate: str) -> dict[str, Array]:
+        """What local parameters follow, with the rows of a class plate at the guide's centre.
 
-        What is drawn in no plate of rows stays as drawn: it may move all classes alike, which the
-        likelihood does not see, and so the local parameters must not follow it.
+        All else stays as drawn: it may move all classes alike, which the likelihood does not see,
+        so local parameters must not follow it. Nothing if the rows have no centre.
         """
-        values, dense = lax.stop_gradient((values, dense))
+        if plate in particle.at_centre:
+            return particle.at_centre[plate]
+        noted = {name: site.value for name, site in particle.noted.items()}
+        rows = {name for name, site in particle.noted.items() if plate in site.plates}
+        values, noted = lax.stop_gradient((particle.values, noted))
         values = values | {n: self._spread(n, local.value) for n, local in self.local_rows.items()}
+        others = {name: value for name, value in noted.items() if name not in rows}
 
         def run(fn: Any, around: Any) -> Sites:
             fn = share_rows(fn, self.touched, gathered=self.plan.stored.__contains__)
-            key = self.step_key
+            known = {"rng_key": self.step_key, "params": values, "around": around}
             with block():  # the model is running
-                return sites_of(
-                    fn, self.args, self.kwargs, rng_key=key, params=values, around=around
-                )
+                return sites_of(fn, self.args, self.kwargs, **known)
 
-        try:
-            guide_sites = run(self.plan.guide, lambda guide: substitute(at_centre(guide), dense))
-        except NotImplementedError:
-            return {}
+        def rows_at_centre(guide: Any) -> Any:
+            return substitute(at_centre(guide, lambda site: site["name"] in rows), data=others)
 
         def followed() -> dict[str, tuple[Array, Array]]:
             sites = run(self.plan.model, at_values_of(guide_sites))
             found = {name: param_options(sites[name]).follow for name in self.local_rows}
-            return {name: (f.values, f.entry) for name, f in found.items() if f is not None}
+            of_plate = {n: f for n, f in found.items() if f is not None and f.plate == plate}
+            return {name: (f.values, f.entry) for name, f in of_plate.items()}
 
-        return single_entries(followed)
+        try:
+            guide_sites = run(self.plan.guide, rows_at_centre)
+        except NotImplementedError:
+            particle.at_centre[plate] = {}
+        else:
+            particle.at_centre[plate] = single_entries(followed)
+        return particle.at_centre[plate]
 
     def _values(self, params: Any) -> dict[str, Any]:
         """Constrained values of rows, as model and guide see them."""
         return {n: self.plan.stored[n].value(rows, self.touched) for n, rows in params.items()}
-
-    def _is_dense(self, msg: Site) -> bool:
-        """Whether a site of the guide is in no plate of which a step has some rows."""
-        plates = (self.touched.plates.get(frame.name) for frame in msg["cond_indep_stack"])
-        return all(plate is not None and plate.full for plate in plates)
 
     def _spread(self, name: str, stored: Array) -> Array:
         return self.plan.stored[name].spread(stored, self.touched)

@@ -15,6 +15,7 @@ import pytest
 from numpyro.distributions import constraints
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.primitives import mutable
 
 import numpyro_largecat as lc
 from tests.models import hierarchical, make_data, point_guide
@@ -159,28 +160,51 @@ def test_u_follows_the_draw_so_that_the_bound_stays_near_the_exact_elbo(location
     assert 0 <= gap < 0.06
 
 
+def shifted(x, y, spread, where):
+    """A softmax of 12 classes, of whose utilities a shift moves all alike, in different ways."""
+    if where == "of users":
+        counts = lc.EntityCounts.of(5, np.arange(40) % 5)
+        users = jnp.arange(40) % 5
+        with lc.entity_plate("users", 5, users, counts) as read:
+            shift = numpyro.sample("shift", dist.Normal(0, spread))
+        shift = read.rows_of(shift, users)[:, None]
+    else:
+        shift = numpyro.sample("shift", dist.Normal(0, spread))
+    with lc.class_plate("classes", 12, y, num_sampled=4) as classes:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    with lc.data_plate("data", 40) as rows:
+        lc.sample_choice("y", x @ w.T + shift, classes=classes, rows=rows, obs=y)
+    if where == "of two sites":
+        with lc.class_plate("tags", 9, y % 9, num_sampled=3) as tags:
+            v = numpyro.sample("v", dist.Normal(0, 1))
+        with lc.data_plate("others", 40) as rows:
+            lc.sample_choice("t", x[:, :1] * v + shift, classes=tags, rows=rows, obs=y % 9)
+    if where == "beside a mutable site":
+        state = mutable("state", {"sum": jnp.zeros(())})
+        state["sum"] = state["sum"] + 1.0
+
+
 @pytest.mark.parametrize("num_particles", [1, 3])
-def test_what_moves_all_classes_alike_leaves_the_loss_as_it_is(num_particles):
+@pytest.mark.parametrize(
+    "where", ["of all", "of users", "of two sites", "in a scope", "beside a mutable site"]
+)
+def test_what_moves_all_classes_alike_leaves_the_loss_as_it_is(where, num_particles):
     """A softmax does not see a shift of all utilities, and u must not follow its draws.
 
     The guide of the shift is its prior, so that its divergence is 0 at any scale.
     """
     x, y = make_data()
-
-    def model(x, y, spread):
-        shift = numpyro.sample("shift", dist.Normal(0, spread))
-        with lc.class_plate("classes", 12, y, num_sampled=4) as classes:
-            w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
-        with lc.data_plate("data", 40) as rows:
-            lc.sample_choice("y", x @ w.T + shift, classes=classes, rows=rows, obs=y)
-
+    model, name = shifted, "shift_auto"
+    if where == "in a scope":
+        model, name = numpyro.handlers.scope(shifted, prefix="inner"), "inner/shift_auto"
     elbo = TraceMeanField_ELBO(num_particles=num_particles)
     svi = lc.SubsampledSVI(model, AutoNormal(model), optax.sgd(0.0), elbo)
-    step, losses = jax.jit(svi.update), []
+    step, losses = jax.jit(svi.update, static_argnums=4), []
+    shape = (5,) if where == "of users" else ()
     for spread in (0.01, 20.0):
-        start = {"shift_auto_loc": jnp.array(0.0), "shift_auto_scale": jnp.array(spread)}
-        state = svi.init(jax.random.key(0), x, y, spread, init_params=start)
+        start = {f"{name}_loc": jnp.zeros(shape), f"{name}_scale": jnp.full(shape, spread)}
+        state = svi.init(jax.random.key(0), x, y, spread, where, init_params=start)
         for _ in range(30):
-            state, _ = step(state, x, y, spread)
-        losses.append(float(svi.evaluate(state, x, y, spread)))
+            state, _ = step(state, x, y, spread, where)
+        losses.append(float(svi.evaluate(state, x, y, spread, where)))
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
