@@ -214,10 +214,10 @@ def _check_draws(draws: Any, latent: list[str], num_draws: int | None) -> None:
             f"`fit` must return draws of sites that the model draws, {latent}; it has {unknown} "
             "besides. Give the model in the form that is fitted, and without observations."
         )
-    numbers = {name: len(value) for name, value in draws.items()}
-    wanted = next(iter(numbers.values())) if num_draws is None else num_draws
-    if set(numbers.values()) != {wanted}:
-        raise ValueError(f"`fit` must return {wanted} draws of each site; got {numbers}.")
+    numbers = {name: next(iter(jnp.shape(value)), 0) for name, value in draws.items()}
+    wanted = max(numbers.values()) if num_draws is None else num_draws
+    if set(numbers.values()) != {max(wanted, 1)}:
+        raise ValueError(f"`fit` must return {max(wanted, 1)} draws of each site; got {numbers}.")
 
 
 def _ranks(name: str, truth: Any, draws: Any, key: Array) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ from numpyro_largecat.reading.findings import Diagnosis, Finding
 from numpyro_largecat.reading.gradient_signal import gradient_signals
 from numpyro_largecat.reading.learned_rows import centred_priors
 from numpyro_largecat.reading.observed_choice import observed_choice
-from numpyro_largecat.reading.parts_check import pareto_of_batches, pareto_of_rows
+from numpyro_largecat.reading.parts_check import check_on_batches, check_on_rows
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.plan import Plan
 
@@ -62,10 +62,10 @@ def diagnose(
         rows = fit.followed_by(batches.take(jnp.arange(batches.size)))
         everything = observed_choice(rows, choice.site)
     if num_draws and batches is None:
-        ratios = pareto_of_rows(rng_key, batch, observed, num_draws)
+        ratios = check_on_rows(rng_key, batch, observed, num_draws)
         findings += ratios.findings("give `batches`, and more `num_rows`")
     elif num_draws and batches is not None:
-        ratios = pareto_of_batches(
+        ratios = check_on_batches(
             rng_key, fit, everything, choice.num_categories, batches, num_draws, num_rows
         )
         findings += ratios.findings("give more `num_rows`")

@@ -50,7 +50,7 @@ class FreeValues(NamedTuple):
     """Free values of sites that the guide draws."""
 
     values: dict[str, Any]  # by site
-    log_density: Any  # of all of them in the guide
+    log_density: Any  # of all of them in the guide; NaN if some are not among the values
 
 
 class Ratios(NamedTuple):
@@ -118,7 +118,7 @@ def small_site_ratios(
 
     def drawn(key: Array) -> FreeValues:
         sites = utilities.traces(0, 1, key, InnerNoise(rest[0], inner))[0]
-        return _free_values(sites, lambda plates: not plates & inner)
+        return _free_values(sites, lambda plates: not plates & inner, num_draws)
 
     priors, log_probs = lax.map(of_rest, rest)
     found = jax.tree.map(lambda x: x[None], lax.map(drawn, keys))
@@ -140,6 +140,8 @@ def _look(utilities: ChunkedUtilities, key: Array) -> tuple[frozenset[str], froz
 
 
 def _is_positive(support: Any) -> bool:
+    if support.is_discrete:
+        return False
     transform = biject_to(support)
     while isinstance(transform, IndependentTransform):
         transform = transform.base_transform
@@ -196,7 +198,7 @@ def class_ratios(
     def one(place: Array, key: Array, inner_key: Array) -> _OneClass:
         sites = utilities.traces(classes[place], 1, key, InnerNoise(inner_key, plates))
         psi, labels = _choice(sites[1][utilities.site])
-        drawn = _free_values(sites[0], lambda plates: utilities.plate in plates)
+        drawn = _free_values(sites[0], lambda plates: utilities.plate in plates, num_draws)
         return _OneClass(psi[..., 0], _row_ratios(sites, utilities.plate, 1)[0], labels, drawn)
 
     def of_rest(key: Array) -> tuple[Array, Array]:
@@ -237,12 +239,19 @@ class _OneClass(NamedTuple):
     drawn: FreeValues  # of its sites
 
 
-def _free_values(sites: Any, is_part: Callable[[set[str]], bool]) -> FreeValues:
-    """Of the sites that the guide draws, rather than holds at a point, in plates as asked."""
+def _free_values(sites: Any, is_part: Callable[[set[str]], bool], most: int) -> FreeValues:
+    """Of the sites that the guide draws, rather than holds at a point, in plates as asked.
+
+    Left out are discrete sites, and those of more than ``most`` numbers, such as the weights of a
+    neural network.
+    """
     found, log_density = {}, jnp.zeros(())
     for name, site in sites.items():
         if is_latent(site) and is_part(plates_of(site)):
             if isinstance(base_distribution(site["fn"]), dist.Delta):
+                continue
+            if site["fn"].support.is_discrete or jnp.size(site["value"]) > most:
+                log_density += jnp.nan
                 continue
             transform = biject_to(site["fn"].support)
             found[name] = transform.inv(site["value"])

@@ -30,7 +30,7 @@ NUM_REST = 4  # draws of the rest of the latent values
 MOST_NOISE = 0.5  # nats: half a standard deviation of the posterior
 MOST_PARETO_K = 0.7
 MOST_LOG_SD = 0.5  # of a positive value: its 95 percent interval spans a factor of 7
-LEAST_SHARE = 0.8  # of a standard deviation; with 200 draws and 3 values shares are known to 5 %
+LEAST_SHARE = 0.8  # of a standard deviation
 
 
 class PartsCheck(NamedTuple):
@@ -80,17 +80,17 @@ class PartsCheck(NamedTuple):
         return findings
 
 
-def pareto_of_rows(rng_key: Array, fit: BoundFit, observed: Observed, num_draws: int) -> PartsCheck:
+def check_on_rows(rng_key: Array, fit: BoundFit, observed: Observed, num_draws: int) -> PartsCheck:
     """Look at the guide on the rows of the arguments; at classes only if these are all rows."""
     utilities = ChunkedUtilities(fit, is_drawn=True)
     labels, rows = observed
     chosen = None
     if not rows.is_sampled.any():
         chosen = _choose_classes(rng_key, utilities.num_categories, np.asarray(labels), np.inf)
-    return _pareto(rng_key, utilities, rows, chosen, num_draws)
+    return _check(rng_key, utilities, rows, chosen, num_draws)
 
 
-def pareto_of_batches(
+def check_on_batches(
     rng_key: Array,
     fit: BoundFit,
     everything: Observed,
@@ -115,7 +115,7 @@ def pareto_of_batches(
     rows = RowWeights(jnp.asarray(weights), jnp.asarray(weights > 1))
     chosen_rows = fit.followed_by(batches.take(jnp.asarray(ids)))
     utilities = ChunkedUtilities(chosen_rows, is_drawn=True)
-    return _pareto(rng_key, utilities, rows, chosen, num_draws)
+    return _check(rng_key, utilities, rows, chosen, num_draws)
 
 
 def _choose_classes(
@@ -128,7 +128,7 @@ def _choose_classes(
     return np.sort(rng.choice(classes, min(NUM_CLASSES, classes.size), replace=False))
 
 
-def _pareto(
+def _check(
     rng_key: Array,
     utilities: ChunkedUtilities,
     rows: RowWeights,
@@ -148,7 +148,7 @@ def _pareto(
         ids = jnp.asarray(chosen, jnp.int32)
         classes = class_ratios(utilities, rows, ids, rng_key, num_draws, NUM_REST)
         if classes is not None:
-            shares = np.array([part.mean() for part in _shares(classes)])
+            shares = np.array([part.mean() if part.size else np.nan for part in _shares(classes)])
             found = found._replace(classes=_k(classes), class_shares=shares)
     return found
 
@@ -156,9 +156,10 @@ def _pareto(
 def _shares(ratios: Ratios) -> list[NDArray[np.float64]]:
     """Standard deviations over those of the best Gaussian, (d,) for each part; NaN if unknown."""
     log_ratios, noise, (by_site, log_guide), _ = ratios
-    values = [value.reshape(*log_ratios.shape, -1) for value in by_site.values()]
+    values = [np.empty((*log_ratios.shape, 0))]
+    values += [value.reshape(*log_ratios.shape, -1) for value in by_site.values()]
     parts = zip(np.concatenate(values, axis=-1), log_guide, log_ratios, strict=True)
-    is_known = (noise < MOST_NOISE) & np.isfinite(log_ratios).all(axis=1)
+    is_known = (noise < MOST_NOISE) & np.isfinite(log_ratios + log_guide).all(axis=1)
     return [
         sd_shares(*part) if known else np.full(part[0].shape[1], np.nan)
         for part, known in zip(parts, is_known, strict=True)
@@ -169,8 +170,8 @@ def _small_shares(ratios: Ratios) -> dict[str, float]:
     """The least share of each site, of the values that are known."""
     (shares,) = _shares(ratios)
     values = ratios.drawn.values
-    sizes = [value[0, 0].size for value in values.values()]
-    by_site = dict(zip(values, np.split(shares, np.cumsum(sizes)[:-1]), strict=True))
+    ends = np.cumsum([value[0, 0].size for value in values.values()], dtype=int)
+    by_site = dict(zip(values, np.split(shares, ends), strict=False))  # the last part is empty
     return {name: float(of.min()) for name, of in by_site.items() if not np.isnan(of).any()}
 
 

@@ -3,13 +3,14 @@ r"""Standard deviations of parts of a guide, beside those that the curvature of 
 
 Let a part a of the latent values, in free values, be drawn from a Gaussian q by the guide, and let
 g(a) be the expected log density of the model over the rest. The best Gaussian for a has the
-precision :math:`-E_q \nabla^2 g(a)` at its own q. With u the draws of q, whitened,
+precision :math:`-E_q \nabla^2 g(a)` at its own q. With u the draws of q, standardised,
 
 .. math:: \log w(a) + \log q(a) = g(a) = c + b^T u - \tfrac12 u^T P u + \dots,
 
-and least squares on draws of u, whose squares and products are orthogonal to what else there is,
-give :math:`P = -E_q \nabla_u^2 g`. The same for log q gives its own precision Q, exactly if it is
-Gaussian. P = Q where q is right; where its values are independent the diagonals agree at best.
+and least squares on draws of u gives :math:`P = -E_q \nabla_u^2 g`, since the rest of g is
+orthogonal to polynomials of second degree under a Gaussian q. The same for log q gives its own
+precision Q, exactly if it is Gaussian. P = Q where q is right; where its values are independent
+the diagonals agree at best.
 
 References:
     Opper and Archambeau, The Variational Gaussian Approximation Revisited, Neural Computation 2009.
@@ -37,11 +38,11 @@ def sd_shares(
     """
     num_draws, size = values.shape
     unknown = np.full(size, np.nan)
-    first, second = np.triu_indices(size)
-    if num_draws < DRAWS_PER_NUMBER * (1 + size + len(first)):
+    if num_draws < DRAWS_PER_NUMBER * (1 + size + size * (size + 1) // 2):
         return unknown
+    first, second = np.triu_indices(size)
     scale = values.std(axis=0)
-    if not scale.all():  # points
+    if not size or not scale.all():  # points
         return unknown
     u = (values - values.mean(axis=0)) / scale
     terms = np.column_stack([np.ones(num_draws), u, u[:, first] * u[:, second]])

@@ -82,6 +82,8 @@ def test_what_is_no_draw_of_the_model_is_refused():
 
     with pytest.raises(TypeError, match="draws of latent sites by name"):
         calibrate(jnp.zeros((9, 20)))
+    with pytest.raises(ValueError, match=r"must return 1 draws .* got \{'mean': 0\}"):
+        calibrate({"mean": 0.5})
     with pytest.raises(ValueError, match=r"has \['slope'\] besides"):
         calibrate({"slope": jnp.zeros((9, 20))})
     with pytest.raises(ValueError, match=r"shape of the truth .*\(20,\); got \(3,\)"):

@@ -24,7 +24,7 @@ from numpyro_largecat.reading.guide_ratios import (
     small_site_ratios,
 )
 from numpyro_largecat.reading.observed_choice import RowWeights, observed_choice
-from numpyro_largecat.reading.parts_check import pareto_of_batches
+from numpyro_largecat.reading.parts_check import check_on_batches
 
 K, N, S = 5, 6, 100
 X = np.linspace(-1, 1, N)
@@ -141,7 +141,7 @@ def test_rows_of_the_classes_and_a_sample_of_others_stand_for_all(guide):
     x, y = np.tile(X, 40), np.tile(Y, 40)
     batches = lc.ArrayBatches(x, y, batch_size=10)
     everything = observed_choice(fit.followed_by(batches.take(jnp.arange(40 * N))), "y")
-    check = partial(pareto_of_batches, jax.random.key(0), fit, everything, K, batches, 100)
+    check = partial(check_on_batches, jax.random.key(0), fit, everything, K, batches, 100)
     few = check(45)
     assert np.isnan(few.small_sites)
     assert len(few.classes) == 4  # class 2 has more than 45 rows

@@ -95,6 +95,29 @@ def test_correlated_slopes_of_a_mean_field_guide_are_too_narrow():
     assert share.value < 0.7 and share.advice.startswith("too narrow: run longer, or give")
 
 
+def test_sites_too_large_to_compare_leave_the_others_their_figures():
+    """Beside 300 weights of a network, 100 draws tell k, and the sd of the log of a scale."""
+
+    def model(features, choices=None, rows=None):
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        weights = numpyro.sample("weights", dist.Normal(0, 1).expand([300]).to_event(1))
+        with lc.class_plate("modes", K) as modes:
+            pass
+        with lc.data_plate("data", N, rows):
+            utilities = scale * features[:, modes.indices] @ weights[:2]
+            numpyro.sample("y", lc.UtilityCategorical(utilities, modes), obs=choices)
+
+    guide = AutoNormal(model, init_scale=0.01)
+    numpyro.handlers.seed(guide, 0)(FEATURES[:2], CHOICES[:2], np.arange(2))
+    params = {"scale_auto_loc": jnp.array(0.0), "scale_auto_scale": jnp.array(0.1)}
+    params |= {"weights_auto_loc": jnp.zeros(300), "weights_auto_scale": jnp.full(300, 0.01)}
+    fitted = lc.Fitted(model, guide, params).on(FEATURES, CHOICES, np.arange(N))
+    found = fitted.diagnose(rng_key=jax.random.key(0), num_draws=100)
+    names = [finding.name for finding in found.findings]
+    assert "Pareto k of the small sites" in names and "sd of log scale" in names
+    assert not [name for name in names if name.startswith("sd over")]
+
+
 def test_shares_and_logs_say_what_to_do():
     check = PartsCheck(0.1, None, {"a": 0.5, "b": 1.5, "c": 1.0}, {"sd": 0.7, "tau": 0.1})
     advice = {finding.name: finding.advice for finding in check.findings("")}
