@@ -18,13 +18,13 @@ from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtili
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.choices.error_families import GUMBEL, LOGISTIC, ErrorFamily
 from numpyro_largecat.choices.update_rules import (
+    AtDistance,
     EtaEstimate,
     GaussianNaturalGradient,
     NaturalGradient,
-    Shift,
     Statistic,
     UpdateRule,
-    best_u_shift,
+    best_u_at,
 )
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
 from numpyro_largecat.ops.logistic_bound import log_eta_hat_logistic
@@ -40,7 +40,7 @@ class KeptPerRow(NamedTuple):
     start: Array  # value before the first visit, shape (*event)
     update_rule: UpdateRule  # default
     statistic: Statistic
-    shift: Shift
+    at_distance: AtDistance
     bound: Callable[[Array], ChoiceDistribution]
 
 
@@ -77,7 +77,7 @@ def _softmax(
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
         update_rule=NaturalGradient(),
         statistic=_eta_statistic(log_eta_hat, classes),
-        shift=best_u_shift,
+        at_distance=best_u_at,
         bound=lambda u: UtilityCategorical(utilities, classes, u=jnp.maximum(u, 0)),
     )
 
@@ -94,7 +94,7 @@ def _logistic(
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
         update_rule=NaturalGradient(newton_steps=MOST_NEWTON_STEPS),
         statistic=_eta_statistic(log_eta_hat, classes),
-        shift=best_u_shift,
+        at_distance=best_u_at,
         bound=lambda u: UtilityCategorical(utilities, classes, family, u=jnp.maximum(u, 0)),
     )
 
@@ -115,7 +115,7 @@ def _gaussian_utilities(
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
         update_rule=NaturalGradient(newton_steps=MOST_NEWTON_STEPS),
         statistic=_eta_statistic(log_eta_hat, classes),
-        shift=best_u_shift,
+        at_distance=best_u_at,
         bound=bound,
     )
 
@@ -126,9 +126,9 @@ def _eta_statistic(
     """Give a rule for u both estimates of eta; XLA leaves out what the rule does not use."""
     at_hand = replace(classes, weights=jnp.minimum(classes.weights, 1))
 
-    def statistic(u: Array, shift: Array) -> EtaEstimate:
-        estimates = (log_eta_hat(u + shift, some) - shift for some in (classes, at_hand))
-        return EtaEstimate(*estimates)
+    def statistic(u: Array, distance: Array) -> EtaEstimate:
+        drawn = (log_eta_hat(best_u_at(u, distance), some) for some in (classes, at_hand))
+        return EtaEstimate(*(best_u_at(u, -distance) for u in drawn))
 
     return statistic
 
@@ -156,10 +156,11 @@ def _gaussian(
         loc, scale = value[..., 0], jnp.exp(-0.5 * value[..., 1])
         return GaussianErrorBound(utilities, classes, family, loc=loc, scale=scale)
 
-    def statistic(value: Array, shift: Array) -> tuple[Array, Array]:
-        return bound(value + shift, lax.stop_gradient(utilities)).expected_derivatives(obs)
+    def statistic(value: Array, distance: Array) -> tuple[Array, Array]:
+        moved = at_distance(value, distance)
+        return bound(moved, lax.stop_gradient(utilities)).expected_derivatives(obs)
 
-    def shift(value: Array, distance: Array) -> Array:
+    def at_distance(value: Array, distance: Array) -> Array:
         loc, precision = value[..., 0], jnp.exp(value[..., 1])
         ones = jnp.ones_like(loc)
 
@@ -167,8 +168,8 @@ def _gaussian(
             return jax.jvp(family.log_prob, (error,), (ones,))[1]
 
         prior_precision = -jax.jvp(slope, (loc,), (ones,))[1]
-        moved = (jnp.clip(prior_precision / precision, 0.0, 1.0) - 1.0) * distance
-        return jnp.stack([moved, jnp.zeros_like(moved)], axis=-1)
+        slope_of_best = jnp.clip(prior_precision / precision, 0.0, 1.0) - 1.0
+        return jnp.stack([loc + slope_of_best * distance, value[..., 1]], axis=-1)
 
     quantile = upper_quantile(family, classes.num_categories)
     return KeptPerRow(
@@ -176,7 +177,7 @@ def _gaussian(
         start=jnp.array([quantile, 0.0], utilities.dtype),
         update_rule=GaussianNaturalGradient(),
         statistic=statistic,
-        shift=shift,
+        at_distance=at_distance,
         bound=bound,
     )
 

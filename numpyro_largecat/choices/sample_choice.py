@@ -51,19 +51,24 @@ def sample_choice(
 
     **Under a posterior over the weights** no single u is best for all their draws, and a fixed one
     makes posterior standard deviations too small. ``SubsampledSVI`` therefore lets u follow the
-    draw to first order in the utility of the observed class,
+    utility of the observed class in each draw,
 
-    .. math:: \max\big(0, \; u_n + (e^{-u_n} - 1) \, (\psi_{n y_n} - \bar\psi_{n y_n})\big),
+    .. math:: u_n(\delta) = \log\big(1 + (e^{u_n} - 1) \, e^{-\delta}\big), \qquad
+              \delta = \psi_{n y_n} - \bar\psi_{n y_n},
 
     where the reference has the rows of the class plate at the centre of the guide, and all other
-    latent values as they are drawn. This is a bound too, since any u gives one, and for rows that
-    are independent nearly as tight for each draw as if it had a u of its own. What is outside of
+    latent values as they are drawn. This is a bound too, since any u gives one. Where rows are
+    independent :math:`e^{u_n} - 1` goes to the mean of
+    :math:`\sum_{k \ne y_n} e^{\psi_{nk} - \bar\psi_{n y_n}}`, and the expected bound to
+    :math:`-E \, u_n(\delta)`, which by Jensen's inequality is at least that of the best fixed u.
+    What is outside of
     the class plate, such as a mean of all classes' weights or the row of a user, may move all
-    utilities alike, which no choice sees, so u does not follow it. The location of a
-    Gaussian error follows in the same way. Gradients take the value as a constant, as they take u,
+    utilities alike, which no choice sees, so u does not follow it; nor does it follow rows that a
+    guide makes of noise that it draws outside of the class plate. The location of a
+    Gaussian error follows to first order. Gradients take the value as a constant, as they take u,
     so those of a guide's spread lack a term that vanishes where u is best for each draw. It takes
     one more evaluation of the utilities, for the observed classes only where they are a matrix
-    product. Guides whose distributions have no mean keep u as it is.
+    product. Guides whose distributions have no finite mean keep u as it is.
 
     **With** ``variances`` the utilities are Gaussian under a posterior that is not drawn from, see
     ``gaussian_weights``, and the likelihood is the expectation of the bound over them, that of
@@ -149,7 +154,7 @@ def sample_choice(
         event_dim=kept.start.ndim,
         update_rule=kept.update_rule if update_rule is None else update_rule,
         statistic=kept.statistic,
-        follow=Followed(classes.name, *choice.label_entries(obs), kept.shift),
+        follow=Followed(classes.outer_name, *choice.label_entries(obs), kept.at_distance),
     )
     if jnp.shape(value) != (*shape, *kept.start.shape):
         raise _outside_of_plate(name, rows, jnp.shape(value))

@@ -15,25 +15,26 @@ from numpyro_largecat.ops.fixed_point import LONGEST_STEP, newton_step
 
 MOST_FIRST_STEPS = 5  # Newton steps on the first visit of a row, at most
 FIRST_TOLERANCE = 1e-3  # of the value after them
+LEAST_U = 1e-37  # near the least positive float32, so that logarithms are finite
 LEAST_PRECISION = 1e-4  # of q(error)
 
 __all__ = ["EtaEstimate", "GaussianNaturalGradient", "NaturalGradient", "UpdateRule"]
 
-Statistic = Callable[[Array, Array], Any]  # of the parameter, and of its shift in this step
-Shift = Callable[[Array, Array], Array]  # of the parameter, and of a distance
+Statistic = Callable[[Array, Array], Any]  # of the parameter, and of the distance of this step
+AtDistance = Callable[[Array, Array], Array]  # of the parameter, and of a distance
 
 
 class Followed(NamedTuple):
     """A quantity of the draw of the latent values that a parameter follows.
 
-    The parameter is shifted by ``shift(parameter, distance)``, with the distance of
+    In a step the parameter is ``at_distance(parameter, distance)``, with the distance of
     ``values[..., entry]`` from what it is with the rows of ``plate`` at the centre of the guide.
     """
 
     plate: str  # class plate of the values
     values: Array  # (..., M)
     entry: Array  # (...), integers in [0, M)
-    shift: Shift
+    at_distance: AtDistance
 
 
 class EtaEstimate(NamedTuple):
@@ -51,15 +52,20 @@ class EtaEstimate(NamedTuple):
     log_least: Array  # (...), log of the sum over the classes at hand alone: best u is not below
 
 
-def best_u_shift(u: Array, distance: Array) -> Array:
-    """First-order shift of the best u, log eta*, where the observed utility is ``distance`` higher.
+def best_u_at(u: Array, distance: Array) -> Array:
+    r"""The best u, log eta, where the observed utility is ``distance`` higher than for ``u``.
 
-    Its derivative in that utility is p_y - 1, with the probability of the observed class at the
-    best u, ``p_y = exp(-u)``. That is for Gumbel errors; for logistic ones it is near where p_y is
-    small, and up to a quarter too steep otherwise, which costs little: u is shifted for this step
-    alone, and the bound is flat around its best u.
+    .. math:: \eta = 1 + r, \quad r = \sum_{k \ne y} e^{\psi_k - \psi_y}, \qquad
+              u(\delta) = \log\big(1 + (e^u - 1) \, e^{-\delta}\big) ,
+
+    and back with ``-distance``. That is exact for Gumbel errors, whose best u is never below 0; its
+    derivative in the utility is p_y - 1. For logistic errors this is near where p_y is small, and
+    up to a quarter too steep otherwise, which costs little: it is u for this step alone, and the
+    bound is flat around its best u.
     """
-    return jnp.expm1(-u) * distance
+    u = jnp.maximum(u, LEAST_U)
+    log_rest = u + jnp.log(-jnp.expm1(-u))
+    return jnp.logaddexp(0, log_rest - distance)
 
 
 @runtime_checkable
@@ -67,9 +73,9 @@ class UpdateRule(Protocol):
     """What ``SubsampledSVI`` asks of the ``update_rule=`` of a ``numpyro.param`` site.
 
     Before each gradient step, the rule moves the rows of the minibatch; the loss and the gradient
-    of everything else are then taken at the moved values. The site gives ``statistic=``, a function
-    of the parameter and of its shift in this step. It may give ``follow=``, a ``Followed``, which
-    shifts the parameter for this step alone.
+    of everything else are then taken at the moved values. The site may give ``follow=``, a
+    ``Followed``, which moves the parameter once more for this step alone. It gives ``statistic=``,
+    a function of the parameter and of the distance of what it follows, 0 if it follows nothing.
 
     A later ``run`` uses the compiled loops of an earlier one if its rules are equal: a frozen
     dataclass compares by its fields, any other object by identity.

@@ -99,7 +99,8 @@ def at_centre(
     def centre(msg: Site) -> Any:
         if not (is_latent(msg) and is_moved(msg)):
             return None
-        if msg["fn"].support.is_discrete:
+        support = msg["fn"].support
+        if support is not None and support.is_discrete:
             raise NotImplementedError(f"site '{msg['name']}' is discrete and has no centre.")
         return _centre(msg["fn"])
 

@@ -231,7 +231,7 @@ def _choose_classes(
         reply = ask_for_rows(name, num_categories, subset.indices, source="all classes")
         if reply.request.is_chosen:
             return _chosen_subset(name, reply, num_categories, reads), True
-        return replace(subset, name=name), reply.is_shared
+        return replace(subset, name=name, outer_name=reply.plate), reply.is_shared
     given = jnp.zeros(0, jnp.int32) if labels is None else as_ids(labels)
     distinct = sorted_distinct(given, num_categories)[:num_categories]  # K at most
     present = given if per_observation else distinct
@@ -251,21 +251,21 @@ def _choose_classes(
     if reply.request.is_read:
         also = reply.request.also
         subset = _read_subset(labels, reads, also, num_categories, per_observation)
-        return replace(subset, name=name), True
+        return replace(subset, name=name, outer_name=reply.plate), True
     join = per_observation_subset if per_observation else shared_subset
     drawn, is_reversed = DrawnClasses(*reply.value), reply.request.is_reversed
     drawn = DrawnClasses(*reverse_if(is_reversed, *drawn))
     subset = join(present, drawn, num_categories)
     if reads is not None:
         subset = with_read_rows(subset, reads, is_reversed=is_reversed)
-    return replace(subset, name=name), reply.is_shared
+    return replace(subset, name=name, outer_name=reply.plate), reply.is_shared
 
 
 def _chosen_subset(
     name: str, reply: RowsReply, num_categories: int, reads: Array | None
 ) -> ClassSubset:
     """The rows that a handler chose, and those that the model reads, if it lets them be."""
-    chunk = replace(chunk_subset(reply.value, num_categories), name=name)
+    chunk = replace(chunk_subset(reply.value, num_categories), name=name, outer_name=reply.plate)
     if reads is None or reply.request.is_alone:
         return chunk
     return with_read_rows(chunk, reads)

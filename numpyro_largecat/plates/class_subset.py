@@ -30,7 +30,7 @@ _ROWS_FIRST = "the rows of the class plate first"
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("indices", "weights", "labels", "reads"),
-    meta_fields=("num_categories", "kind", "per_observation", "name"),
+    meta_fields=("num_categories", "kind", "per_observation", "name", "outer_name"),
 )
 @dataclass(frozen=True)
 class ClassSubset:
@@ -54,6 +54,7 @@ class ClassSubset:
         per_observation: Whether each observation has classes of its own: rows n (1 + S) to
             (n + 1) (1 + S) of the plate are those of observation n, its label first.
         name: Name of the plate.
+        outer_name: Its name as handlers further out see it: ``numpyro.handlers.scope`` renames it.
         reads: What ``rows_of`` finds: the distinct ids of ``reads`` and where their rows are.
 
     Example:
@@ -72,6 +73,7 @@ class ClassSubset:
     per_observation: bool = False
     name: str = ""
     reads: ReadRows | None = None
+    outer_name: str = ""
 
     @property
     def is_part(self) -> bool:

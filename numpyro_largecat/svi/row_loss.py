@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 from numpyro.handlers import block, substitute
 
-from numpyro_largecat.handlers.note_latent import Noted, note_latent
+from numpyro_largecat.handlers.note_draws import Noted, note_draws, replay_keys
 from numpyro_largecat.handlers.run_model import as_drawn, at_centre, at_values_of, sites_of
 from numpyro_largecat.handlers.shared_rows import share_rows
 from numpyro_largecat.handlers.single_entries import single_entries
-from numpyro_largecat.handlers.sites import Site, Sites, param_options
+from numpyro_largecat.handlers.sites import Site, Sites, of_type, param_options
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.state import RuledParam
@@ -29,8 +29,18 @@ class _Particle:
 
     values: dict[str, Any]  # of parameters and of mutable sites
     moved: dict[str, RuledParam]  # local parameters
-    noted: dict[str, Noted] = field(default_factory=dict)  # latent sites
-    at_centre: dict[str, dict[str, Array]] = field(default_factory=dict)  # by class plate
+    drawn: dict[str, Noted] = field(default_factory=dict)  # latent sites
+    guide_keys: list[Array | None] = field(default_factory=list)  # of dropout and the like
+    model_keys: list[Array | None] = field(default_factory=list)
+    at_centre: dict[Any, dict[str, Array]] = field(default_factory=dict)
+
+    def rows_of(self, plate: str) -> frozenset[str]:
+        """Latent sites that are known to be in a plate so far."""
+        return frozenset(name for name, site in self.drawn.items() if plate in site.plates)
+
+    def seen(self, plate: str) -> tuple[Any, ...]:
+        """Key of ``at_centre``: a class plate, its sites, and how much else has been drawn."""
+        return plate, self.rows_of(plate), len(self.drawn), len(self.model_keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +84,11 @@ class RowLoss:
         model_key, guide_key = random.split(key)
         values = self._values(params) | (self.mutable_state or {})
         model, guide = self._around(_Particle(values, dict(self.local_rows)))
-        run = partial(sites_of, args=self.args, kwargs=self.kwargs, params=values)
-        guide_sites = run(guide, rng_key=guide_key, around=as_drawn)
-        return guide_sites, run(model, rng_key=model_key, around=at_values_of(guide_sites))
+        run = partial(sites_of, args=self.args, kwargs=self.kwargs)
+        guide_sites = run(guide, rng_key=guide_key, params=values, around=as_drawn)
+        values |= _mutable_values(guide_sites)
+        around = at_values_of(guide_sites)
+        return guide_sites, run(model, rng_key=model_key, params=values, around=around)
 
     def _particle(
         self, elbo: Any, values: dict[str, Any], rng_key: Array
@@ -97,12 +109,15 @@ class RowLoss:
         move = partial(self._move_local, particle)
         model, guide = (
             share_rows(
-                note_latent(fn, particle.noted),
+                note_draws(fn, particle.drawn, keys),
                 self.touched,
                 gathered=self.plan.stored.__contains__,
                 lookup=move,
             )
-            for fn in (self.plan.model, self.plan.guide)
+            for fn, keys in (
+                (self.plan.model, particle.model_keys),
+                (self.plan.guide, particle.guide_keys),
+            )
         )
         return model, guide
 
@@ -116,9 +131,9 @@ class RowLoss:
         value, state = jax.tree.map(partial(self._spread, name), self.local_rows[name])
         _, _, _, statistic, follow = param_options(msg)
         if not callable(statistic):
-            need = "a function of the parameter and of its shift, for its update rule"
+            need = "a function of the parameter and of a distance, for its update rule"
             raise TypeError(f"`statistic` of param '{name}' must be {need}; got {statistic!r}.")
-        shift = jnp.zeros_like(value)
+        distance = jnp.zeros(())
         if follow is not None:
             at_centre = self._followed_at_centre(particle, follow.plate)
             if name in at_centre:
@@ -126,11 +141,13 @@ class RowLoss:
                 # distance counts, and a parameter that lags must not push latent values through it.
                 entry = follow.entry[..., None]
                 drawn = jnp.take_along_axis(lax.stop_gradient(follow.values), entry, axis=-1)
-                shift = follow.shift(value, drawn[..., 0] - at_centre[name])
-        new = RuledParam(*param.rule.update(value, state, lambda value: statistic(value, shift)))
-        new = lax.stop_gradient(new)
+                distance = drawn[..., 0] - at_centre[name]
+                # There is none of a class that is not available, or around an infinite mean.
+                distance = jnp.where(jnp.isfinite(distance), distance, 0)
+        rule = param.rule.update(value, state, lambda value: statistic(value, distance))
+        new = lax.stop_gradient(RuledParam(*rule))
         particle.moved[name] = jax.tree.map(lambda x: param.merge(x, self.touched), new)
-        return new.value + shift
+        return new.value if follow is None else follow.at_distance(new.value, distance)
 
     def _followed_at_centre(self, particle: _Particle, plate: str) -> dict[str, Array]:
         """What local parameters follow, with the rows of a class plate at the guide's centre.
@@ -138,36 +155,47 @@ class RowLoss:
         All else stays as drawn: it may move all classes alike, which the likelihood does not see,
         so local parameters must not follow it. Nothing if the rows have no centre.
         """
-        if plate in particle.at_centre:
-            return particle.at_centre[plate]
-        noted = {name: site.value for name, site in particle.noted.items()}
-        rows = {name for name, site in particle.noted.items() if plate in site.plates}
-        values, noted = lax.stop_gradient((particle.values, noted))
-        values = values | {n: self._spread(n, local.value) for n, local in self.local_rows.items()}
-        others = {name: value for name, value in noted.items() if name not in rows}
+        key = particle.seen(plate)
+        if key not in particle.at_centre:
+            # What runs inside asks for keys too, and `block` lets these messages through.
+            known = replace(particle, model_keys=[*particle.model_keys])
+            try:
+                particle.at_centre[key] = self._run_at_centre(known, plate)
+            except NotImplementedError:
+                particle.at_centre[key] = {}
+            particle.model_keys[:] = known.model_keys
+        return particle.at_centre[key]
 
-        def run(fn: Any, around: Any) -> Sites:
+    def _run_at_centre(self, particle: _Particle, plate: str) -> dict[str, Array]:
+        drawn = {name: site.value for name, site in particle.drawn.items()}
+        rows = particle.rows_of(plate)
+        values, drawn = lax.stop_gradient((particle.values, drawn))
+        values = values | {n: self._spread(n, local.value) for n, local in self.local_rows.items()}
+        others = {name: value for name, value in drawn.items() if name not in rows}
+
+        def run(fn: Any, keys: list[Array | None], values: dict[str, Any], around: Any) -> Sites:
             fn = share_rows(fn, self.touched, gathered=self.plan.stored.__contains__)
             known = {"rng_key": self.step_key, "params": values, "around": around}
             with block():  # the model is running
-                return sites_of(fn, self.args, self.kwargs, **known)
+                return sites_of(replay_keys(fn, keys), self.args, self.kwargs, **known)
 
         def rows_at_centre(guide: Any) -> Any:
             return substitute(at_centre(guide, lambda site: site["name"] in rows), data=others)
 
+        guide_sites = run(self.plan.guide, particle.guide_keys, values, rows_at_centre)
+        values |= _mutable_values(guide_sites)
+        of_model = {name: value for name, value in drawn.items() if name not in guide_sites}
+
+        def at_values(model: Any) -> Any:
+            return substitute(at_values_of(guide_sites)(model), data=of_model)
+
         def followed() -> dict[str, tuple[Array, Array]]:
-            sites = run(self.plan.model, at_values_of(guide_sites))
+            sites = run(self.plan.model, particle.model_keys, values, at_values)
             found = {name: param_options(sites[name]).follow for name in self.local_rows}
             of_plate = {n: f for n, f in found.items() if f is not None and f.plate == plate}
             return {name: (f.values, f.entry) for name, f in of_plate.items()}
 
-        try:
-            guide_sites = run(self.plan.guide, rows_at_centre)
-        except NotImplementedError:
-            particle.at_centre[plate] = {}
-        else:
-            particle.at_centre[plate] = single_entries(followed)
-        return particle.at_centre[plate]
+        return single_entries(followed)
 
     def _values(self, params: Any) -> dict[str, Any]:
         """Constrained values of rows, as model and guide see them."""
@@ -175,6 +203,10 @@ class RowLoss:
 
     def _spread(self, name: str, stored: Array) -> Array:
         return self.plan.stored[name].spread(stored, self.touched)
+
+
+def _mutable_values(sites: Sites) -> dict[str, Any]:
+    return {name: site["value"] for name, site in of_type("mutable", sites).items()}
 
 
 def _mean(values: Array) -> Array:

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the local variable u of ``sample_choice`` follows in a draw, and what it must not."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoNormal
+from numpyro.primitives import mutable
+
+import numpyro_largecat as lc
+from numpyro_largecat.choices import kept_per_row
+from numpyro_largecat.choices.update_rules import best_u_at
+
+N, K, D = 12, 50, 3
+X = jax.random.normal(jax.random.key(0), (N, D))
+Y = (jnp.arange(N) * 7) % K
+
+
+@pytest.fixture
+def distances(monkeypatch):
+    """The distances at which u is taken in runs outside of ``jit``."""
+    found = []
+
+    def spy(u, distance):
+        found.append(float(jnp.abs(distance).max()))
+        return best_u_at(u, distance)
+
+    monkeypatch.setattr(kept_per_row, "best_u_at", spy)
+    return found
+
+
+def choices(utilities_of, before_rows=lambda: None):
+    """A model of choices by the weights of their classes."""
+
+    def model():
+        before_rows()
+        with lc.class_plate("classes", K, Y, num_sampled=8) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+        with lc.data_plate("data", N) as rows:
+            lc.sample_choice("y", utilities_of(w), classes=classes, rows=rows, obs=Y)
+
+    return model
+
+
+def evaluated(model, guide, loss=None):
+    svi = lc.SubsampledSVI(model, guide, optax.sgd(0.1), loss or Trace_ELBO())
+    return svi.evaluate(svi.init(jax.random.key(1)))
+
+
+def with_dropout():
+    def utilities(w):
+        return (X * jax.random.bernoulli(numpyro.prng_key(), 0.5, X.shape)) @ w.T
+
+    return choices(utilities)
+
+
+def with_a_site_of_the_model_alone():
+    def utilities(w):
+        return X @ w.T * jnp.exp(numpyro.sample("own", dist.Normal(0, 1)))[:, None]
+
+    return choices(utilities)
+
+
+def with_two_choices_around_dropout():
+    def model():
+        with lc.class_plate("classes", K, Y, num_sampled=8) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+        for name in ("y", "z"):
+            with lc.data_plate("data", N) as rows:
+                mask = jax.random.bernoulli(numpyro.prng_key(), 0.5, X.shape)
+                lc.sample_choice(name, (X * mask) @ w.T, classes=classes, rows=rows, obs=Y)
+
+    return model
+
+
+def with_state_that_the_guide_moves():
+    def utilities(w):
+        return X @ w.T * mutable("state", {"scale": jnp.ones(())})["scale"]
+
+    return choices(utilities)
+
+
+def point_guide():
+    with lc.class_plate("classes", K, Y, num_sampled=8):
+        w = numpyro.param("m", jnp.ones((K, D)), event_dim=1)
+        numpyro.sample("w", dist.Delta(w).to_event(1))
+
+
+def point_guide_that_moves_state():
+    point_guide()
+    state = mutable("state", {"scale": jnp.ones(())})
+    state["scale"] = state["scale"] + 1
+
+
+@pytest.mark.filterwarnings("ignore:Found vars in model but not guide")
+@pytest.mark.parametrize(
+    ("model", "guide"),
+    [
+        (with_dropout(), point_guide),
+        (with_two_choices_around_dropout(), point_guide),
+        (with_a_site_of_the_model_alone(), point_guide),
+        (with_state_that_the_guide_moves(), point_guide_that_moves_state),
+    ],
+    ids=["dropout", "two choices", "site of the model alone", "mutable state"],
+)
+def test_points_are_at_their_centre_whatever_else_is_drawn(model, guide, distances):
+    evaluated(model, guide)
+    assert distances and max(distances) == 0
+
+
+def test_rows_are_followed_in_a_scope(distances):
+    model = choices(lambda w: X @ w.T)
+    plain = evaluated(model, AutoNormal(model))
+    scoped = numpyro.handlers.scope(model, prefix="inner")
+    assert max(distances) > 0.05
+    distances.clear()
+    assert float(evaluated(scoped, AutoNormal(scoped))) == pytest.approx(float(plain), rel=1e-6)
+    assert max(distances) > 0.05
+
+
+def test_rows_that_come_after_a_choice_are_followed_by_the_next(distances):
+    def model():
+        with lc.class_plate("classes", K, Y, num_sampled=8) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+        with lc.data_plate("data", N) as rows:
+            lc.sample_choice("y", X @ w.T, classes=classes, rows=rows, obs=Y)
+        with lc.class_plate("classes", K, Y, num_sampled=8) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", N) as rows:
+            lc.sample_choice("z", X[:, :1] * b, classes=classes, rows=rows, obs=Y)
+
+    def guide():
+        with lc.class_plate("classes", K, Y, num_sampled=8) as classes:
+            w = numpyro.param("m", jnp.ones((K, D)), event_dim=1)
+            numpyro.sample("w", dist.Delta(w).to_event(1))
+        numpyro.sample("b", dist.Normal(0, 1).expand(classes.indices.shape))
+
+    evaluated(model, guide)
+    assert max(distances) > 0.5
+
+
+@pytest.mark.parametrize("family", [dist.Cauchy, lambda *known: dist.StudentT(1.0, *known)])
+def test_a_guide_of_no_finite_mean_keeps_u(family, distances):
+    def guide():
+        with lc.class_plate("classes", K, Y, num_sampled=8):
+            centre = numpyro.param("m", jnp.zeros((K, D)), event_dim=1)
+            numpyro.sample("w", family(centre, 0.1).to_event(1))
+
+    loss = evaluated(choices(lambda w: X @ w.T), guide)
+    assert np.isfinite(loss) and max(distances) == 0
+
+
+def test_a_masked_row_whose_class_is_not_available_leaves_gradients_finite():
+    """The mask hides the first row."""
+
+    def model():
+        with lc.class_plate("classes", K, Y, num_sampled=8) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+        with lc.data_plate("data", N) as rows:
+            is_first = (jnp.arange(N) == 0)[:, None] & (classes.indices == Y[0])
+            utilities = jnp.where(is_first, -jnp.inf, X @ w.T)
+            with numpyro.handlers.mask(mask=jnp.arange(N) > 0):
+                lc.sample_choice("y", utilities, classes=classes, rows=rows, obs=Y)
+
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.sgd(0.1), Trace_ELBO())
+    result = svi.run(jax.random.key(0), 3, progress_bar=False)
+    assert np.isfinite(np.asarray(result.losses)).all()
+
+
+@pytest.mark.parametrize(("mean", "sd"), [(10.0, 3.0), (6.0, 1.5), (2.0, 2.0)])
+def test_the_expected_bound_is_that_of_the_mean_of_the_others(mean, sd):
+    """E log(1 + E[R] exp(-psi_y)), R the sum of exp(psi_k) over the other classes.
+
+    With all other classes in each step and a fixed guide. FALSE_ALARM = 1e-4: 200 steps of 12 rows.
+    """
+    size, features, labels = 20, jnp.eye(20)[:12], jnp.arange(12)
+
+    def plate():
+        return lc.class_plate("classes", size, labels, num_sampled=size - 1)
+
+    def model():
+        with plate() as classes:
+            w = numpyro.sample("w", dist.Normal(0, 5).expand([size]).to_event(1))
+        with lc.data_plate("data", 12) as rows:
+            lc.sample_choice("y", features @ w.T, classes=classes, rows=rows, obs=labels)
+
+    def guide():
+        with plate():
+            centre = numpyro.param("m", mean * jnp.eye(size), event_dim=1)
+            numpyro.sample("w", dist.Normal(centre, sd).to_event(1))
+
+    svi = lc.SubsampledSVI(model, guide, optax.sgd(0.0), TraceMeanField_ELBO())
+    losses = np.asarray(svi.run(jax.random.key(0), 300, progress_bar=False).losses)[100:]
+    divergence = dist.kl_divergence(dist.Normal(mean * jnp.eye(size), sd), dist.Normal(0.0, 5.0))
+    own = mean + sd * np.random.default_rng(0).normal(size=100_000)
+    log_others = np.log(size - 1) + sd**2 / 2
+    best = 12 * np.logaddexp(0, log_others - own)
+    noise = losses.std() / np.sqrt(len(losses))
+    assert (
+        abs(losses.mean() - float(divergence.sum()) - best.mean()) < 4 * noise + 0.1 * best.mean()
+    )
+
+
+def test_u_at_a_distance_is_the_best_u_of_a_softmax(x64):
+    psi = jnp.array([1.0, 0.3, -2.0])
+    start = -jax.nn.log_softmax(psi)[0]
+    for distance in (-30.0, -1.0, 0.0, 2.0, 30.0):
+        best = -jax.nn.log_softmax(psi.at[0].add(distance))[0]
+        found = best_u_at(start, distance)
+        assert float(found) == pytest.approx(float(best), rel=1e-9)
+        assert float(best_u_at(found, -distance)) == pytest.approx(float(start), rel=1e-9)
+
+
+@pytest.mark.parametrize("u", [-5.0, 0.0, 1e-30, 90.0])
+def test_u_at_a_distance_is_finite_and_not_below_zero(u):
+    for distance in (-1e3, 0.0, 1e3):
+        found = best_u_at(jnp.array(u), jnp.array(distance))
+        assert jnp.isfinite(found) and found >= 0
