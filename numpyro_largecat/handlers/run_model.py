@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,8 @@ def sites_of(
     Cost: that of the run; call it under ``jax.eval_shape`` to learn shapes and names alone.
     """
     whole, tables = dict(params or {}), spread_tables(dict(params or {}))
+    # Statements move mutable values in place, and NumPyro 0.20 and 0.21 hand out these themselves.
+    whole = {name: copy(x) if isinstance(x, dict) else x for name, x in whole.items()}
     if touched is not None:
         rows = partial(rows_of_tables, tables, touched)
         fn = share_rows(fn, touched, gathered=tables.__contains__, lookup=rows)

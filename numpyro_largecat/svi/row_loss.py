@@ -169,7 +169,9 @@ class RowLoss:
     def _run_at_centre(self, particle: _Particle, plate: str) -> dict[str, Array]:
         drawn = {name: site.value for name, site in particle.drawn.items()}
         rows = particle.rows_of(plate)
-        values, drawn = lax.stop_gradient((particle.values, drawn))
+        # Statements move mutable values in place: start at those from before the step again.
+        values = particle.values | (self.mutable_state or {})
+        values, drawn = lax.stop_gradient((values, drawn))
         values = values | {n: self._spread(n, local.value) for n, local in self.local_rows.items()}
         others = {name: value for name, value in drawn.items() if name not in rows}
 

@@ -232,7 +232,7 @@ def test_bounds_are_below_the_exact_value_and_in_their_order(psi, alpha):
     for bound in found.values():
         assert np.isfinite(bound).all()
         assert (bound <= exact + slack).all()
-    assert (nested[:-1] <= nested[1:] + 1e-10 * np.abs(nested[:-1])).all()
+    assert (nested[:-1] <= nested[1:] + 1e-10 * (1e-4 + np.abs(nested[:-1]))).all()
     np.testing.assert_allclose(nested[0], found["one_vs_each"], rtol=1e-10)
     np.testing.assert_allclose(nested[-1], exact, rtol=1e-9, atol=1e-10)
     assert (found["bouchard"] <= found["best_bouchard"] + slack).all()
