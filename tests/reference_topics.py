@@ -76,6 +76,17 @@ def solve_document(log_probs, word_counts, concentration, *, num_active=None, nu
     return r, word_counts @ r, np.array(bounds)
 
 
+def collapsed_document(probs, word_counts, concentration, num_sweeps=100):
+    """CVB0 for one document, a token of each word: responsibilities (U, K) of probs (U, K)."""
+    r, first = np.zeros_like(probs), probs * concentration
+    counts = word_counts @ (first / first.sum(axis=1, keepdims=True))
+    for _ in range(num_sweeps):
+        r = probs * (concentration + counts - r)
+        r /= r.sum(axis=1, keepdims=True)
+        counts = word_counts @ r
+    return r
+
+
 def restart_document(log_probs, word_counts, concentration, topic, counts, num_sweeps=100):
     """A restart proposal: ``topic`` leaves the document for good, and the rest converges."""
     kept = np.arange(len(counts)) != topic
@@ -105,13 +116,11 @@ def topic_term(prior, posterior):
     return sum(log_normalizer(prior) - log_normalizer(row) for row in posterior)
 
 
-def completion_score(topics, concentration, seen, seen_counts, unseen, unseen_counts, **solve):
-    """Appendix E for one document: log likelihood of the unseen part, and its tokens."""
-    with np.errstate(divide="ignore"):
-        _, counts, _ = solve_document(
-            np.log(topics[:, seen].T), seen_counts, concentration, **solve
-        )
-    frequencies = (counts + concentration) / (counts + concentration).sum()
+def completion_score(topics, concentration, seen, seen_counts, unseen, unseen_counts):
+    """Document completion: log likelihood of the unseen part, and its tokens."""
+    r = collapsed_document(topics[:, seen].T, seen_counts, concentration)
+    frequencies = seen_counts @ r + concentration
+    frequencies /= frequencies.sum()
     return unseen_counts @ np.log(frequencies @ topics[:, unseen]), unseen_counts.sum()
 
 

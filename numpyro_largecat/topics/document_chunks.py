@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +17,8 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from numpyro_largecat.data.corpus import Corpus
-from numpyro_largecat.ops.rows_by_device import by_device, num_devices
-from numpyro_largecat.ops.topics.active_search import Effort
-from numpyro_largecat.ops.topics.document_fit import (
-    DocumentFit,
-    Topics,
-    least_size,
-    prepare_topics,
-    solve_documents,
-    start_documents,
-)
+from numpyro_largecat.ops.rows_by_device import num_devices
+from numpyro_largecat.topics.local_steps import Documents, Given, LocalStep, Posterior
 
 CHUNK = 128  # documents of one compiled call at most
 FEWEST = 16  # and at least, what is solved together on a CPU
@@ -45,15 +37,6 @@ class Shapes(NamedTuple):
     def documents_of(self, width: int) -> int:
         """Documents of a chunk of this width, on each device."""
         return max(FEWEST, min(self.num_documents, SLOTS_OF_CHUNK // width // FEWEST * FEWEST))
-
-
-class Solver(NamedTuple):
-    """How documents are solved for."""
-
-    num_active: int
-    effort: Effort
-    shapes: Shapes
-    mesh: Mesh | None = None  # of devices, over which the documents of a chunk are spread
 
 
 class Batch(NamedTuple):
@@ -75,10 +58,8 @@ class Solved(NamedTuple):
     """A chunk and what was found for it."""
 
     chunk: Chunk
-    words: Array  # as places in the rows of the batch
-    counts: Array
-    fit: DocumentFit
-    size: int  # number of topics that code was compiled for, which holds those of each document
+    documents: Documents
+    fit: Any  # as ``LocalStep.solve`` gives it
     places: NDArray[np.intp]  # (n,), the rows of these where the documents of the chunk are
 
 
@@ -90,6 +71,12 @@ def shapes_of(corpus: Corpus, batch_size: int, num_rows: int, num_passes: int) -
 def documents_together(batch_size: int, num_parts: int) -> int:
     """Documents of a chunk at most, so that as many cores or devices all have some of a batch."""
     return min(CHUNK, FEWEST * -(-batch_size // (num_parts * FEWEST)))
+
+
+def tokens_of_documents(corpus: Corpus) -> NDArray[np.int64]:
+    """Number of tokens of each document, (N,)."""
+    up_to = np.concatenate([[0], np.cumsum(corpus.counts, dtype=np.int64)])
+    return np.diff(up_to[corpus.offsets])
 
 
 def widths_of(corpus: Corpus, num_passes: int = 1, known: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -202,83 +189,57 @@ def on_all_cores(
 def solve_batch(
     corpus: Corpus,
     batch: Batch,
-    log_probs: Array,
-    concentration: Array,
-    solver: Solver,
+    given: Given,
+    local_step: LocalStep,
+    shapes: Shapes,
     then: Callable[[Solved], T],
-    initial: Callable[[Chunk], NDArray[np.floating]] | None = None,
+    last: Callable[[Chunk], Any] | None = None,
 ) -> list[T]:
-    """Solve for the documents of a batch, given its rows of the topics, (R, K).
+    """Solve for the documents of a batch, given the topics of its rows.
 
-    ``then`` gets each chunk and its fit. ``initial`` gives the topic counts to start from.
+    ``then`` gets each chunk and its fit. ``last`` gives what their last visit left.
     """
-    topics, mesh = prepare_topics(log_probs, concentration, for_most=initial is None), solver.mesh
+    mesh = local_step.mesh
 
     def solve(chunk: Chunk) -> T:
         # Dealt to the devices in turn: the longest come first, and rows that are empty last.
         dealt = np.arange(len(chunk.words)).reshape(-1, num_devices(mesh)).T.ravel()
         places = np.searchsorted(batch.rows, chunk.words).clip(0, len(batch.rows) - 1)
         words = jnp.asarray(np.where(chunk.counts > 0, places, 0).astype(np.int32)[dealt])
-        counts = jnp.asarray(chunk.counts[dealt])
-        if initial is None:
-            start = _start_documents(topics, (words, counts), mesh=mesh)
-        else:
-            start = jnp.asarray(initial(chunk)[dealt])
-        size = least_size(start)
-        shared = topics, solver.num_active, solver.effort
-        fit = _solve_documents(shared, (words, counts, start), size=size, mesh=mesh)
+        documents = Documents(words, jnp.asarray(chunk.counts[dealt]))
+        left = None if last is None else jax.tree.map(lambda x: jnp.asarray(x[dealt]), last(chunk))
+        fit = local_step.solve(given, documents, left)
         own = np.argsort(dealt)[: len(chunk.documents)]
-        return then(Solved(chunk, words, counts, fit, size, own))
+        return then(Solved(chunk, documents, fit, own))
 
-    chunks = chunks_of(corpus, batch.documents, solver.shapes, num_devices(mesh))
+    chunks = chunks_of(corpus, batch.documents, shapes, num_devices(mesh))
     return on_all_cores(solve, chunks, mesh)
 
 
-@partial(jax.jit, static_argnames="mesh")
-def _start_documents(topics: Topics, documents: tuple[Array, Array], *, mesh: Mesh | None) -> Array:
-    return by_device(lambda topics, own: start_documents(topics, *own), mesh)(topics, documents)
-
-
-@partial(jax.jit, static_argnames=("size", "mesh"))
-def _solve_documents(
-    shared: tuple[Topics, int, Effort],
-    documents: tuple[Array, Array, Array],
-    *,
-    size: int,
-    mesh: Mesh | None,
-) -> DocumentFit:
-    def solve(shared: tuple[Topics, int, Effort], own: tuple[Array, Array, Array]) -> DocumentFit:
-        topics, num_active, effort = shared
-        return solve_documents(topics, *own, num_active, effort, size=size)
-
-    return by_device(solve, mesh)(shared, documents)
-
-
-def solve_corpus(
+def topic_counts(
     corpus: Corpus,
-    log_probs: Array,
+    posterior: Posterior,
     concentration: Array,
-    num_active: int,
-    effort: Effort,
+    local_step: LocalStep,
     shapes: Shapes | None = None,
-) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-    """Bounds (N,) and counts (N, K) of all documents of a corpus, given topics (V, K).
+) -> NDArray[np.floating]:
+    """Tokens of each topic (N, K) in all documents of a corpus, given topics of all words.
 
     ``shapes`` are those that code is compiled for already.
     """
     if shapes is None:
         shapes = Shapes((), CHUNK, corpus.num_words)
     shapes = shapes._replace(widths=widths_of(corpus, known=shapes.widths))
-    bounds = np.zeros(corpus.num_documents)
-    counts = np.zeros((corpus.num_documents, log_probs.shape[1]), log_probs.dtype)
+    num_topics, dtype = len(posterior.totals), posterior.words.dtype
+    counts = np.zeros((corpus.num_documents, num_topics), dtype)
 
     def keep(solved: Solved) -> None:
-        documents, fit = solved.chunk.documents, solved.fit
-        bounds[documents] = np.asarray(fit.bound)[solved.places]
-        counts[documents] = np.asarray(fit.counts)[solved.places]
+        counts[solved.chunk.documents] = np.asarray(solved.fit.counts)[solved.places]
 
     for batch in batches_within(corpus, shapes.num_rows):
         is_whole = len(batch.rows) == corpus.num_words
-        own = log_probs if is_whole else log_probs[jnp.asarray(batch.rows)]
-        solve_batch(corpus, batch, own, concentration, Solver(num_active, effort, shapes), keep)
-    return bounds, counts
+        words = posterior.words if is_whole else posterior.words[jnp.asarray(batch.rows)]
+        own = posterior._replace(words=words)
+        given = local_step.given(own, concentration, is_cold=True)
+        solve_batch(corpus, batch, given, local_step, shapes, keep)
+    return counts

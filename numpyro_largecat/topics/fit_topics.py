@@ -32,10 +32,13 @@ from numpyro_largecat.data.checkpoints import (
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
-from numpyro_largecat.topics.document_chunks import Shapes, Solver, documents_together, shapes_of
+from numpyro_largecat.topics.document_chunks import Shapes, documents_together, shapes_of
+from numpyro_largecat.topics.local_steps import INFERENCE
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.passes import (
+    Learns,
     Memory,
+    Priors,
     Problem,
     make_batches,
     memoized_steps,
@@ -47,6 +50,7 @@ from numpyro_largecat.topics.topic_fit import TopicFit, check_corpus
 from numpyro_largecat.topics.topic_table import Table
 
 DEFAULT_TOTAL = 0.5  # concentration of topic frequencies over all topics
+DEFAULT_WORD = 0.1  # concentration of each word, also where the learning of it starts
 DEFAULTS = Options()
 
 
@@ -55,9 +59,10 @@ def fit_topics(
     corpus: Corpus,
     num_topics: int,
     *,
-    concentration: ArrayLike | None = None,
-    word_concentration: float = 0.1,
+    concentration: ArrayLike | Literal["learned"] | None = None,
+    word_concentration: float | Literal["learned"] | None = None,
     num_active: int | None = None,
+    inference: Literal["collapsed", "mean_field"] = "collapsed",
     method: Literal["memoized", "stochastic"] = "memoized",
     num_passes: int = 20,
     batch_size: int = 512,
@@ -86,7 +91,8 @@ def fit_topics(
 
     Cost: per document as ``TopicDocument``; per batch O(R K) for the R different words in it;
     per pass O(V K). Documents are read as they are needed, so the corpus may be on disk.
-    The memory of "memoized" is at most L numbers for each entry of the corpus.
+    The memory of "memoized" is at most L numbers for each entry of the corpus, and as many again
+    where ``word_concentration`` is learned.
 
     Args:
         rng_key: A JAX random key.
@@ -94,18 +100,25 @@ def fit_topics(
         num_topics: Number of topics K, at least 1.
         concentration: a, positive: one number for each topic, shape (K,), or the same for all, as
             for ``TopicDocument`` and like scikit-learn's ``doc_topic_prior``. None for 0.5 / K, the
-            paper's choice: the smaller, the fewer topics in a document.
-        word_concentration: Prior :math:`\bar\lambda` of each word in a topic, positive.
+            paper's choice: the smaller, the fewer topics in a document. "learned" for one of each
+            topic, from the data: common words then have a few topics of their own.
+        word_concentration: Prior :math:`\bar\lambda` of each word in a topic, positive. "learned",
+            and None where it can be, starts at 0.1 and makes a step of Minka's fixed point after
+            each pass but the first. What is learned needs "collapsed" and "memoized".
         num_active: Largest number L of topics of a word in a document, in [1, K]; None for 8, or
             K if that is less.
+        inference: "collapsed": a token's topics follow from what all others, in its document and
+            of its word, say of them (CVB0, Asuncion et al., Eq. 12), which gives better topics.
+            "mean_field": from the best q(pi) q(phi), which is the paper's.
         method: "memoized" or "stochastic".
         num_passes: Visits of each document, at least 1.
         batch_size: Documents in a batch, at least 1. With "stochastic" there should be several
             batches, so take a smaller one for a small corpus.
         start: "documents": each topic from a document, drawn by the k-means++ rule with a Bregman
             divergence; "random": words divided at random; or an earlier fit of as many topics, to
-            go on from. Stochastic steps are then counted on from those that it took; memoized
-            visits are none, so after a memoized fit they begin at t = 1.
+            go on from, also from its concentrations where none are given. Stochastic steps are
+            then counted on from those that it took; memoized visits are none, so after a memoized
+            fit they begin at t = 1.
         progress_bar: Show batches, speed and the bound.
         options: See ``lc.topics.Options``.
         checkpoints: Where and how often to write the fit to disk, ``lc.Checkpoints(folder)``; a
@@ -135,7 +148,8 @@ def fit_topics(
 
     References:
         Hughes and Sudderth, Fast Learning of Clusters and Topics via Sparse Posteriors, 2016,
-        arXiv:1609.07521, sections 3.4 and 5, Eqs. 35 and 41 to 49.
+        arXiv:1609.07521, sections 3.4 and 5, Eqs. 35 and 41 to 49. Asuncion, Welling, Smyth and
+        Teh, On Smoothing and Inference for Topic Models, 2009.
     """
     check_key("rng_key", rng_key)
     check_corpus(corpus)
@@ -143,9 +157,10 @@ def fit_topics(
     active = check_num_active(num_active, num_topics, "topics")
     check_count("num_passes", num_passes, 1)
     check_count("batch_size", batch_size, 1)
+    check_one_of("inference", inference, tuple(INFERENCE))
     _check_options(options, method)
-    prior = _concentration(concentration, num_topics)
-    as_positive("word_concentration", word_concentration, "for each word in a topic")
+    learns = _learns(concentration, word_concentration, inference, method)
+    priors = _priors(concentration, word_concentration, num_topics, start)
     devices = mesh_of_one_process(mesh)
     goes_on = has_checkpoint(checkpoints, resume, KIND)
     division_key, order_key = jax.random.split(rng_key)
@@ -153,8 +168,8 @@ def fit_topics(
     shapes = shapes_of(corpus, batch_size, len(batches[0].rows), num_passes)
     settings = None
     if checkpoints is not None:
-        given = rng_key, corpus, prior, word_concentration, active, batch_size, method, options
-        settings = settings_of(*given, start)
+        how = inference, method, options
+        settings = settings_of(rng_key, corpus, priors, learns, active, batch_size, *how, start)
     saved = None
     if goes_on:
         assert checkpoints is not None and settings is not None
@@ -163,31 +178,28 @@ def fit_topics(
     solved_in = shapes
     if devices is not None:
         solved_in = shapes._replace(num_documents=documents_together(batch_size, devices.size))
-    problem = Problem(
-        corpus,
-        prior,
-        float(word_concentration),
-        Solver(active, options.effort, solved_in, devices),
-        isinstance(start, TopicFit),
-    )
+    local_step = INFERENCE[inference](active, options.effort, devices, options.warm_start)
+    problem = Problem(corpus, local_step, solved_in, learns, isinstance(start, TopicFit))
     first: NDArray[np.floating] = np.zeros((corpus.num_words, num_topics))
     if saved is None:
         first = _start_counts(numpy_generator(rng_key), corpus, num_topics, start)
-    table = Table(first, prior.dtype, devices)
-    memory = Memory(len(batches), table)
+    table = Table(first, priors.topics.dtype, devices)
+    memory = Memory(len(batches), table, priors)
     if saved is not None:
         go_on(memory, saved.arrays, saved.number)
     num_done, total = table.changes, num_passes * len(batches)
     num_before = start.num_steps if isinstance(start, TopicFit) else 0
 
     def fit() -> TopicFit:
+        concentration, of_word = memory.priors
         return TopicFit(
-            np.ascontiguousarray(table.numpy().T) + problem.word_concentration,
-            np.asarray(problem.concentration),
-            problem.word_concentration,
+            np.ascontiguousarray(table.numpy().T) + table.dtype.type(of_word),
+            np.asarray(concentration),
+            of_word,
             active,
             corpus.vocabulary,
             np.array(memory.bounds),
+            inference,
             num_before + table.changes * (method == "stochastic"),
             shapes,
         )
@@ -196,7 +208,7 @@ def fit_topics(
     if method == "memoized":
         steps = memoized_steps(problem, batches, memory, num_passes, options, order_key)
     else:
-        shared = problem, batches, table, num_passes, options, order_key
+        shared = problem, batches, memory, num_passes, options, order_key
         steps = stochastic_steps(*shared, num_before)
     with (
         exit_at_sigterm(checkpoints is not None),
@@ -225,11 +237,37 @@ def _check_options(options: Any, method: Any) -> None:
         raise ValueError("`warm_start` needs `method='memoized'`, which keeps what it visited.")
 
 
-def _concentration(given: ArrayLike | None, num_topics: int) -> Array:
-    """One number for each topic, shape (K,)."""
-    given = DEFAULT_TOTAL / num_topics if given is None else given
-    own = as_positive("concentration", given, "for each topic", (num_topics,))
-    return jnp.asarray(np.broadcast_to(own, num_topics), jnp.result_type(float))
+def _priors(concentration: Any, word_concentration: Any, num_topics: int, start: Any) -> Priors:
+    """Those given, or where learning starts: the defaults, or what an earlier fit ended with."""
+    topics: Any = DEFAULT_TOTAL / num_topics
+    of_word: Any = DEFAULT_WORD
+    if isinstance(start, TopicFit) and len(start.concentration) == num_topics:
+        topics, of_word = start.concentration, start.word_concentration
+    if not (concentration is None or isinstance(concentration, str)):
+        topics = concentration
+    if not (word_concentration is None or isinstance(word_concentration, str)):
+        of_word = word_concentration
+    each = as_positive("concentration", topics, "for each topic", (num_topics,))
+    as_positive("word_concentration", of_word, "for each word in a topic")
+    given = jnp.asarray(np.broadcast_to(each, num_topics), jnp.result_type(float))
+    return Priors(given, float(of_word))
+
+
+def _learns(concentration: Any, word_concentration: Any, inference: str, method: str) -> Learns:
+    """Which are learned; those of words wherever they can be and none is given."""
+    asked = {"concentration": concentration, "word_concentration": word_concentration}
+    for name, given in asked.items():
+        if isinstance(given, str):
+            check_one_of(name, given, ("learned",), or_else=" or numbers")
+    topics, words = (isinstance(given, str) for given in asked.values())
+    can = inference == "collapsed" and method == "memoized"
+    if (topics or words) and not can:
+        name = "concentration" if topics else "word_concentration"
+        raise ValueError(
+            f"`{name}='learned'` needs `inference='collapsed'` and `method='memoized'`; got "
+            f"{inference!r} and {method!r}."
+        )
+    return Learns(topics, words or (can and word_concentration is None))
 
 
 def _start_counts(

@@ -6,13 +6,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from functools import partial, reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 from scipy.special import gammaln
@@ -20,30 +19,48 @@ from scipy.special import gammaln
 from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
-from numpyro_largecat.ops.rows_by_device import sums_by_device, total
+from numpyro_largecat.ops.rows_by_device import total
 from numpyro_largecat.ops.step_sizes import step_size
-from numpyro_largecat.ops.topics.document_fit import DocumentFit
-from numpyro_largecat.ops.topics.word_topic_counts import word_topic_counts
+from numpyro_largecat.ops.topics.learned_concentrations import (
+    next_concentration,
+    next_word_concentration,
+)
 from numpyro_largecat.topics.document_chunks import (
     Batch,
     Chunk,
+    Shapes,
     Solved,
-    Solver,
     distinct_words,
     padded_rows,
     solve_batch,
+    tokens_of_documents,
 )
+from numpyro_largecat.topics.local_steps import LocalStep
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.topic_table import Table, topic_term
+
+
+class Priors(NamedTuple):
+    """Dirichlet concentrations."""
+
+    topics: Array  # (K,), of the topic frequencies of a document
+    words: float  # of each word of a topic
+
+
+class Learns(NamedTuple):
+    """Which of them are learned, after each pass but the first."""
+
+    topics: bool
+    words: bool
 
 
 class Problem(NamedTuple):
     """What does not change while topics are learned."""
 
     corpus: Corpus
-    concentration: Array  # (K,), of topic frequencies
-    word_concentration: float  # of the words of a topic
-    solver: Solver
+    local_step: LocalStep
+    shapes: Shapes
+    learns: Learns = Learns(False, False)
     goes_on: bool = False  # from an earlier fit, so that topics differ before the first visit
 
 
@@ -52,7 +69,9 @@ class Visit(NamedTuple):
 
     counts: Array  # (R, K), expected tokens of the rows in topics; 0 for rows that pad
     rest: float  # the bound of its documents without the data term
-    own: csr_array | None  # (B, K), topic counts of its documents, for a warm start
+    log_absence: Array | None  # (R, K), log probability that no token of a row is of a topic
+    rises: Array | None  # (K,), what the concentrations of topics are learned from
+    own: csr_array | None  # what the next visit needs, as ``LocalStep.kept`` gives it
 
 
 def make_batches(rng: np.random.Generator, corpus: Corpus, batch_size: int) -> list[Batch]:
@@ -74,6 +93,7 @@ def visit_batch(
     problem: Problem,
     batch: Batch,
     table: Table,
+    priors: Priors,
     stored: csr_array | None = None,
     *,
     is_first: bool = False,
@@ -81,71 +101,67 @@ def visit_batch(
 ) -> Visit:
     """Solve for the documents of a batch given the topics, and sum their counts.
 
-    They start from the topic counts ``stored``, those that the last visit left, or from scratch.
-    Theirs are in what is returned if the visit ``keeps`` them.
+    ``stored`` is what the last visit left, and in what is returned if the visit ``keeps`` it.
 
     In a first visit the topics are all alike, and would go to those of large concentration;
     therefore all have the mean. The bound is that of their own.
     """
-    concentration, solver = problem.concentration, problem.solver
+    concentration, local_step = priors.topics, problem.local_step
     if is_first:
         all_alike = np.asarray(concentration)
         concentration = jnp.asarray(np.full_like(all_alike, all_alike.mean()))
-    log_probs = table.log_probs(batch.rows, problem.word_concentration)
+    posterior = table.posterior(batch.rows, priors.words)
+    given = local_step.given(posterior, concentration, is_cold=stored is None)
+    rows = _RowsKept(problem.corpus, batch.documents, by_word=local_step.by_word)
 
-    def keep(solved: Solved) -> tuple[Array, float, NDArray[np.intp], csr_array | None]:
+    def keep(solved: Solved) -> tuple[Any, float, NDArray[np.intp], csr_array | None]:
         fit, ids = solved.fit, solved.chunk.documents
-        shared, documents = (log_probs, concentration), (solved.words, solved.counts, fit)
-        options = {"num_active": solver.num_active, "size": solved.size, "mesh": solver.mesh}
-        found, bounds, terms = _sums_of(shared, documents, **options)
-        rest = float(np.asarray(bounds).sum()) - float(np.asarray(terms).sum())
+        sums = local_step.sums(given, solved.documents, fit, learns=any(problem.learns))
+        rest = float(np.asarray(sums.rest, np.float64).sum())
         own = None
-        if is_first or keeps:
-            own = csr_array(np.asarray(fit.counts)[solved.places])
+        if keeps:
+            own = local_step.kept(fit, solved.places, solved.chunk.counts[: len(ids)] > 0)
         if is_first:
-            assert own is not None
-            rest += _rise(own, np.asarray(problem.concentration)[own.indices])
-            rest -= _rise(own, np.asarray(concentration)[own.indices])
-        return found, rest, ids, own
+            counts = csr_array(np.asarray(fit.counts)[solved.places])
+            rest += _rise(counts, np.asarray(priors.topics)[counts.indices])
+            rest -= _rise(counts, np.asarray(concentration)[counts.indices])
+        return (sums.counts, sums.log_absence, sums.rises), rest, ids, own
 
-    def initial(chunk: Chunk) -> NDArray[np.floating]:
+    def last(chunk: Chunk) -> Any:
         assert stored is not None
-        counts = stored[np.searchsorted(batch.documents, chunk.documents)].toarray()
-        padding = len(chunk.words) - len(counts)
-        return np.pad(counts, ((0, padding), (0, 0)))
+        return local_step.last(stored[rows.of(chunk.documents)], chunk.counts > 0)
 
-    start = None if stored is None else initial
-    parts = solve_batch(problem.corpus, batch, log_probs, concentration, solver, keep, start)
-    counts, rests, ids, owns = zip(*parts, strict=True)
+    parts = solve_batch(
+        problem.corpus,
+        batch,
+        given,
+        local_step,
+        problem.shapes,
+        keep,
+        last if stored is not None else None,
+    )
+    sums, rests, ids, owns = zip(*parts, strict=True)
     own = None
     if keeps:
-        own = csr_array(vstack(owns, format="csr"))[np.argsort(np.concatenate(ids))]
-    return Visit(total(reduce(jnp.add, counts)), sum(rests), own)
+        own = csr_array(vstack(owns, format="csr"))[rows.of(np.concatenate(ids)).argsort()]
+    counts, log_absence, rises = total(reduce(partial(jax.tree.map, jnp.add), sums))
+    return Visit(counts, sum(rests), log_absence, rises, own)
 
 
-@partial(jax.jit, static_argnames=("num_active", "size", "mesh"))
-def _sums_of(
-    shared: tuple[Array, Array],
-    documents: tuple[Array, Array, DocumentFit],
-    *,
-    num_active: int,
-    size: int,
-    mesh: Mesh | None,
-) -> tuple[Array, Array, Array]:
-    """Counts of words in topics, the bound of all documents, and the part of it in log_probs.
+class _RowsKept:
+    """Where what is kept of each document of a batch is: in a row, or one for each word."""
 
-    Those of each device by itself.
-    """
+    def __init__(self, corpus: Corpus, documents: NDArray[np.intp], *, by_word: bool) -> None:
+        sizes = np.diff(corpus.offsets)[documents] if by_word else np.ones_like(documents)
+        self._documents = documents
+        self._ends = np.concatenate([[0], np.cumsum(sizes)])
 
-    def sums(
-        shared: tuple[Array, Array], documents: tuple[Array, Array, DocumentFit]
-    ) -> tuple[Array, Array, Array]:
-        words, counts, fit = documents
-        given = *shared, words, counts, fit.basis
-        found = word_topic_counts(*given, num_active=num_active, size=size)
-        return found, fit.bound.sum(), jnp.vdot(found, shared[0])
-
-    return sums_by_device(sums, mesh)(shared, documents)
+    def of(self, documents: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The rows of some documents, one after the other."""
+        places = np.searchsorted(self._documents, documents)
+        first, sizes = self._ends[places], np.diff(self._ends)[places]
+        before = np.cumsum(sizes) - sizes
+        return np.repeat(first - before, sizes) + np.arange(sizes.sum())
 
 
 def _rise(counts: csr_array, concentration: NDArray[np.floating]) -> float:
@@ -160,10 +176,12 @@ class Memory:
     Whatever interrupts a fit, table and memory are those after the same batch.
     """
 
-    def __init__(self, num_batches: int, table: Table) -> None:
-        self.table = table
+    def __init__(self, num_batches: int, table: Table, priors: Priors) -> None:
+        self.table, self.priors = table, priors
         self.counts: list[csr_array | None] = [None] * num_batches
-        self.own: list[csr_array | None] = [None] * num_batches  # for a warm start
+        self.own: list[csr_array | None] = [None] * num_batches
+        self.log_absence: list[csr_array | None] = [None] * num_batches  # where words learn
+        self.rises = np.zeros((num_batches, len(priors.topics)))  # where topics learn
         self.rest = np.zeros(num_batches)
         self.bounds: list[float] = []  # of the corpus, after each pass
 
@@ -182,23 +200,44 @@ def memoized_steps(
     stored local variables after the last batch of a pass, and NaN after the others.
     """
     table = memory.table
+    keeps = options.warm_start or problem.local_step.always_keeps
     for i, b, is_last in _batches_to_go(rng_key, len(batches), num_passes, table.changes):
         batch, bound = batches[b], np.nan
         is_first = i == 0 and not problem.goes_on
-        how = {"is_first": is_first, "keeps": options.warm_start}
-        found = visit_batch(problem, batch, table, memory.own[b], **how)
+        how = {"is_first": is_first, "keeps": keeps}
+        found = visit_batch(problem, batch, table, memory.priors, memory.own[b], **how)
         counts = csr_array(np.asarray(found.counts))
+        absence = csr_array(np.asarray(found.log_absence)) if problem.learns.words else None
         with held_signals():
             table.add(batch.rows, found.counts, less=memory.counts[b])
             memory.counts[b], memory.rest[b] = counts, found.rest
-            memory.own[b] = found.own
+            memory.own[b], memory.log_absence[b] = found.own, absence
+            if problem.learns.topics:
+                memory.rises[b] = found.rises
             if is_last:
                 # Sum again: the start leaves with the first pass, and rounding does not add up.
                 total = _sum_of(batches, memory.counts, table.shape)
-                bound = topic_term(total, problem.word_concentration) + float(memory.rest.sum())
+                bound = topic_term(total, memory.priors.words) + float(memory.rest.sum())
                 table.set(total)
                 memory.bounds.append(bound)
+                if not is_first:
+                    memory.priors = _learned(problem, batches, memory, total)
         yield bound
+
+
+def _learned(
+    problem: Problem, batches: list[Batch], memory: Memory, counts: NDArray[np.float64]
+) -> Priors:
+    """The next priors, of those that learn, after a pass that left these counts (V, K)."""
+    topics, words = memory.priors
+    if problem.learns.topics:
+        lengths = tokens_of_documents(problem.corpus)
+        found = next_concentration(np.asarray(topics), memory.rises.sum(axis=0), lengths)
+        topics = jnp.asarray(found, topics.dtype)
+    if problem.learns.words:
+        absence = _sum_of(batches, memory.log_absence, counts.shape)
+        words = next_word_concentration(words, counts, absence)
+    return Priors(topics, words)
 
 
 def _sum_of(
@@ -231,7 +270,7 @@ def _batches_to_go(
 def stochastic_steps(
     problem: Problem,
     batches: list[Batch],
-    table: Table,
+    memory: Memory,
     num_passes: int,
     options: Options,
     rng_key: Array,
@@ -239,15 +278,16 @@ def stochastic_steps(
 ) -> Iterator[float]:
     """Step towards the counts that each batch suggests, by ``step_size``.
 
-    Changes ``table`` in place, from where it is. The bound of the corpus is never known: NaN after
-    each batch. ``num_before`` such steps were taken by an earlier fit.
+    Changes the table of ``memory`` in place, from where it is. The bound of the corpus is never
+    known: NaN after each batch. ``num_before`` such steps were taken by an earlier fit.
     """
+    table = memory.table
     steps = itertools.count(num_before + table.changes + 1)
     delay = len(batches) if options.delay is None else options.delay
     for i, b, _ in _batches_to_go(rng_key, len(batches), num_passes, table.changes):
         batch = batches[b]
         is_first = i == 0 and not problem.goes_on
-        found = visit_batch(problem, batch, table, is_first=is_first)
+        found = visit_batch(problem, batch, table, memory.priors, is_first=is_first)
         rho = step_size(next(steps), delay, options.forgetting)
         share = problem.corpus.num_documents / len(batch.documents)
         table.add(batch.rows, found.counts, times=rho * share, keep=1 - rho)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from scipy.sparse import csr_array, vstack
 from numpyro_largecat.data.checkpoints import fingerprint
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.topics.options import Options
-from numpyro_largecat.topics.passes import Memory
+from numpyro_largecat.topics.passes import Learns, Memory, Priors
 
 KIND = "fit of fit_topics"
 
@@ -22,10 +23,11 @@ KIND = "fit of fit_topics"
 def settings_of(
     rng_key: Array,
     corpus: Corpus,
-    concentration: Array,
-    word_concentration: float,
+    priors: Priors,
+    learns: Learns,
     num_active: int,
     batch_size: int,
+    inference: str,
     method: str,
     options: Options,
     start: Any,
@@ -35,15 +37,16 @@ def settings_of(
     return {
         "rng_key": fingerprint(rng_key),
         "corpus": [corpus.num_documents, corpus.num_words, fingerprint(entries)],
-        "number of topics": len(concentration),
-        "concentration": fingerprint(concentration),
-        "word_concentration": word_concentration,
+        "number of topics": len(priors.topics),
+        "concentration": "learned" if learns.topics else fingerprint(priors.topics),
+        "word_concentration": "learned" if learns.words else priors.words,
         "num_active": num_active,
         "batch_size": batch_size,
+        "inference": inference,
         "method": method,
         "start": start if isinstance(start, str) else fingerprint(start.posterior),
         "options": repr(options),
-        "dtype": str(concentration.dtype),
+        "dtype": str(priors.topics.dtype),
     }
 
 
@@ -57,7 +60,10 @@ def arrays_of(memory: Memory) -> dict[str, NDArray[Any]]:
         "rest": memory.rest,
         "bounds": np.array(memory.bounds),
     }
+    arrays |= {"concentration": np.asarray(memory.priors.topics), "rises": memory.rises}
+    arrays |= {"word_concentration": np.array(memory.priors.words)}
     arrays |= _joined("counts", memory.counts)
+    arrays |= _joined("log_absence", memory.log_absence)
     arrays |= _joined("own", memory.own)
     return arrays
 
@@ -68,6 +74,10 @@ def go_on(memory: Memory, arrays: Mapping[str, NDArray[Any]], num_done: int) -> 
     memory.table.changes = num_done
     memory.rest = np.array(arrays["rest"])
     memory.bounds = arrays["bounds"].tolist()
+    topics = jnp.asarray(arrays["concentration"])
+    memory.priors = Priors(topics, float(arrays["word_concentration"]))
+    memory.rises = np.array(arrays["rises"])
+    memory.log_absence = list(_parts("log_absence", arrays))
     memory.counts = list(_parts("counts", arrays))
     memory.own = list(_parts("own", arrays))
 

@@ -9,10 +9,8 @@ from dataclasses import dataclass, fields
 from os import PathLike
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
@@ -20,9 +18,11 @@ from numpyro_largecat._checks import check_count, check_interval, check_kind
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.data.fit_values import load_fit, save_fit
 from numpyro_largecat.ops.topics.active_search import Effort
-from numpyro_largecat.topics.document_chunks import Shapes, solve_corpus
+from numpyro_largecat.topics.document_chunks import Shapes, topic_counts
+from numpyro_largecat.topics.local_steps import INFERENCE, Collapsed, Posterior
 
 SHOWN = 20  # topics that ``print`` lists
+PRECISE = Effort(100, 1e-3, 5)
 
 
 class TopWord(NamedTuple):
@@ -50,6 +50,8 @@ class TopicFit:
         vocabulary: The words, or None where they are not known.
         bounds: Of the corpus after each pass in nats, shape (passes,). Empty for "stochastic",
             which never sees the whole corpus at one time.
+        inference: "collapsed" or "mean_field": how documents are solved for, in the fit and by
+            ``proportions``.
         num_steps: Stochastic steps that were taken, also in earlier fits that it went on from;
             memoized visits are none.
         shapes: That code is compiled for; what is read from the fit uses it again.
@@ -72,6 +74,7 @@ class TopicFit:
     num_active: int
     vocabulary: tuple[str, ...] | None
     bounds: NDArray[np.floating]
+    inference: str = "collapsed"
     num_steps: int = 0
     shapes: Shapes | None = None
 
@@ -147,16 +150,18 @@ class TopicFit:
             warnings.warn(
                 f"{empty} of {corpus.num_documents} documents have no words; {prior}.", stacklevel=2
             )
-        posterior = jnp.asarray(self.posterior)
-        totals = jax.scipy.special.digamma(posterior.sum(axis=1, keepdims=True))
-        log_probs = (jax.scipy.special.digamma(posterior) - totals).T
-        return self._frequencies(corpus, log_probs, self.num_active)
+        posterior = jnp.asarray(self.posterior).T
+        local_step = INFERENCE[self.inference](self.num_active, PRECISE)
+        topics = Posterior(posterior, posterior.sum(axis=0), self.word_concentration)
+        concentration = jnp.asarray(self.concentration)
+        counts = topic_counts(corpus, topics, concentration, local_step, self.shapes)
+        return _shares(counts + self.concentration)
 
     def score(self, corpus: Corpus, *, seed: int = 0, fraction: float = 0.2) -> float:
         r"""Mean log likelihood of held-out words by document completion, nats per word.
 
         A share of each document's distinct words is held out at random. From the rest come its
-        topic frequencies, with dense inference and topics fixed at their means;
+        topic frequencies, by CVB0 with all topics, fixed at their means;
 
         .. math:: \mathrm{score} = \frac{\sum_d \sum_{n} \log \sum_k \hat\pi_{dk}
                   \hat\phi_{k x_{dn}}}{\sum_d |x_d|}
@@ -206,15 +211,6 @@ class TopicFit:
             )
         return scores
 
-    def _frequencies(
-        self, corpus: Corpus, log_probs: Array, num_active: int
-    ) -> NDArray[np.floating]:
-        effort = Effort(100, 1e-3, 5)
-        concentration = jnp.asarray(self.concentration)
-        _, counts = solve_corpus(corpus, log_probs, concentration, num_active, effort, self.shapes)
-        posterior = counts + self.concentration
-        return posterior / posterior.sum(axis=1, keepdims=True)
-
     def check_vocabulary(self, corpus: Corpus) -> None:
         """Raise unless it is a corpus that has the vocabulary of the fit."""
         check_corpus(corpus)
@@ -246,6 +242,10 @@ def _npmi(both: float, first: float, second: float) -> float:
     return float(np.log(both / (first * second)) / -np.log(both))
 
 
+def _shares(posterior: NDArray[np.floating]) -> NDArray[np.floating]:
+    return posterior / posterior.sum(axis=1, keepdims=True)
+
+
 def completion_score(
     topics: NDArray[np.floating],
     concentration: NDArray[np.floating],
@@ -257,12 +257,11 @@ def completion_score(
     if unseen.num_tokens == 0:
         raise ValueError("`corpus` must have documents with words to hold out; it has none.")
     topics = np.asarray(topics, np.float32)
-    log_probs = jnp.log(jnp.asarray(topics.T))
-    effort = Effort(100, 1e-3, 0)
+    known = Posterior(jnp.asarray(topics.T), jnp.ones(len(topics)), 0.0)
     alphas = jnp.asarray(concentration, jnp.float32)
-    _, counts = solve_corpus(seen, log_probs, alphas, topics.shape[0], effort, shapes)
-    frequencies = counts + np.asarray(concentration)
-    frequencies /= frequencies.sum(axis=1, keepdims=True)
+    local_step = Collapsed(len(topics), PRECISE)
+    counts = topic_counts(seen, known, alphas, local_step, shapes)
+    frequencies = _shares(counts + np.asarray(concentration))
     total = 0.0
     for d in range(unseen.num_documents):
         words, word_counts = unseen.document(d)

@@ -17,7 +17,7 @@ from scipy.special import gammaln
 
 from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.ops.rows_by_device import num_devices, over_all_devices
-from numpyro_largecat.ops.topics.sweeps import digamma
+from numpyro_largecat.topics.local_steps import Posterior
 
 LEAST_SCALE = 1e-6
 
@@ -60,11 +60,12 @@ class Table:
             table = jnp.copy(jax.device_put(rows, over_all_devices(self.mesh)))  # to be donated
         self.state = Counts(table, jnp.array(totals, self.dtype), scale)
 
-    def log_probs(self, rows: NDArray[np.intp], word_concentration: float) -> Array:
-        """E[log phi] of some words, (R, K)."""
+    def posterior(self, rows: NDArray[np.intp], word_concentration: float) -> Posterior:
+        """Of some words in each topic, whose prior concentration is ``word_concentration``."""
         counts, totals, scale = self.state
         prior = word_concentration, word_concentration * self.shape[0]
-        return _expected_log(counts, totals, jnp.asarray(rows), prior, scale)
+        words, all_words = _posterior(counts, totals, jnp.asarray(rows), prior, scale)
+        return Posterior(words, all_words, word_concentration)
 
     def add(
         self,
@@ -100,12 +101,11 @@ class Table:
 
 
 @jax.jit
-def _expected_log(
+def _posterior(
     counts: Array, totals: Array, rows: Array, prior: tuple[float, float], scale: float
-) -> Array:
+) -> tuple[Array, Array]:
     of_word, of_all_words = prior
-    posterior = of_word + jnp.maximum(scale * counts[rows], 0)
-    return digamma(posterior) - digamma(of_all_words + scale * totals)
+    return of_word + jnp.maximum(scale * counts[rows], 0), of_all_words + scale * totals
 
 
 @partial(jax.jit, donate_argnums=(0, 1))

@@ -18,15 +18,21 @@ import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.topics.active_search import Effort
-from numpyro_largecat.ops.topics.document_fit import solve_documents
-from numpyro_largecat.topics import Options, document_chunks, passes, topic_fit, topic_table
+from numpyro_largecat.topics import (
+    Options,
+    document_chunks,
+    local_steps,
+    passes,
+    topic_fit,
+    topic_table,
+)
 from numpyro_largecat.topics.document_chunks import (
     Shapes,
-    Solver,
     batches_within,
     chunks_of,
     widths_of,
 )
+from numpyro_largecat.topics.local_steps import Collapsed
 from numpyro_largecat.topics.start_counts import start_at_random, start_from_documents
 from tests import reference_topics as reference
 from tests.slow_cases import slow_case
@@ -49,6 +55,8 @@ def topic_corpus(num_documents=150, seed=0):
 CORPUS = topic_corpus()
 KEY = jax.random.key(0)
 fit_topics = partial(lc.fit_topics, progress_bar=False)
+fit_mean_field = partial(fit_topics, inference="mean_field")
+both_inferences = pytest.mark.parametrize("inference", ["collapsed", "mean_field"])
 
 
 def corpus_bound(fit, corpus, num_sweeps=300):
@@ -70,7 +78,7 @@ def test_bound_is_that_of_the_equations() -> None:
     """After a fit that has converged, the recorded bound is the reference's."""
     corpus = topic_corpus(20)
     exact = Options(max_sweeps=400, tolerance=1e-9, num_restarts=0)
-    fit = fit_topics(KEY, corpus, K, num_active=K, num_passes=80, options=exact)
+    fit = fit_mean_field(KEY, corpus, K, num_active=K, num_passes=80, options=exact)
     assert fit.bounds[-1] - fit.bounds[-2] < 1e-2
     assert fit.bounds[-1] == pytest.approx(corpus_bound(fit, corpus), abs=0.1)
 
@@ -81,7 +89,7 @@ def test_a_first_pass_has_the_mean_concentration() -> None:
     corpus, concentration = topic_corpus(20, seed=3), np.linspace(0.05, 0.3, K)
     exact = Options(max_sweeps=300, tolerance=1e-9, num_restarts=0)
     arguments = {"concentration": concentration, "num_active": K, "num_passes": 1}
-    fit = fit_topics(KEY, corpus, K, **arguments, options=exact)
+    fit = fit_mean_field(KEY, corpus, K, **arguments, options=exact)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(KEY)))
     start = start_from_documents(rng, corpus, K) + 0.1
     log_probs, posterior, value = reference.expected_log(start.T).T, np.full((K, V), 0.1), 0.0
@@ -103,7 +111,7 @@ def test_a_first_pass_has_the_mean_concentration() -> None:
 def test_warm_starts_never_lower_the_bound(num_active: int, concentration) -> None:
     arguments = {"concentration": concentration, "num_active": num_active, "num_passes": 12}
     arguments |= {"batch_size": 40, "start": "random", "options": Options(warm_start=True)}
-    fit = fit_topics(KEY, CORPUS, K, **arguments)
+    fit = fit_mean_field(KEY, CORPUS, K, **arguments)
     assert np.diff(fit.bounds).min() > -1e-6
     assert fit.bounds[-1] - fit.bounds[0] > 50
 
@@ -112,7 +120,7 @@ def test_warm_starts_never_lower_the_bound(num_active: int, concentration) -> No
 @pytest.mark.some_cases(1)
 def test_cold_starts_with_restarts_hardly_lower_the_bound(start) -> None:
     """Any decrease is below 1e-4 of the bound."""
-    fit = fit_topics(KEY, CORPUS, K, num_active=3, num_passes=12, batch_size=40, start=start)
+    fit = fit_mean_field(KEY, CORPUS, K, num_active=3, num_passes=12, batch_size=40, start=start)
     bounds = np.array(fit.bounds)
     assert (np.diff(bounds) / np.abs(bounds[1:])).min() > -1e-4
     assert bounds[-1] > bounds[0]
@@ -120,8 +128,9 @@ def test_cold_starts_with_restarts_hardly_lower_the_bound(start) -> None:
 
 @pytest.mark.parametrize("concentration", [None, slow_case(np.linspace(0.02, 0.1, 9))])
 @pytest.mark.parametrize("method", ["memoized", "stochastic"])
-@pytest.mark.some_cases(1)
-def test_topics_are_found(method: str, concentration) -> None:
+@both_inferences
+@pytest.mark.some_cases(2)
+def test_topics_are_found(inference: str, method: str, concentration) -> None:
     """With a few topics to spare, each true topic's ten words lead one that was found."""
     fit = fit_topics(
         KEY,
@@ -129,6 +138,7 @@ def test_topics_are_found(method: str, concentration) -> None:
         9,
         concentration=concentration,
         num_active=3,
+        inference=inference,
         method=method,
         num_passes=20,
         batch_size=50,
@@ -139,23 +149,75 @@ def test_topics_are_found(method: str, concentration) -> None:
     np.testing.assert_allclose(fit.topics.sum(axis=1), 1, rtol=1e-5)
 
 
-def test_counts_are_those_of_the_corpus() -> None:
+@both_inferences
+def test_counts_are_those_of_the_corpus(inference) -> None:
     """Memoized: each token is counted once, whatever was the start."""
-    fit = fit_topics(KEY, CORPUS, K, num_active=2, num_passes=2, batch_size=40)
-    by_word = (fit.posterior - 0.1).sum(axis=0)
+    options = {"num_active": 2, "num_passes": 2, "batch_size": 40}
+    fit = fit_topics(KEY, CORPUS, K, inference=inference, **options)
+    by_word = (fit.posterior - fit.word_concentration).sum(axis=0)
     expected = np.bincount(CORPUS.words, CORPUS.counts, V)
     np.testing.assert_allclose(by_word, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_bound_is_that_of_what_a_collapsed_fit_found() -> None:
+    """With one batch and pass the whole bound follows from the start, by the reference."""
+    corpus = topic_corpus(20)
+    exact = Options(max_sweeps=300, tolerance=1e-9)
+    arguments = {"concentration": 0.2, "num_active": K, "num_passes": 1}
+    fit = fit_topics(KEY, corpus, K, **arguments, options=exact)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(KEY)))
+    start = start_from_documents(rng, corpus, K) + 0.1
+    probs, posterior, value = start / start.sum(axis=0), np.full((K, V), 0.1), 0.0
+    for d in range(corpus.num_documents):
+        words, counts = corpus.document(d)
+        r = reference.collapsed_document(probs[words], counts, np.full(K, 0.2), num_sweeps=300)
+        none = np.zeros_like(probs[words])  # the term of log phi is in that of the topics
+        value += reference.collapsed_bound(none, counts, np.full(K, 0.2), r)
+        posterior[:, words] += counts * r.T
+    np.testing.assert_allclose(fit.posterior, posterior, atol=1e-6)
+    value += reference.topic_term(0.1, posterior)
+    assert fit.bounds[0] == pytest.approx(value, rel=1e-8)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_token_leaves_the_topics_in_the_second_visit() -> None:
+    """And the word's concentration is learned after it, from what it found."""
+    corpus, b, a = topic_corpus(20), 0.1, np.full(K, 0.2)
+    exact = Options(max_sweeps=300, tolerance=1e-9)
+    arguments = {"concentration": a, "num_active": K, "options": exact}
+    once = fit_topics(KEY, corpus, K, num_passes=1, **arguments)
+    twice = fit_topics(KEY, corpus, K, num_passes=2, **arguments)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(KEY)))
+    start = start_from_documents(rng, corpus, K) + b
+    counts, (found, log_absence) = once.posterior.T - b, np.zeros((2, V, K))
+    totals = counts.sum(axis=0) + V * b
+    for d in range(corpus.num_documents):
+        words, own = corpus.document(d)
+        first = start[words] / start.sum(axis=0)
+        last = reference.collapsed_document(first, own, a, num_sweeps=300)
+        probs = (counts[words] - last + b) / totals
+        r = reference.collapsed_document(probs, own, a, num_sweeps=300)
+        found[words] += own[:, None] * r
+        log_absence[words] += own[:, None] * np.log1p(-np.minimum(r, 1 - 1e-12))
+    np.testing.assert_allclose(twice.posterior - twice.word_concentration, found.T, atol=1e-6)
+    presence = -np.expm1(log_absence)
+    if_any = np.maximum(found / presence, 1)
+    rise = (presence * (digamma(b + if_any) - digamma(b))).sum()
+    falls = (digamma(V * b + found.sum(axis=0)) - digamma(V * b)).sum()
+    assert once.word_concentration == b
+    assert twice.word_concentration == pytest.approx(b * rise / (V * falls), rel=1e-4)
 
 
 def test_a_batch_touches_the_rows_of_its_words() -> None:
     """Rows of the table that do not occur in a batch stay as they are, bit by bit."""
     corpus = Corpus.from_documents([["w1", "w2"], ["w2", "w5"]], WORDS)
-    solver = Solver(2, Effort(), Shapes((16,), 16, 3))
-    problem = passes.Problem(corpus, jnp.full(2, 0.1), 0.1, solver)
+    local_step, shapes = Collapsed(2, Effort()), Shapes((16,), 16, 3)
+    problem = passes.Problem(corpus, local_step, shapes)
     batch = document_chunks.Batch(np.array([0]), np.array([1, 2, 2]))
     table = topic_table.Table(np.random.default_rng(0).gamma(1.0, size=(V, 2)), np.float32)
     before = table.numpy().copy()
-    summary = passes.visit_batch(problem, batch, table)
+    summary = passes.visit_batch(problem, batch, table, passes.Priors(jnp.full(2, 0.1), 0.1))
     assert summary.counts.shape == (3, 2)
     table.add(batch.rows, summary.counts)
     changed = np.flatnonzero((table.numpy() != before).any(axis=1))
@@ -274,6 +336,16 @@ def test_another_vocabulary_is_refused(fit) -> None:
             dict(rng_key=jax.random.split(KEY)),
             r"one JAX random key; got an array of .* of shape \(2,\)",
         ),
+        (dict(inference="gibbs"), "'collapsed', 'mean_field'; got 'gibbs'"),
+        (
+            dict(concentration="learned", method="stochastic"),
+            r"`concentration='learned'` needs .* got 'collapsed' and 'stochastic'",
+        ),
+        (
+            dict(word_concentration="learned", inference="mean_field"),
+            r"`word_concentration='learned'` needs .* got 'mean_field' and 'memoized'",
+        ),
+        (dict(concentration="auto"), "'learned' or numbers; got 'auto'"),
         (dict(method="online"), "'memoized', 'stochastic'; got 'online'"),
         (dict(start="zero"), "'documents', 'random' or an earlier fit; got 'zero'"),
         (
@@ -382,11 +454,11 @@ def rare_words_corpus(num_documents=60):
 def test_what_is_read_from_a_fit_compiles_nothing_new(make) -> None:
     """Proportions and scores use the code of the fit, also where its batches touch few words."""
     corpus = make(60)
-    fit = fit_topics(KEY, corpus, 3, num_passes=1, batch_size=16)
+    fit = fit_mean_field(KEY, corpus, 3, num_passes=1, batch_size=16)
     assert (fit.shapes.num_rows < corpus.num_words) == (make is rare_words_corpus)
-    programs = solve_documents._cache_size()
+    programs = local_steps._solve_mean_field._cache_size()
     assert np.isfinite(fit.score(corpus)) and np.isfinite(fit.proportions(corpus)).all()
-    assert solve_documents._cache_size() == programs
+    assert local_steps._solve_mean_field._cache_size() == programs
 
 
 def test_batches_within_rows_have_all_documents() -> None:
@@ -476,6 +548,7 @@ def test_a_fit_goes_on_from_another(method) -> None:
     """Two passes and one more are three, with one batch; other topics or words are refused."""
     corpus = topic_corpus(30)
     arguments = dict(num_topics=K, num_active=2, batch_size=30, method=method)
+    arguments["inference"] = "mean_field"  # a collapsed one needs what the last visit left
     whole = fit_topics(KEY, corpus, num_passes=3, **arguments)
     first = fit_topics(KEY, corpus, num_passes=2, **arguments)
     second = fit_topics(KEY, corpus, num_passes=1, start=first, **arguments)
@@ -496,6 +569,7 @@ def test_stochastic_steps_after_a_memoized_fit_begin_at_one() -> None:
     """
     corpus, concentration = topic_corpus(30), np.linspace(0.05, 0.3, K)
     arguments = dict(num_topics=K, num_active=2, batch_size=30, concentration=concentration)
+    arguments["inference"] = "mean_field"
     first = fit_topics(KEY, corpus, num_passes=3, **arguments)
     again = fit_topics(KEY, corpus, num_passes=1, start=first, **arguments)
     four = fit_topics(KEY, corpus, num_passes=4, **arguments)

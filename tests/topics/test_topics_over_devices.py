@@ -13,8 +13,10 @@ import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
 from numpyro_largecat.ops.rows_by_device import over_all_devices
 from numpyro_largecat.ops.topics.active_search import Effort
+from numpyro_largecat.ops.topics.collapsed_documents import Assignments, TopicProbs
 from numpyro_largecat.ops.topics.document_fit import prepare_topics
-from numpyro_largecat.topics import document_chunks, topic_table
+from numpyro_largecat.topics import local_steps, topic_table
+from numpyro_largecat.topics.local_steps import Collapsed, Documents, Given, MeanField
 from tests.collectives import shapes_sent
 
 if len(jax.devices()) < 8:  # on a machine whose accelerators are fewer
@@ -45,9 +47,12 @@ def assert_close(found, expected) -> None:
     np.testing.assert_allclose(found.bounds, expected.bounds, rtol=1e-8)
 
 
+@pytest.mark.parametrize("inference", ["collapsed", "mean_field"])
 @pytest.mark.parametrize("method", ["memoized", "stochastic"])
-def test_a_fit_is_that_of_one_device(method, x64) -> None:
-    assert_close(fit(MESH, method=method), fit(None, method=method))
+@pytest.mark.some_cases(2)
+def test_a_fit_is_that_of_one_device(method, inference, x64) -> None:
+    options = {"method": method, "inference": inference}
+    assert_close(fit(MESH, **options), fit(None, **options))
 
 
 def test_a_checkpoint_with_warm_starts_goes_on_over_other_devices(tmp_path, x64) -> None:
@@ -68,25 +73,36 @@ def test_the_table_is_spread_by_words() -> None:
     held = many.state.counts
     assert held.sharding.shard_shape(held.shape) == (-(-V // MESH.size), K)
     np.testing.assert_allclose(many.numpy(), one.numpy(), rtol=1e-6)
-    log_probs = [table.log_probs(rows, 0.1) for table in (one, many)]
-    np.testing.assert_allclose(log_probs[1], log_probs[0], rtol=1e-5)
+    posteriors = [table.posterior(rows, 0.1) for table in (one, many)]
+    for found, expected in zip(*posteriors, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_a_batch_sends_its_rows_of_the_table_alone() -> None:
     table = topic_table.Table(np.ones((V, K)), np.float32, MESH)
     counts, totals, scale = table.state
     rows = jnp.arange(8)
-    read = topic_table._expected_log.lower(counts, totals, rows, (0.1, 0.1 * V), scale)
+    read = topic_table._posterior.lower(counts, totals, rows, (0.1, 0.1 * V), scale)
     assert shapes_sent(read.compile()) == [(8, K)]
     change = jnp.ones((8, K))
     write = topic_table._add.lower(counts, totals, rows, change, change, 1.0, scale)
     assert shapes_sent(write.compile()) == []
 
 
-def test_devices_solve_for_their_own_documents() -> None:
-    topics = prepare_topics(jnp.zeros((V, K)), jnp.ones(K))
+@pytest.mark.parametrize("kind", [Collapsed, MeanField])
+def test_devices_solve_for_their_own_documents(kind) -> None:
     words = jnp.zeros((128, 16), int)
-    documents = jax.device_put((words, words, jnp.ones((128, K))), over_all_devices(MESH))
-    shared, options = (topics, 2, Effort()), {"size": K, "mesh": MESH}
-    solve = document_chunks._solve_documents.lower(shared, documents, **options)
-    assert shapes_sent(solve.compile()) == []
+    documents, start = jax.device_put(
+        (Documents(words, words), jnp.ones((128, K))), over_all_devices(MESH)
+    )
+    if kind is Collapsed:
+        topics = TopicProbs(jnp.ones((V, K)), jnp.ones(K), jnp.ones(K))
+        shared = Given(topics, jnp.ones(K)), Effort()
+        options, solve = {"num_active": 2, "is_warm": True}, local_steps._solve_collapsed
+        start = Assignments(jnp.ones((128, 16, 2)), jnp.zeros((128, 16, 2), int))
+        start = jax.device_put(start, over_all_devices(MESH))
+    else:
+        shared = prepare_topics(jnp.zeros((V, K)), jnp.ones(K)), 2, Effort()
+        options, solve = {"size": K}, local_steps._solve_mean_field
+    lowered = solve.lower(shared, (documents, start), mesh=MESH, **options)
+    assert shapes_sent(lowered.compile()) == []

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topics of the words of documents with frequencies and topics integrated out (CVB0).
+
+How likely topic k is for a token of word u is what all other tokens say, those of its document and
+those of its word, with their expected number in the topic in place of the number:
+
+    r[u, k] proportional to (S[u, k] - r[u, k] + b) / (S[k] + V b) (a[k] + N[k] - r[u, k])
+    N[k]    = sum_u c[u] r[u, k],
+
+where S counts the tokens of a word in a topic. A token's share leaves S[u, k] as the last visit of
+the document left it there, and not the sum S[k] over words, which hardly knows it. Without that, a
+rare word holds itself in the topic that it started in.
+
+See Asuncion, Welling, Smyth and Teh, On Smoothing and Inference for Topic Models, 2009, Eq. 12.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.scipy.special import gammaln
+
+from numpyro_largecat.ops.finfo import finfo
+from numpyro_largecat.ops.topics.active_search import Effort
+from numpyro_largecat.ops.topics.document_fit import block_size_for, in_blocks
+from numpyro_largecat.ops.topics.sweeps import einsum, length_term, next_largest, order_keys
+
+FIRST_SWEEPS = 10  # over all topics, before the largest go on
+MOST_TOPICS = 64  # of a document that go on
+
+
+class TopicProbs(NamedTuple):
+    """Probabilities of words in topics."""
+
+    probs: Array  # (V, K), posterior means
+    of_token: Array  # (K,), of one token in ``probs``
+    least: Array  # (K,), of a word without tokens
+
+
+class Assignments(NamedTuple):
+    """Topics of the words of documents, of which each has at most L."""
+
+    shares: Array  # (N, U, L), of a token of the word; 0 in empty slots
+    topics: Array  # (N, U, L), which topics
+
+
+class CollapsedFit(NamedTuple):
+    """Topics of the words of N documents."""
+
+    counts: Array  # (N, K), expected tokens of each topic
+    assignments: Assignments  # the largest first
+    rest: Array  # (N,), the mean-field bound less that of log phi, nats
+
+
+@partial(jax.jit, static_argnames=("num_active", "is_warm"))
+def collapsed_fit(
+    topics: TopicProbs,
+    concentration: Array,
+    words: Array,
+    word_counts: Array,
+    num_active: int,
+    effort: Effort,
+    last: Assignments | None = None,
+    *,
+    is_warm: bool = False,
+) -> CollapsedFit:
+    """Sweep documents until their counts are those of their responsibilities, L topics a word.
+
+    Cost per document of U words: O(U K) for each of ten first sweeps if K is above 64, of which the
+    64 largest topics go on, and O(U min(K, 64)) for each further one.
+
+    Args:
+        topics: Probability of each word in each topic, positive.
+        concentration: Dirichlet concentration of the topic frequencies, (K,).
+        words: Distinct words of each document, integers in [0, V), (N, U).
+        word_counts: Tokens of each, 0 for an empty slot, (N, U).
+        num_active: Largest number L of topics of a word.
+        effort: How hard to solve; there are no restarts.
+        last: What the last visit found, which is in ``topics``; None if they do not have it.
+        is_warm: Start from ``last``.
+    """
+    word_counts = word_counts.astype(topics.probs.dtype)
+
+    def solve(block: tuple[Array, Array, Assignments | None]) -> CollapsedFit:
+        words, tokens, last = block
+        rows = _rows_without(topics, words, tokens, last)
+        counts = _first_counts(rows, concentration, tokens, last if is_warm else None)
+        own, ids = lax.top_k(counts, min(MOST_TOPICS, counts.shape[1]))
+        rows, a = jnp.take_along_axis(rows, ids[:, None], axis=2), concentration[ids]
+        shares = _converge(rows, a, tokens, _normalised(rows * (a + own)[:, None]), effort)
+        if num_active < shares.shape[2]:
+            rows = jnp.where(_is_largest(shares, num_active), rows, 0)
+            start = _normalised(jnp.where(rows > 0, shares, 0))
+            shares = _converge(rows, a, tokens, start, effort)
+        return _summary(shares, a, tokens, ids, num_active, counts.shape)
+
+    inputs = jax.tree.map(partial(_in_blocks, len(words)), (words, word_counts, last))
+    fits = lax.map(solve, inputs)
+    found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: len(words)], fits)
+    return found._replace(rest=found.rest + length_term(concentration, word_counts))
+
+
+def _in_blocks(num_docs: int, values: Array) -> Array:
+    """Fold (N, ...) to (N / size, size, ...) as ``in_blocks`` does, also with more axes."""
+    (folded,) = in_blocks((values.reshape(num_docs, -1),), block_size_for(num_docs))
+    return folded.reshape(*folded.shape[:2], *values.shape[1:])
+
+
+def _rows_without(
+    topics: TopicProbs, words: Array, tokens: Array, last: Assignments | None
+) -> Array:
+    """Probabilities of words (B, U, K) without the token that each is about; 0 in empty slots."""
+    rows = topics.probs[words]
+    if last is not None:
+        b, u = jnp.ogrid[: rows.shape[0], : rows.shape[1]]
+        own = last.shares * topics.of_token[last.topics]
+        rows = rows.at[b[..., None], u[..., None], last.topics].add(-own)
+        rows = jnp.maximum(rows, topics.least)  # after rounding
+    return jnp.where(tokens[..., None] > 0, rows, 0)
+
+
+def _first_counts(
+    rows: Array, concentration: Array, tokens: Array, last: Assignments | None
+) -> Array:
+    """Counts (B, K) that show which topics a document uses: with a token's own share in them.
+
+    The weights of topics are then those of all words, and a sweep is two products of matrices.
+    """
+
+    def sweep(_: Array, counts: Array) -> Array:
+        weights = concentration + counts
+        norm = einsum("buk,bk->bu", rows, weights)
+        ratios = jnp.where(tokens > 0, tokens / norm, 0)
+        return weights * einsum("buk,bu->bk", rows, ratios)
+
+    counts = jnp.zeros((len(rows), len(concentration)), rows.dtype)
+    if last is not None:
+        places = jnp.arange(len(rows))[:, None, None], last.topics
+        counts = counts.at[places].add(tokens[..., None] * last.shares)
+    is_whole = len(concentration) <= MOST_TOPICS or last is not None
+    return lax.fori_loop(0, 1 if is_whole else FIRST_SWEEPS, sweep, counts)
+
+
+class _State(NamedTuple):
+    """Where each of B documents is."""
+
+    number: Array  # of sweeps
+    shares: Array  # (B, U, A)
+    counts: Array  # (B, A)
+    goes_on: Array  # (B,), whether its counts still change
+
+
+def _converge(rows: Array, a: Array, tokens: Array, shares: Array, effort: Effort) -> Array:
+    """Sweep until no topic's count changes by ``tolerance`` tokens, for shares (B, U, A).
+
+    A document that is done waits, so that its result does not depend on those beside it.
+    """
+    tiny = finfo(shares.dtype).tiny  # rounding may take a little more than there is
+
+    def sweep(state: _State) -> _State:
+        of_others = (a + state.counts)[:, None] - state.shares
+        shares = _normalised(rows * jnp.maximum(of_others, tiny))
+        shares = jnp.where(state.goes_on[:, None, None], shares, state.shares)
+        counts = _counts_of(shares, tokens)
+        change = jnp.abs(counts - state.counts).max(axis=1)
+        return _State(state.number + 1, shares, counts, change > effort.tolerance)
+
+    counts, goes_on = _counts_of(shares, tokens), jnp.ones(len(shares), bool)
+    done = lax.while_loop(
+        lambda state: (state.number < effort.num_sweeps) & state.goes_on.any(),
+        sweep,
+        _State(jnp.array(0), shares, counts, goes_on),
+    )
+    return done.shares
+
+
+def _counts_of(shares: Array, tokens: Array) -> Array:
+    return einsum("bu,bua->ba", tokens, shares)
+
+
+def _normalised(weights: Array) -> Array:
+    """Shares that sum to 1; 0 where no weight is above 0, as in an empty slot."""
+    norm = weights.sum(axis=2, keepdims=True)
+    return jnp.where(norm > 0, weights / norm, 0)
+
+
+def _is_largest(shares: Array, num: int) -> Array:
+    """Whether an entry is one of so many largest of its word, ties by position."""
+    keys = order_keys(shares.swapaxes(1, 2))
+    above = jnp.full_like(keys[:, 0], np.iinfo(keys.dtype).max)
+    least = lax.fori_loop(0, num, lambda _, last: next_largest(keys, last), above)
+    return (keys >= least[:, None]).swapaxes(1, 2)
+
+
+def _summary(
+    shares: Array, a: Array, tokens: Array, ids: Array, num_active: int, shape: tuple[int, ...]
+) -> CollapsedFit:
+    """What a block of documents leaves, of shares (B, U, A) of the topics ``ids`` (B, A).
+
+    With q(z) these shares and q(pi) the best Dirichlet, a + N, the bound is
+
+        sum_u c[u] sum_k r[u, k] (log phi[u, k] - log r[u, k])
+        + sum_k log(Gamma(a[k] + N[k]) / Gamma(a[k])) + ``length_term``.
+    """
+    counts = _counts_of(shares, tokens)
+    entropy = -einsum("bu,bua->b", tokens, jax.scipy.special.xlogy(shares, shares))
+    rises = gammaln(a + counts) - gammaln(a)
+
+    def of_all(values: Array) -> Array:
+        none = jnp.zeros(shape, values.dtype)
+        return jnp.put_along_axis(none, ids, values, axis=1, inplace=False)
+
+    largest, places = lax.top_k(shares, min(num_active, shares.shape[2]))
+    topics = jnp.take_along_axis(ids[:, None], places, axis=2)
+    missing = (0, 0), (0, 0), (0, num_active - largest.shape[2])
+    return CollapsedFit(
+        of_all(counts),
+        Assignments(jnp.pad(largest, missing), jnp.pad(topics, missing)),
+        entropy + rises.sum(axis=1),
+    )

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Concentrations that are learned are the most likely ones, where counts are known."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import gammaln
+
+from numpyro_largecat.ops.topics.learned_concentrations import (
+    log_absence,
+    next_concentration,
+    next_word_concentration,
+    rises,
+)
+
+CERTAIN = np.log(1e-12)  # log probability of absence of what is known to be there
+
+
+def draw_counts(concentration, num_rows: int = 40, num_tokens: int = 50):
+    rng = np.random.default_rng(0)
+    return np.array(
+        [rng.multinomial(num_tokens, rng.dirichlet(concentration)) for _ in range(num_rows)]
+    )
+
+
+def log_likelihood(concentration, counts) -> float:
+    """Of Dirichlet-multinomial counts, up to what does not depend on the concentrations."""
+    total = concentration.sum()
+    own = (gammaln(concentration + counts) - gammaln(concentration)).sum()
+    return own + (gammaln(total) - gammaln(total + counts.sum(axis=1))).sum()
+
+
+@pytest.mark.usefixtures("x64")
+def test_known_counts_give_the_most_likely_concentrations() -> None:
+    counts = draw_counts([2.0, 0.5, 0.1])
+    best = minimize(lambda x: -log_likelihood(np.exp(x), counts), np.zeros(3), tol=1e-10)
+    found, absence = np.ones(3), np.where(counts > 0, CERTAIN, 0.0)
+    for _ in range(2000):
+        gains = np.asarray(rises(jnp.asarray(counts, float), jnp.asarray(absence), found))
+        found = next_concentration(found, gains.sum(axis=0), counts.sum(axis=1))
+    np.testing.assert_allclose(found, np.exp(best.x), rtol=1e-3)
+
+
+def test_known_counts_give_the_most_likely_word_concentration() -> None:
+    counts = draw_counts(np.full(8, 0.3))
+    grid = np.linspace(0.05, 1, 2000)
+    best = grid[np.argmax([log_likelihood(np.full(8, b), counts) for b in grid])]
+    found, absence = 1.0, np.where(counts > 0, CERTAIN, 0.0)
+    for _ in range(300):
+        found = next_word_concentration(found, counts.T.astype(float), absence.T)
+    assert found == pytest.approx(best, abs=1e-3)
+
+
+@pytest.mark.usefixtures("x64")
+def test_rare_topics_count_as_often_as_they_are_there() -> None:
+    """A topic with a share of 1 % of one token is there once in a hundred times, with a token."""
+    shares = jnp.array([0.01, 1.0])
+    found = rises(shares, log_absence(shares), jnp.array([0.1, 0.1]))
+    np.testing.assert_allclose(found, np.array([0.01, 1.0]) / 0.1, rtol=1e-5)
+
+
+def test_a_topic_that_is_nowhere_keeps_a_concentration() -> None:
+    found = next_concentration(np.array([0.1, 0.1]), np.array([3.0, 0.0]), np.array([5, 7]))
+    assert found[1] > 0
