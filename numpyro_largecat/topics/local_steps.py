@@ -155,7 +155,8 @@ class Collapsed:
             padded = np.zeros((*is_word.shape, self.num_active), values.dtype)
             padded[is_word] = of_words
             found.append(padded)
-        return Assignments(*found)
+        shares, topics = map(jnp.asarray, found)
+        return Assignments(shares, topics)
 
     def sums(self, given: Given, documents: Documents, fit: CollapsedFit, *, learns: bool) -> Sums:
         """Cost: O(U L) entries for each document, and as many again if it learns."""
