@@ -8,23 +8,26 @@ with all topics, on documents broader than the fitted prior (their concentration
 topics, the prior's 0.5; local optima differ then, by about a nat of the bound) and on narrower
 ones (1).
 
-Quality: for AP, 3,430 documents of 20 Newsgroups (as many as KOS has) and a tenth of the tokens of
-NIPS, each number of topics and L, the document-completion log likelihood per word of held-out
-documents after some passes, beside scikit-learn's online LDA, gensim's and tomotopy's. All are
-scored in the same way from their point estimates of the topics, with a concentration of 0.5 / K for
-each topic. The time is of the fit, with compilation, and for ours also that of the same fit again,
-compiled already; ``compile_seconds`` is the difference. Peers run in one thread, as is their
-default; in two, tomotopy took 0.82 of the time and scikit-learn as long. Those that are not
-installed are left out (``pip install scikit-learn gensim tomotopy``).
+Quality: for AP, 3,430 documents of 20 Newsgroups (as many as KOS has), a tenth of the tokens of
+NIPS and Reuters-21578, each number of topics and seed, held-out tokens and held-out words, and
+coherence and diversity of the top words, beside scikit-learn's online LDA, gensim's and tomotopy's,
+each at its own defaults and with the priors that ours starts from. All are scored from their point
+estimates of the topics by ``benchmarks.topic_scores``, which favours none. Seconds are of the fit,
+with compilation, and processor seconds beside them; for ours also of the same fit again, compiled
+already: ``compile_seconds`` is the difference. Peers run in one thread, as is their default. Those
+that are not installed are left out (``pip install scikit-learn gensim tomotopy``).
 """
 
 from __future__ import annotations
 
 import gzip
+import html
 import importlib
+import re
 import statistics
+import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
+from sklearn.feature_extraction.text import CountVectorizer
 
 import numpyro_largecat as lc
 from benchmarks.records import (
@@ -44,6 +48,7 @@ from benchmarks.records import (
     print_table,
     write_json,
 )
+from benchmarks.topic_scores import coherence, diversity, held_out_score, split_corpus
 from numpyro_largecat.data import Corpus, read_lda_c, read_uci_bag_of_words
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.document_fit import (
@@ -55,11 +60,11 @@ from numpyro_largecat.ops.topics.document_fit import (
     start_documents,
 )
 from numpyro_largecat.topics.document_chunks import CHUNK, Chunk, Shapes, chunks_of, on_all_cores
-from numpyro_largecat.topics.topic_fit import completion_score
 
 NAME = "topics"
 ALPHA = 0.5
 WORD_CONCENTRATION = 0.1
+GIBBS_PASSES = 200
 KOS_DOCUMENTS = 3430
 BROAD, NARROW = 8.0, 1.0  # concentrations of synthetic documents, over all topics
 
@@ -72,10 +77,7 @@ class Size(NamedTuple):
     speed_topics: tuple[int, ...]
     repeats: int
     quality_topics: tuple[int, ...]
-    quality_active: tuple[int, ...]  # 0 for all topics
-    passes: tuple[int, ...]  # of our fits
-    peer_passes: tuple[int, ...]
-    gibbs_passes: int
+    seeds: int
 
 
 FULL = Size(
@@ -84,12 +86,9 @@ FULL = Size(
     speed_topics=(200, 400, 800, 1600),
     repeats=5,
     quality_topics=(50, 100, 200, 400),
-    quality_active=(1, 4, 8, 0),
-    passes=(5, 20),
-    peer_passes=(5, 20),
-    gibbs_passes=200,
+    seeds=3,
 )
-QUICK = Size(40, 200, (20, 40), 1, (4,), (1, 0), (2,), (2,), 5)
+QUICK = Size(40, 200, (20, 40), 1, (4,), 1)
 
 
 def synthetic_topics(
@@ -198,8 +197,21 @@ def read_20news(path: Path, num_words: int = 2000) -> Corpus:
     return Corpus.from_rows([rows[d] for d in some], num_words)
 
 
+def read_reuters(path: Path) -> Corpus:
+    """Reuters-21578: bodies of its articles, words of three letters or more in 5 to 25 %."""
+    with tarfile.open(path) as archive:
+        names = sorted(name for name in archive.getnames() if name.endswith(".sgm"))
+        text = "".join(archive.extractfile(name).read().decode("latin-1") for name in names)
+    bodies = re.findall(r"<BODY>(.*?)</BODY>", text, re.DOTALL)
+    vectorizer = CountVectorizer(
+        token_pattern="[a-z]{3,}", min_df=5, max_df=0.25, stop_words="english"
+    )
+    counts = vectorizer.fit_transform(html.unescape(body) for body in bodies)
+    return Corpus.from_csr(counts, vectorizer.get_feature_names_out())
+
+
 def read_corpora(folder: Path) -> dict[str, Corpus]:
-    """The corpora of the folder: AP, a part of 20 Newsgroups, a tenth of the tokens of NIPS."""
+    """AP, a part of 20 Newsgroups, a tenth of the tokens of NIPS, and Reuters-21578."""
     text = folder / "text"
     return {
         "20news": read_20news(text / "20news_train.feat.gz"),
@@ -207,99 +219,77 @@ def read_corpora(folder: Path) -> dict[str, Corpus]:
         "NIPS": read_uci_bag_of_words(
             text / "docword.nips1-17_tenth.txt.gz", text / "vocab.nips1-17.txt.gz"
         ),
+        "Reuters": read_reuters(text / "reuters21578_sgml.tar.xz"),
     }
 
 
-class Split(NamedTuple):
-    """Documents to fit, and others whose words are divided in two."""
-
-    train: Corpus
-    seen: Corpus
-    unseen: Corpus
+Found = NDArray[np.floating]  # topics, (K, V)
+Fit = Callable[[Corpus, int, int], Found]  # corpus, topics, seed
 
 
-def split_corpus(corpus: Corpus) -> Split:
-    """Hold out a tenth of the documents, and a fifth of the words of each of these."""
-    order = np.random.default_rng(0).permutation(corpus.num_documents)
-    cut = corpus.num_documents // 10
-    seen, unseen = corpus.select(order[:cut]).split_words(seed=0)
-    return Split(corpus.select(np.sort(order[cut:])), seen, unseen)
-
-
-Fit = Callable[[Corpus, int, int], NDArray[np.floating]]  # corpus, topics, passes: topics (K, V)
-
-
-def our_fit(num_active: int, corpus: Corpus, num_topics: int, num_passes: int) -> Any:
+def our_fit(inference: Any, corpus: Corpus, num_topics: int, seed: int) -> Any:
     """Memoized, with everything at its default."""
-    return lc.fit_topics(
-        jax.random.key(0),
-        corpus,
-        num_topics,
-        concentration=ALPHA / num_topics,
-        word_concentration=WORD_CONCENTRATION,
-        num_active=num_active or num_topics,
-        num_passes=num_passes,
-        progress_bar=False,
-    ).topics
+    key = jax.random.key(seed)
+    options = {"inference": inference, "progress_bar": False}
+    return lc.fit_topics(key, corpus, num_topics, **options).topics
 
 
-def sklearn_fit(corpus: Corpus, num_topics: int, num_passes: int) -> Any:
+def sklearn_fit(is_tuned: bool, corpus: Corpus, num_topics: int, seed: int) -> Any:
     from sklearn.decomposition import LatentDirichletAllocation
 
     counts = csr_matrix(
         (corpus.counts, corpus.words, corpus.offsets), (corpus.num_documents, corpus.num_words)
     )
-    found = LatentDirichletAllocation(
-        num_topics,
-        learning_method="online",
-        batch_size=512,
-        max_iter=num_passes,
-        random_state=0,
-        doc_topic_prior=ALPHA / num_topics,
-        topic_word_prior=WORD_CONCENTRATION,
-    ).fit(counts)
-    return found.components_ / found.components_.sum(axis=1, keepdims=True)
+    tuned = {
+        "learning_method": "online",
+        "batch_size": 512,
+        "max_iter": 20,
+        "doc_topic_prior": ALPHA / num_topics,
+        "topic_word_prior": WORD_CONCENTRATION,
+    }
+    model = LatentDirichletAllocation(num_topics, random_state=seed, **tuned if is_tuned else {})
+    found = model.fit(counts).components_
+    return found / found.sum(axis=1, keepdims=True)
 
 
-def gensim_fit(corpus: Corpus, num_topics: int, num_passes: int) -> Any:
+def gensim_fit(is_tuned: bool, corpus: Corpus, num_topics: int, seed: int) -> Any:
     from gensim.models import LdaModel
 
     rows = [
         list(zip(*(x.tolist() for x in corpus.document(d)), strict=True))
         for d in range(corpus.num_documents)
     ]
-    return LdaModel(
-        rows,
-        num_topics=num_topics,
-        id2word={i: str(i) for i in range(corpus.num_words)},
-        passes=num_passes,
-        chunksize=512,
-        alpha=[ALPHA / num_topics] * num_topics,
-        eta=WORD_CONCENTRATION,
-        eval_every=None,
-        random_state=0,
-    ).get_topics()
+    words = {i: str(i) for i in range(corpus.num_words)}
+    tuned = {
+        "passes": 20,
+        "chunksize": 512,
+        "alpha": [ALPHA / num_topics] * num_topics,
+        "eta": WORD_CONCENTRATION,
+        "eval_every": None,
+    }
+    shared = {"num_topics": num_topics, "id2word": words, "random_state": seed}
+    return LdaModel(rows, **shared, **tuned if is_tuned else {}).get_topics()
 
 
-def tomotopy_fit(corpus: Corpus, num_topics: int, num_passes: int) -> Any:
+def tomotopy_fit(is_tuned: bool, corpus: Corpus, num_topics: int, seed: int) -> Any:
+    """200 passes; it learns the concentrations of topics, also where it starts from ours."""
     import tomotopy
 
-    model = tomotopy.LDAModel(
-        k=num_topics, alpha=ALPHA / num_topics, eta=WORD_CONCENTRATION, seed=0
-    )
+    priors = {"alpha": ALPHA / num_topics, "eta": WORD_CONCENTRATION}
+    model = tomotopy.LDAModel(k=num_topics, seed=seed, **priors if is_tuned else {})
     for d in range(corpus.num_documents):
         words, counts = corpus.document(d)
         model.add_doc(list(map(str, np.repeat(words, counts))))
-    model.train(num_passes, workers=1)
-    counts = np.full((num_topics, corpus.num_words), WORD_CONCENTRATION)
+    model.train(GIBBS_PASSES, workers=1)
+    topics = np.full((num_topics, corpus.num_words), model.eta)
     columns = [int(word) for word in model.used_vocabs]
-    weights = np.asarray(model.get_count_by_topics(), float)
+    weights = np.asarray(model.get_count_by_topics(), float) + model.eta * len(columns)
     for k in range(num_topics):
-        counts[k, columns] += model.get_topic_word_dist(k) * weights[k]
-    return counts / counts.sum(axis=1, keepdims=True)
+        topics[k, columns] = model.get_topic_word_dist(k) * weights[k]
+    return topics / topics.sum(axis=1, keepdims=True)
 
 
-PEERS: dict[str, tuple[str, Fit]] = {
+PEERS: dict[str, tuple[str, Callable[[bool, Corpus, int, int], Found]]] = {
     "scikit-learn": ("sklearn", sklearn_fit),
     "gensim": ("gensim", gensim_fit),
     "tomotopy": ("tomotopy", tomotopy_fit),
@@ -307,69 +297,75 @@ PEERS: dict[str, tuple[str, Fit]] = {
 
 
 def available_peers() -> dict[str, Fit]:
-    """The peers that are installed; says which are not."""
-    found = {}
+    """The peers that are installed, at their defaults and with our priors; says which are not."""
+    found: dict[str, Fit] = {}
     for name, (module, fit) in PEERS.items():
         try:
             importlib.import_module(module)
         except ImportError:
             print(f"{name} is not installed, and is left out: pip install {name}")
         else:
-            found[name] = fit
+            found[f"{name}, its defaults"] = partial(fit, False)
+            found[f"{name}, our priors"] = partial(fit, True)
     return found
 
 
-def timed(
-    fit: Fit, corpus: Corpus, num_topics: int, num_passes: int
-) -> tuple[NDArray[np.floating], float]:
-    """Topics, and the seconds that they took."""
-    start = time.perf_counter()
-    topics = fit(corpus, num_topics, num_passes)
-    return topics, time.perf_counter() - start
+class Timed(NamedTuple):
+    """Topics, and what they took."""
+
+    topics: Found
+    seconds: float
+    processor_seconds: float
 
 
-def measure_quality(corpora: dict[str, Corpus], size: Size, peers: dict[str, Fit]) -> list[Record]:
-    """Held-out log likelihood per word and seconds, of every method on the same split."""
+def timed(fit: Fit, corpus: Corpus, num_topics: int, seed: int) -> Timed:
+    """Fit, and take the time."""
+    start, processor = time.perf_counter(), time.process_time()
+    topics = fit(corpus, num_topics, seed)
+    return Timed(topics, time.perf_counter() - start, time.process_time() - processor)
+
+
+def measure_quality(
+    corpora: dict[str, Corpus], all_topics: Sequence[int], seeds: int, peers: dict[str, Fit]
+) -> list[Record]:
+    """Scores and seconds of every method, on the same splits."""
+    ours = {name: partial(our_fit, name) for name in ("collapsed", "mean_field")}
     records: list[Record] = []
     for corpus_name, corpus in corpora.items():
-        split = split_corpus(corpus)
-        for num_topics in size.quality_topics:
-            methods: dict[str, tuple[Fit, tuple[int, ...]]] = {
-                f"L = {num_active or 'K'}": (partial(our_fit, num_active), size.passes)
-                for num_active in size.quality_active
-            }
-            for name, fit in peers.items():
-                gibbs = (min(10, size.gibbs_passes), size.gibbs_passes)
-                methods[name] = (fit, gibbs if name == "tomotopy" else size.peer_passes)
-            table = []
-            for method, (fit, passes) in methods.items():
-                for num_passes in passes:
-                    cell = partial(
-                        Record,
-                        benchmark=NAME,
-                        setting={"corpus": corpus_name, "K": num_topics, "passes": num_passes},
-                        method=method,
-                    )
+        for num_topics in all_topics:
+            print(f"{corpus_name}, K = {num_topics}")
+            for method, fit in (ours | peers).items():
+                rows = []
+                for seed in range(seeds):
+                    split = split_corpus(corpus, seed)
+                    setting = {"corpus": corpus_name, "K": num_topics, "seed": seed}
+                    cell = partial(Record, benchmark=NAME, setting=setting, method=method)
                     jax.clear_caches()  # so that each of our fits compiles its code
-                    topics, seconds = timed(fit, split.train, num_topics, num_passes)
-                    records.append(cell(metric="seconds", value=seconds, unit="s", better="lower"))
-                    row = [method, str(num_passes), f"{seconds:.1f}", ""]
-                    if method not in peers:
-                        again = timed(fit, split.train, num_topics, num_passes)[1]
-                        lower = partial(cell, unit="s", better="lower")
-                        records += [
-                            lower(metric="seconds_again", value=again),
-                            lower(metric="compile_seconds", value=seconds - again),
-                        ]
-                        row[-1] = f"{again:.1f}"
-                    prior = np.full(num_topics, ALPHA / num_topics)
-                    score = completion_score(topics, prior, split.seen, split.unseen)
-                    unit = "nats per token"
-                    records.append(cell(metric="score", value=score, unit=unit, better="higher"))
-                    table.append([*row, f"{score:.4f}"])
-            print(f"{corpus_name}, K = {num_topics}: held-out log likelihood per word")
-            print_table(["", "passes", "seconds", "again", "score"], table)
-            print(flush=True)
+                    found = timed(fit, split.train, num_topics, seed)
+                    lower = partial(cell, unit="s", better="lower")
+                    records += [
+                        lower(metric="seconds", value=found.seconds),
+                        lower(metric="processor_seconds", value=found.processor_seconds),
+                    ]
+                    if method in ours:
+                        again = timed(fit, split.train, num_topics, seed).seconds
+                        records.append(lower(metric="compile_seconds", value=found.seconds - again))
+                    scores = {
+                        "heldout_tokens": held_out_score(found.topics, *split.tokens),
+                        "heldout_words": held_out_score(found.topics, *split.words),
+                        "npmi": coherence(found.topics, split.train),
+                        "diversity": diversity(found.topics),
+                    }
+                    for metric, value in scores.items():
+                        unit = "nats per token" if metric.startswith("held") else "1"
+                        records.append(cell(metric=metric, value=value, unit=unit, better="higher"))
+                    rows.append([*scores.values(), found.seconds])
+                means, spreads = np.mean(rows, axis=0), np.ptp(rows, axis=0)
+                text = "  ".join(
+                    f"{m:8.3f} ± {s / 2:.3f}" for m, s in zip(means, spreads, strict=True)
+                )
+                print(f"  {method:24s} {text}", flush=True)
+            print("  tokens, words, coherence, diversity, seconds: mean, and half of the range")
     return records
 
 
@@ -378,16 +374,16 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder that holds text/, with the corpora")
     parser.add_argument("--only", choices=("speed", "quality"), help="measure one part only")
     parser.add_argument("--topics", type=int, nargs="+", help="numbers of topics for quality")
-    parser.add_argument("--passes", type=int, nargs="+", help="of our fits, for quality")
+    parser.add_argument("--seeds", type=int, help="of splits and fits, for quality")
     parser.add_argument(
-        "--corpora", nargs="+", choices=("20news", "AP", "NIPS"), help="for quality"
+        "--corpora", nargs="+", choices=("20news", "AP", "NIPS", "Reuters"), help="for quality"
     )
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else FULL
     if arguments.topics:
         size = size._replace(quality_topics=tuple(arguments.topics))
-    if arguments.passes:
-        size = size._replace(passes=tuple(arguments.passes))
+    if arguments.seeds:
+        size = size._replace(seeds=arguments.seeds)
     records: list[Record | MachineRecord] = [machine_record(NAME, jax.devices()[0].device_kind)]
     if arguments.only != "quality":
         records += measure_speed(size)
@@ -401,7 +397,7 @@ def main() -> None:
             corpora = read_corpora(arguments.data)
             corpora = {n: c for n, c in corpora.items() if n in (arguments.corpora or corpora)}
             peers = available_peers()
-        records += measure_quality(corpora, size, peers)
+        records += measure_quality(corpora, size.quality_topics, size.seeds, peers)
     write_json(arguments.json, records)
 
 

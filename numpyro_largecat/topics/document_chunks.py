@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.rows_by_device import num_devices
-from numpyro_largecat.topics.local_steps import Documents, Given, LocalStep, Posterior
+from numpyro_largecat.topics.local_steps import Documents, Given, LocalStep, Posterior, Solved
 
 CHUNK = 128  # documents of one compiled call at most
 FEWEST = 16  # and at least, what is solved together on a CPU
@@ -52,15 +52,6 @@ class Chunk(NamedTuple):
     documents: NDArray[np.intp]  # (n,), where they are in the corpus
     words: NDArray[np.int32]  # (documents of the width, width), times the number of devices
     counts: NDArray[np.int32]  # of the same shape
-
-
-class Solved(NamedTuple):
-    """A chunk and what was found for it."""
-
-    chunk: Chunk
-    documents: Documents
-    fit: Any  # as ``LocalStep.solve`` gives it
-    places: NDArray[np.intp]  # (n,), the rows of these where the documents of the chunk are
 
 
 def shapes_of(corpus: Corpus, batch_size: int, num_rows: int, num_passes: int) -> Shapes:
@@ -192,7 +183,7 @@ def solve_batch(
     given: Given,
     local_step: LocalStep,
     shapes: Shapes,
-    then: Callable[[Solved], T],
+    then: Callable[[Chunk, Solved], T],
     last: Callable[[Chunk], Any] | None = None,
 ) -> list[T]:
     """Solve for the documents of a batch, given the topics of its rows.
@@ -210,7 +201,7 @@ def solve_batch(
         left = None if last is None else jax.tree.map(lambda x: jnp.asarray(x[dealt]), last(chunk))
         fit = local_step.solve(given, documents, left)
         own = np.argsort(dealt)[: len(chunk.documents)]
-        return then(Solved(chunk, documents, fit, own))
+        return then(chunk, Solved(documents, fit, own))
 
     chunks = chunks_of(corpus, batch.documents, shapes, num_devices(mesh))
     return on_all_cores(solve, chunks, mesh)
@@ -233,8 +224,8 @@ def topic_counts(
     num_topics, dtype = len(posterior.totals), posterior.words.dtype
     counts = np.zeros((corpus.num_documents, num_topics), dtype)
 
-    def keep(solved: Solved) -> None:
-        counts[solved.chunk.documents] = np.asarray(solved.fit.counts)[solved.places]
+    def keep(chunk: Chunk, solved: Solved) -> None:
+        counts[chunk.documents] = np.asarray(solved.fit.counts)[solved.places]
 
     for batch in batches_within(corpus, shapes.num_rows):
         is_whole = len(batch.rows) == corpus.num_words

@@ -86,7 +86,7 @@ def fit_topics(
     .. math:: S \leftarrow (1 - \rho_t) S + \rho_t \frac{N}{B} S_{\mathrm{batch}}, \qquad
               \rho_t = (\mathrm{delay} + t)^{-\mathrm{forgetting}}, \quad t = 1, 2, \ldots
 
-    Documents start from scratch at each visit. What is raised during the fit, also
+    What is raised during the fit, also
     ``KeyboardInterrupt``, has the fit so far as its attribute ``result_so_far``.
 
     Cost: per document as ``TopicDocument``; per batch O(R K) for the R different words in it;
@@ -178,7 +178,8 @@ def fit_topics(
     solved_in = shapes
     if devices is not None:
         solved_in = shapes._replace(num_documents=documents_together(batch_size, devices.size))
-    local_step = INFERENCE[inference](active, options.effort, devices, options.warm_start)
+    is_warm = inference == "collapsed" if options.warm_start is None else options.warm_start
+    local_step = INFERENCE[inference](active, options.effort(inference), devices, is_warm)
     problem = Problem(corpus, local_step, solved_in, learns, isinstance(start, TopicFit))
     first: NDArray[np.floating] = np.zeros((corpus.num_words, num_topics))
     if saved is None:
@@ -206,7 +207,7 @@ def fit_topics(
 
     about = {"settings": settings, "shapes": shapes}
     if method == "memoized":
-        steps = memoized_steps(problem, batches, memory, num_passes, options, order_key)
+        steps = memoized_steps(problem, batches, memory, num_passes, order_key)
     else:
         shared = problem, batches, memory, num_passes, options, order_key
         steps = stochastic_steps(*shared, num_before)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from numpyro_largecat.ops.rows_by_device import by_device, sums_by_device
+from numpyro_largecat.ops.rows_by_device import by_device, sums_by_device, total
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.collapsed_documents import (
     Assignments,
@@ -58,13 +58,21 @@ class Documents(NamedTuple):
     counts: Array  # (n, U)
 
 
-class Sums(NamedTuple):
-    """Sums over documents, each with an axis for the devices before its own."""
+class Solved(NamedTuple):
+    """Documents and what was found for them."""
 
-    counts: Array  # (R, K), expected tokens of words in topics
-    rest: Array  # (), the bound without the term of log phi
-    log_absence: Array | None = None  # (R, K), log probability that no token is of the topic
-    rises: Array | None = None  # (K,), see ``ops.topics.learned_concentrations``
+    documents: Documents  # with others that are empty
+    fit: Any  # as ``LocalStep.solve`` gives it
+    places: NDArray[np.intp]  # (n,), the rows of these where the documents are
+
+
+class Sums(NamedTuple):
+    """Sums over documents."""
+
+    counts: csr_array  # (R, K), expected tokens of words in topics
+    rest: float  # the bound without the term of log phi
+    log_absence: csr_array | None = None  # (R, K), log probability that no token is of the topic
+    rises: NDArray[Any] | None = None  # (K,), see ``ops.topics.learned_concentrations``
 
 
 class LocalStep(Protocol):
@@ -73,6 +81,11 @@ class LocalStep(Protocol):
     @property
     def mesh(self) -> Mesh | None:
         """Devices over which the documents of a chunk are spread."""
+        ...
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether documents start from what their last visit found."""
         ...
 
     @property
@@ -93,19 +106,16 @@ class LocalStep(Protocol):
         """Topics of documents, with ``counts`` (n, K); ``last`` is of their last visit, or None."""
         ...
 
-    def kept(self, fit: Any, places: NDArray[np.intp], is_word: NDArray[np.bool_]) -> csr_array:
-        """What the next visit needs of the documents at ``places``, with words (n, U) or not.
+    def kept(self, solved: Solved) -> csr_array:
+        """What the next visit needs: a row for each document, or for each word if ``by_word``."""
+        ...
 
-        It has a row for each document, or for each of its words if the step is ``by_word``.
-        """
+    def sums(self, given: Given, solved: Solved, kept: csr_array, *, learns: bool) -> Sums:
+        """What a batch sums of them; what priors are learned from if it ``learns``."""
         ...
 
     def last(self, kept: csr_array, is_word: NDArray[np.bool_]) -> Any:
         """The same as ``solve`` takes it, of documents with words (n, U) or not."""
-        ...
-
-    def sums(self, given: Given, documents: Documents, fit: Any, *, learns: bool) -> Sums:
-        """What a batch sums of them; what priors are learned from if it ``learns``."""
         ...
 
 
@@ -133,16 +143,15 @@ class Collapsed:
         options = {"num_active": self.num_active, "is_warm": is_warm, "mesh": self.mesh}
         return _solve_collapsed((given, self.effort), (documents, last), **options)
 
-    def kept(
-        self, fit: CollapsedFit, places: NDArray[np.intp], is_word: NDArray[np.bool_]
-    ) -> csr_array:
+    def kept(self, solved: Solved) -> csr_array:
         """Shares of the topics, (words, K)."""
-        shares, topics = (np.asarray(x)[places][is_word] for x in fit.assignments)
+        is_word = np.asarray(solved.documents.counts)[solved.places] > 0
+        fit = solved.fit
+        shares, topics = (np.asarray(x)[solved.places][is_word] for x in fit.assignments)
         is_used = shares > 0
         ends = np.concatenate([[0], np.cumsum(is_used.sum(axis=1))])
-        return csr_array(
-            (shares[is_used], topics[is_used], ends), (len(shares), fit.counts.shape[1])
-        )
+        shape = len(shares), fit.counts.shape[1]
+        return csr_array((shares[is_used], topics[is_used], ends), shape)
 
     def last(self, kept: csr_array, is_word: NDArray[np.bool_]) -> Assignments:
         """Each word's topics in slots of their own."""
@@ -158,9 +167,27 @@ class Collapsed:
         shares, topics = map(jnp.asarray, found)
         return Assignments(shares, topics)
 
-    def sums(self, given: Given, documents: Documents, fit: CollapsedFit, *, learns: bool) -> Sums:
-        """Cost: O(U L) entries for each document, and as many again if it learns."""
-        return _sum_collapsed(given, (documents, fit), learns=learns, mesh=self.mesh)
+    def sums(self, given: Given, solved: Solved, kept: csr_array, *, learns: bool) -> Sums:
+        """By products of sparse matrices, O(U L) for each document."""
+        words, counts = (np.asarray(x)[solved.places] for x in solved.documents)
+        is_word, concentration = counts > 0, np.asarray(given.concentration, np.float64)
+        num_words, num_rows = len(kept.indptr) - 1, len(given.topics.probs)
+        tokens = counts[is_word].astype(kept.dtype)
+
+        def tokens_of(rows: NDArray[np.integer], size: int) -> csr_array:
+            entries = rows, np.arange(num_words)
+            return csr_array((tokens, entries), (size, num_words))
+
+        by_word = tokens_of(words[is_word], num_rows)
+        rest = float(np.asarray(solved.fit.rest, np.float64)[solved.places].sum())
+        if not learns:
+            return Sums(by_word @ kept, rest)
+        absence = csr_array((log_absence(kept.data), kept.indices, kept.indptr), kept.shape)
+        by_document = tokens_of(np.nonzero(is_word)[0], len(is_word))
+        of_topics, absent = (by_document @ of_words for of_words in (kept, absence))
+        own = rises(of_topics.data, absent.data, concentration[of_topics.indices])
+        gains = np.bincount(of_topics.indices, own, len(concentration))
+        return Sums(by_word @ kept, rest, by_word @ absence, gains)
 
 
 class FitOfSize(NamedTuple):
@@ -203,24 +230,25 @@ class MeanField:
         fit = _solve_mean_field(shared, (documents, start), size=size, mesh=self.mesh)
         return FitOfSize(fit, size)
 
-    def kept(
-        self, fit: FitOfSize, places: NDArray[np.intp], is_word: NDArray[np.bool_]
-    ) -> csr_array:
+    def kept(self, solved: Solved) -> csr_array:
         """Counts of the topics, (documents, K)."""
-        del is_word
-        return csr_array(np.asarray(fit.counts)[places])
+        return csr_array(np.asarray(solved.fit.counts)[solved.places])
 
     def last(self, kept: csr_array, is_word: NDArray[np.bool_]) -> NDArray[np.floating]:
         """The same, dense, with rows for documents that pad."""
         counts = kept.toarray()
         return np.pad(counts, ((0, len(is_word) - len(counts)), (0, 0)))
 
-    def sums(self, given: Given, documents: Documents, fit: FitOfSize, *, learns: bool) -> Sums:
+    def sums(self, given: Given, solved: Solved, kept: csr_array, *, learns: bool) -> Sums:
         """See ``word_topic_counts``."""
+        del kept
         assert not learns
+        fit, size = solved.fit
         shared = given.topics.table, given.concentration
-        options = {"num_active": self.num_active, "size": fit.size, "mesh": self.mesh}
-        return _sum_mean_field(shared, (documents, fit.fit), **options)
+        options = {"num_active": self.num_active, "size": size, "mesh": self.mesh}
+        found, rests = _sum_mean_field(shared, (solved.documents, fit), **options)
+        rest = float(np.asarray(rests, np.float64).sum())
+        return Sums(csr_array(np.asarray(total(found))), rest)
 
 
 INFERENCE: dict[str, type[Collapsed | MeanField]] = {
@@ -240,27 +268,6 @@ def _solve_collapsed(
     return by_device(solve, mesh)(shared, own)
 
 
-@partial(jax.jit, static_argnames=("learns", "mesh"))
-def _sum_collapsed(given: Given, own: Any, *, learns: bool, mesh: Mesh | None) -> Sums:
-    def sums(given: Given, own: tuple[Documents, CollapsedFit]) -> Sums:
-        documents, fit = own
-        tokens, places = (
-            documents.counts[..., None],
-            (documents.words[..., None], fit.assignments.topics),
-        )
-        none = jnp.zeros_like(given.topics.probs)
-        counts, rest = none.at[places].add(tokens * fit.assignments.shares), fit.rest.sum()
-        if not learns:
-            return Sums(counts, rest)
-        absence = tokens * log_absence(fit.assignments.shares)
-        of_documents = (jnp.arange(len(tokens))[:, None, None], fit.assignments.topics)
-        absent = jnp.zeros_like(fit.counts).at[of_documents].add(absence)
-        gains = rises(fit.counts, absent, given.concentration).sum(axis=0)
-        return Sums(counts, rest, none.at[places].add(absence), gains)
-
-    return sums_by_device(sums, mesh)(given, own)
-
-
 @partial(jax.jit, static_argnames="mesh")
 def _start_mean_field(topics: Any, documents: Documents, *, mesh: Mesh | None) -> Array:
     return by_device(lambda topics, own: start_documents(topics, *own), mesh)(topics, documents)
@@ -278,11 +285,15 @@ def _solve_mean_field(shared: Any, own: Any, *, size: int, mesh: Mesh | None) ->
 @partial(jax.jit, static_argnames=("num_active", "size", "mesh"))
 def _sum_mean_field(
     shared: Any, own: Any, *, num_active: int, size: int, mesh: Mesh | None
-) -> Sums:
-    def sums(shared: tuple[Array, Array], own: tuple[Documents, DocumentFit]) -> Sums:
+) -> tuple[Array, Array]:
+    """Counts of words in topics, (devices, R, K), and the bound without log phi, (devices,)."""
+
+    def sums(
+        shared: tuple[Array, Array], own: tuple[Documents, DocumentFit]
+    ) -> tuple[Array, Array]:
         documents, fit = own
         options = {"num_active": num_active, "size": size}
         found = word_topic_counts(*shared, *documents, fit.basis, **options)
-        return Sums(found, fit.bound.sum() - jnp.vdot(found, shared[0]))
+        return found, fit.bound.sum() - jnp.vdot(found, shared[0])
 
     return sums_by_device(sums, mesh)(shared, own)

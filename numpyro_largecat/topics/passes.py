@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +18,6 @@ from scipy.special import gammaln
 from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
-from numpyro_largecat.ops.rows_by_device import total
 from numpyro_largecat.ops.step_sizes import step_size
 from numpyro_largecat.ops.topics.learned_concentrations import (
     next_concentration,
@@ -29,13 +27,12 @@ from numpyro_largecat.topics.document_chunks import (
     Batch,
     Chunk,
     Shapes,
-    Solved,
     distinct_words,
     padded_rows,
     solve_batch,
     tokens_of_documents,
 )
-from numpyro_largecat.topics.local_steps import LocalStep
+from numpyro_largecat.topics.local_steps import LocalStep, Solved, Sums
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.topic_table import Table, topic_term
 
@@ -67,10 +64,7 @@ class Problem(NamedTuple):
 class Visit(NamedTuple):
     """What one visit of a batch leaves."""
 
-    counts: Array  # (R, K), expected tokens of the rows in topics; 0 for rows that pad
-    rest: float  # the bound of its documents without the data term
-    log_absence: Array | None  # (R, K), log probability that no token of a row is of a topic
-    rises: Array | None  # (K,), what the concentrations of topics are learned from
+    sums: Sums
     own: csr_array | None  # what the next visit needs, as ``LocalStep.kept`` gives it
 
 
@@ -114,18 +108,15 @@ def visit_batch(
     given = local_step.given(posterior, concentration, is_cold=stored is None)
     rows = _RowsKept(problem.corpus, batch.documents, by_word=local_step.by_word)
 
-    def keep(solved: Solved) -> tuple[Any, float, NDArray[np.intp], csr_array | None]:
-        fit, ids = solved.fit, solved.chunk.documents
-        sums = local_step.sums(given, solved.documents, fit, learns=any(problem.learns))
-        rest = float(np.asarray(sums.rest, np.float64).sum())
-        own = None
-        if keeps:
-            own = local_step.kept(fit, solved.places, solved.chunk.counts[: len(ids)] > 0)
+    def keep(chunk: Chunk, solved: Solved) -> tuple[Sums, NDArray[np.intp], csr_array]:
+        own = local_step.kept(solved)
+        sums = local_step.sums(given, solved, own, learns=any(problem.learns))
         if is_first:
-            counts = csr_array(np.asarray(fit.counts)[solved.places])
-            rest += _rise(counts, np.asarray(priors.topics)[counts.indices])
-            rest -= _rise(counts, np.asarray(concentration)[counts.indices])
-        return (sums.counts, sums.log_absence, sums.rises), rest, ids, own
+            counts = csr_array(np.asarray(solved.fit.counts)[solved.places])
+            rise = _rise(counts, np.asarray(priors.topics)[counts.indices])
+            rise -= _rise(counts, np.asarray(concentration)[counts.indices])
+            sums = sums._replace(rest=sums.rest + rise)
+        return sums, chunk.documents, own
 
     def last(chunk: Chunk) -> Any:
         assert stored is not None
@@ -140,12 +131,15 @@ def visit_batch(
         keep,
         last if stored is not None else None,
     )
-    sums, rests, ids, owns = zip(*parts, strict=True)
+    sums, ids, owns = zip(*parts, strict=True)
     own = None
     if keeps:
         own = csr_array(vstack(owns, format="csr"))[rows.of(np.concatenate(ids)).argsort()]
-    counts, log_absence, rises = total(reduce(partial(jax.tree.map, jnp.add), sums))
-    return Visit(counts, sum(rests), log_absence, rises, own)
+    return Visit(jax.tree.map(_plus, *sums, is_leaf=lambda x: isinstance(x, csr_array)), own)
+
+
+def _plus(*parts: Any) -> Any:
+    return sum(parts[1:], start=parts[0])
 
 
 class _RowsKept:
@@ -191,7 +185,6 @@ def memoized_steps(
     batches: list[Batch],
     memory: Memory,
     num_passes: int,
-    options: Options,
     rng_key: Array,
 ) -> Iterator[float]:
     """Replace the counts of a batch whenever it is visited, and the topics with them.
@@ -200,20 +193,19 @@ def memoized_steps(
     stored local variables after the last batch of a pass, and NaN after the others.
     """
     table = memory.table
-    keeps = options.warm_start or problem.local_step.always_keeps
+    keeps = problem.local_step.is_warm or problem.local_step.always_keeps
     for i, b, is_last in _batches_to_go(rng_key, len(batches), num_passes, table.changes):
         batch, bound = batches[b], np.nan
         is_first = i == 0 and not problem.goes_on
         how = {"is_first": is_first, "keeps": keeps}
         found = visit_batch(problem, batch, table, memory.priors, memory.own[b], **how)
-        counts = csr_array(np.asarray(found.counts))
-        absence = csr_array(np.asarray(found.log_absence)) if problem.learns.words else None
+        sums = found.sums
         with held_signals():
-            table.add(batch.rows, found.counts, less=memory.counts[b])
-            memory.counts[b], memory.rest[b] = counts, found.rest
-            memory.own[b], memory.log_absence[b] = found.own, absence
+            table.add(batch.rows, sums.counts, less=memory.counts[b])
+            memory.counts[b], memory.rest[b], memory.own[b] = sums.counts, sums.rest, found.own
+            memory.log_absence[b] = sums.log_absence if problem.learns.words else None
             if problem.learns.topics:
-                memory.rises[b] = found.rises
+                memory.rises[b] = sums.rises
             if is_last:
                 # Sum again: the start leaves with the first pass, and rounding does not add up.
                 total = _sum_of(batches, memory.counts, table.shape)
@@ -290,5 +282,5 @@ def stochastic_steps(
         found = visit_batch(problem, batch, table, memory.priors, is_first=is_first)
         rho = step_size(next(steps), delay, options.forgetting)
         share = problem.corpus.num_documents / len(batch.documents)
-        table.add(batch.rows, found.counts, times=rho * share, keep=1 - rho)
+        table.add(batch.rows, found.sums.counts, times=rho * share, keep=1 - rho)
         yield np.nan

@@ -70,7 +70,7 @@ class Table:
     def add(
         self,
         rows: NDArray[np.intp],
-        change: Array,
+        change: csr_array,
         *,
         times: float = 1.0,
         less: csr_array | None = None,
@@ -84,10 +84,10 @@ class Table:
         scale *= keep
         if scale < LEAST_SCALE:
             counts, totals, scale = counts * scale, totals * scale, 1.0
-        before = np.zeros(change.shape, self.dtype) if less is None else less.toarray()
-        arguments = jnp.asarray(rows), change, jnp.asarray(before), times, scale
+        new = times * change if less is None else times * change - less
+        dense = jnp.asarray(new.toarray(), self.dtype)
         with held_signals():  # the old counts are gone before the new ones are there
-            counts, totals = _add(counts, totals, *arguments)
+            counts, totals = _add(counts, totals, jnp.asarray(rows), dense, scale)
             self.state = Counts(counts, totals, scale)
             self.changes += 1
 
@@ -110,15 +110,9 @@ def _posterior(
 
 @partial(jax.jit, donate_argnums=(0, 1))
 def _add(
-    counts: Array,
-    totals: Array,
-    rows: Array,
-    change: Array,
-    less: Array,
-    times: float,
-    scale: float,
+    counts: Array, totals: Array, rows: Array, change: Array, scale: float
 ) -> tuple[Array, Array]:
-    change = (times * change - less) / scale
+    change = change / scale
     return counts.at[rows].add(change), totals + change.sum(axis=0)
 
 

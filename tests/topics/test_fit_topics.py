@@ -218,14 +218,14 @@ def test_a_batch_touches_the_rows_of_its_words() -> None:
     table = topic_table.Table(np.random.default_rng(0).gamma(1.0, size=(V, 2)), np.float32)
     before = table.numpy().copy()
     summary = passes.visit_batch(problem, batch, table, passes.Priors(jnp.full(2, 0.1), 0.1))
-    assert summary.counts.shape == (3, 2)
-    table.add(batch.rows, summary.counts)
+    assert summary.sums.counts.shape == (3, 2)
+    table.add(batch.rows, summary.sums.counts)
     changed = np.flatnonzero((table.numpy() != before).any(axis=1))
     assert changed.tolist() == [1, 2]
     np.testing.assert_allclose((table.numpy() - before).sum(), 2, rtol=1e-5)
     for keep in (0.5, 1e-8):  # below the least scale: folded into the counts
         before = table.numpy().sum()
-        table.add(batch.rows, jnp.ones((3, 2)), keep=keep)
+        table.add(batch.rows, csr_array(np.ones((3, 2))), keep=keep)
         np.testing.assert_allclose(table.numpy().sum(), keep * before + 6, rtol=1e-5)
 
 

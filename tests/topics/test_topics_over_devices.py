@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from scipy.sparse import csr_array
 
 import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
@@ -67,7 +68,7 @@ def test_a_checkpoint_with_warm_starts_goes_on_over_other_devices(tmp_path, x64)
 def test_the_table_is_spread_by_words() -> None:
     counts = np.random.default_rng(0).gamma(1.0, size=(V, K)).astype(np.float32)
     one, many = (topic_table.Table(counts, np.float32, mesh) for mesh in (None, MESH))
-    rows, change = np.array([0, 7, V - 1]), jnp.ones((3, K))
+    rows, change = np.array([0, 7, V - 1]), csr_array(np.ones((3, K)))
     for table in (one, many):
         table.add(rows, change, keep=0.5)
     held = many.state.counts
@@ -85,7 +86,7 @@ def test_a_batch_sends_its_rows_of_the_table_alone() -> None:
     read = topic_table._posterior.lower(counts, totals, rows, (0.1, 0.1 * V), scale)
     assert shapes_sent(read.compile()) == [(8, K)]
     change = jnp.ones((8, K))
-    write = topic_table._add.lower(counts, totals, rows, change, change, 1.0, scale)
+    write = topic_table._add.lower(counts, totals, rows, change, scale)
     assert shapes_sent(write.compile()) == []
 
 

@@ -37,7 +37,7 @@ from numpyro_largecat.ops.topics.sweeps import (
 )
 
 FIRST_SWEEPS = 10  # over all topics, before the largest go on
-MOST_TOPICS = 64  # of a document that go on
+MOST_TOPICS = 32  # of a document that go on
 
 
 class TopicProbs(NamedTuple):
@@ -77,8 +77,8 @@ def collapsed_fit(
 ) -> CollapsedFit:
     """Sweep documents until their counts are those of their responsibilities, L topics a word.
 
-    Cost per document of U words: O(U K) for each of ten first sweeps if K is above 64, of which the
-    64 largest topics go on, and O(U min(K, 64)) for each further one.
+    Cost per document of U words: O(U K) for each of ten first sweeps if K is above 32, of which the
+    32 largest topics go on, and O(U min(K, 32)) for each further one.
 
     Args:
         topics: Probability of each word in each topic, positive.

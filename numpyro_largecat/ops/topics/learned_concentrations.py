@@ -15,27 +15,27 @@ Newman and Welling, A Collapsed Variational Bayesian Inference Algorithm for LDA
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
-from scipy.special import digamma as exact_digamma
-
-from numpyro_largecat.ops.topics.sweeps import digamma
+from scipy.special import digamma
 
 MOST_SHARE = 1 - 1e-6  # of a token, whose complement has a logarithm in float32
 LEAST = 1e-5  # concentration of a topic that is nowhere
 
 
-def log_absence(shares: Array) -> Array:
+def log_absence(shares: NDArray[np.floating]) -> NDArray[np.floating]:
     """Log probability that a token is not of a topic."""
-    return jnp.log1p(-jnp.minimum(shares, MOST_SHARE))
+    return np.log1p(-np.minimum(shares, MOST_SHARE))
 
 
-def rises(counts: Array, log_absence: Array, concentration: Array) -> Array:
-    """P (digamma(a + n / P) - digamma(a)), as the counts (..., K)."""
-    presence = -jnp.expm1(log_absence)
-    if_any = jnp.maximum(counts / jnp.where(presence > 0, presence, 1), 1)
+def rises(
+    counts: NDArray[np.floating],
+    log_absence: NDArray[np.floating],
+    concentration: NDArray[np.floating] | float,
+) -> NDArray[np.floating]:
+    """P (digamma(a + n / P) - digamma(a)), for each count above 0."""
+    presence = -np.expm1(log_absence)
+    if_any = np.maximum(counts / presence, 1)
     return presence * (digamma(concentration + if_any) - digamma(concentration))
 
 
@@ -52,7 +52,7 @@ def next_concentration(
         num_tokens: Of each document, (N,).
     """
     total = concentration.sum()
-    falls = (exact_digamma(total + num_tokens) - exact_digamma(total)).sum()
+    falls = (digamma(total + num_tokens) - digamma(total)).sum()
     return np.maximum(concentration * rises / falls, LEAST)
 
 
@@ -67,9 +67,7 @@ def next_word_concentration(
         log_absence: Log probability that no token of a word is of a topic, (V, K).
     """
     used = log_absence < 0
-    presence = -np.expm1(log_absence[used])
-    if_any = np.maximum(counts[used] / presence, 1)
-    rise = presence @ (exact_digamma(concentration + if_any) - exact_digamma(concentration))
+    rise = rises(counts[used], log_absence[used], concentration).sum()
     whole = len(counts) * concentration
-    falls = (exact_digamma(whole + counts.sum(axis=0)) - exact_digamma(whole)).sum()
+    falls = (digamma(whole + counts.sum(axis=0)) - digamma(whole)).sum()
     return max(float(concentration * rise / (len(counts) * falls)), LEAST)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -33,13 +32,13 @@ def log_likelihood(concentration, counts) -> float:
     return own + (gammaln(total) - gammaln(total + counts.sum(axis=1))).sum()
 
 
-@pytest.mark.usefixtures("x64")
 def test_known_counts_give_the_most_likely_concentrations() -> None:
     counts = draw_counts([2.0, 0.5, 0.1])
     best = minimize(lambda x: -log_likelihood(np.exp(x), counts), np.zeros(3), tol=1e-10)
     found, absence = np.ones(3), np.where(counts > 0, CERTAIN, 0.0)
     for _ in range(2000):
-        gains = np.asarray(rises(jnp.asarray(counts, float), jnp.asarray(absence), found))
+        with np.errstate(invalid="ignore"):
+            gains = np.where(counts > 0, rises(counts.astype(float), absence, found), 0)
         found = next_concentration(found, gains.sum(axis=0), counts.sum(axis=1))
     np.testing.assert_allclose(found, np.exp(best.x), rtol=1e-3)
 
@@ -54,11 +53,10 @@ def test_known_counts_give_the_most_likely_word_concentration() -> None:
     assert found == pytest.approx(best, abs=1e-3)
 
 
-@pytest.mark.usefixtures("x64")
 def test_rare_topics_count_as_often_as_they_are_there() -> None:
     """A topic with a share of 1 % of one token is there once in a hundred times, with a token."""
-    shares = jnp.array([0.01, 1.0])
-    found = rises(shares, log_absence(shares), jnp.array([0.1, 0.1]))
+    shares = np.array([0.01, 1.0])
+    found = rises(shares, log_absence(shares), 0.1)
     np.testing.assert_allclose(found, np.array([0.01, 1.0]) / 0.1, rtol=1e-5)
 
 
