@@ -22,6 +22,7 @@ from numpyro_largecat.ops.topics.collapsed_documents import (
     CollapsedFit,
     TopicProbs,
     collapsed_fit,
+    no_assignments,
 )
 from numpyro_largecat.ops.topics.document_fit import (
     DocumentFit,
@@ -140,8 +141,11 @@ class Collapsed:
     def solve(self, given: Given, documents: Documents, last: Assignments | None) -> CollapsedFit:
         """See ``collapsed_fit``."""
         is_warm = self.is_warm and last is not None
-        options = {"num_active": self.num_active, "is_warm": is_warm, "mesh": self.mesh}
-        return _solve_collapsed((given, self.effort), (documents, last), **options)
+        if last is None:
+            dtype = given.concentration.dtype
+            last = no_assignments(documents.words.shape, self.num_active, dtype)
+        shared, own = (given, self.effort, is_warm), (documents, last)
+        return _solve_collapsed(shared, own, num_active=self.num_active, mesh=self.mesh)
 
     def kept(self, solved: Solved) -> csr_array:
         """Shares of the topics, (words, K)."""
@@ -257,13 +261,13 @@ INFERENCE: dict[str, type[Collapsed | MeanField]] = {
 }
 
 
-@partial(jax.jit, static_argnames=("num_active", "is_warm", "mesh"))
-def _solve_collapsed(
-    shared: Any, own: Any, *, num_active: int, is_warm: bool, mesh: Mesh | None
-) -> CollapsedFit:
-    def solve(shared: tuple[Given, Effort], own: tuple[Documents, Any]) -> CollapsedFit:
-        (given, effort), (documents, last) = shared, own
-        return collapsed_fit(*given, *documents, num_active, effort, last, is_warm=is_warm)
+@partial(jax.jit, static_argnames=("num_active", "mesh"))
+def _solve_collapsed(shared: Any, own: Any, *, num_active: int, mesh: Mesh | None) -> CollapsedFit:
+    def solve(
+        shared: tuple[Given, Effort, Array], own: tuple[Documents, Assignments]
+    ) -> CollapsedFit:
+        (given, effort, is_warm), (documents, last) = shared, own
+        return collapsed_fit(*given, *documents, num_active, effort, last, is_warm)
 
     return by_device(solve, mesh)(shared, own)
 

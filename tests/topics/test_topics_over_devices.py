@@ -98,8 +98,8 @@ def test_devices_solve_for_their_own_documents(kind) -> None:
     )
     if kind is Collapsed:
         topics = TopicProbs(jnp.ones((V, K)), jnp.ones(K), jnp.ones(K))
-        shared = Given(topics, jnp.ones(K)), Effort()
-        options, solve = {"num_active": 2, "is_warm": True}, local_steps._solve_collapsed
+        shared = Given(topics, jnp.ones(K)), Effort(), True
+        options, solve = {"num_active": 2}, local_steps._solve_collapsed
         start = Assignments(jnp.ones((128, 16, 2)), jnp.zeros((128, 16, 2), int))
         start = jax.device_put(start, over_all_devices(MESH))
     else:

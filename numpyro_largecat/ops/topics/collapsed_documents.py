@@ -63,7 +63,7 @@ class CollapsedFit(NamedTuple):
     rest: Array  # (N,), the mean-field bound less that of log phi, nats
 
 
-@partial(jax.jit, static_argnames=("num_active", "is_warm"))
+@partial(jax.jit, static_argnames="num_active")
 def collapsed_fit(
     topics: TopicProbs,
     concentration: Array,
@@ -72,8 +72,7 @@ def collapsed_fit(
     num_active: int,
     effort: Effort,
     last: Assignments | None = None,
-    *,
-    is_warm: bool = False,
+    is_warm: bool | Array = False,
 ) -> CollapsedFit:
     """Sweep documents until their counts are those of their responsibilities, L topics a word.
 
@@ -88,14 +87,15 @@ def collapsed_fit(
         num_active: Largest number L of topics of a word.
         effort: How hard to solve; there are no restarts.
         last: What the last visit found, which is in ``topics``; None if they do not have it.
-        is_warm: Start from ``last``.
+        is_warm: Start from ``last``. Code is compiled once for both.
     """
     word_counts = word_counts.astype(topics.probs.dtype)
+    last = no_assignments(words.shape, num_active, topics.probs.dtype) if last is None else last
 
-    def solve(block: tuple[Array, Array, Assignments | None]) -> CollapsedFit:
+    def solve(block: tuple[Array, Array, Assignments]) -> CollapsedFit:
         words, tokens, last = block
         rows = _rows_without(topics, words, tokens, last)
-        counts = _first_counts(rows, concentration, tokens, last if is_warm else None)
+        counts = _first_counts(rows, concentration, tokens, last, is_warm)
         own, ids = lax.top_k(counts, min(MOST_TOPICS, counts.shape[1]))
         rows, a = jnp.take_along_axis(rows, ids[:, None], axis=2), concentration[ids]
         shares = _converge(rows, a, tokens, _normalised(rows * (a + own)[:, None]), effort)
@@ -112,27 +112,29 @@ def collapsed_fit(
     return found._replace(rest=found.rest + length_term(concentration, word_counts))
 
 
+def no_assignments(shape: tuple[int, ...], num_active: int, dtype: jnp.dtype) -> Assignments:
+    """Of documents (N, U) that were never visited."""
+    shape = (*shape, num_active)
+    return Assignments(jnp.zeros(shape, dtype), jnp.zeros(shape, jnp.int32))
+
+
 def _in_blocks(num_docs: int, values: Array) -> Array:
     """Fold (N, ...) to (N / size, size, ...) as ``in_blocks`` does, also with more axes."""
     (folded,) = in_blocks((values.reshape(num_docs, -1),), block_size_for(num_docs))
     return folded.reshape(*folded.shape[:2], *values.shape[1:])
 
 
-def _rows_without(
-    topics: TopicProbs, words: Array, tokens: Array, last: Assignments | None
-) -> Array:
+def _rows_without(topics: TopicProbs, words: Array, tokens: Array, last: Assignments) -> Array:
     """Probabilities of words (B, U, K) without the token that each is about; 0 in empty slots."""
-    rows = topics.probs[words]
-    if last is not None:
-        b, u = jnp.ogrid[: rows.shape[0], : rows.shape[1]]
-        own = last.shares * topics.of_token[last.topics]
-        rows = rows.at[b[..., None], u[..., None], last.topics].add(-own)
-        rows = jnp.maximum(rows, topics.least)  # after rounding
+    b, u = jnp.ogrid[: words.shape[0], : words.shape[1]]
+    own = last.shares * topics.of_token[last.topics]
+    rows = topics.probs[words].at[b[..., None], u[..., None], last.topics].add(-own)
+    rows = jnp.maximum(rows, topics.least)  # after rounding
     return jnp.where(tokens[..., None] > 0, rows, 0)
 
 
 def _first_counts(
-    rows: Array, concentration: Array, tokens: Array, last: Assignments | None
+    rows: Array, concentration: Array, tokens: Array, last: Assignments, is_warm: bool | Array
 ) -> Array:
     """Counts (B, K) that show which topics a document uses: with a token's own share in them.
 
@@ -145,12 +147,12 @@ def _first_counts(
         ratios = jnp.where(tokens > 0, tokens / norm, 0)
         return weights * einsum("buk,bu->bk", rows, ratios)
 
+    places = jnp.arange(len(rows))[:, None, None], last.topics
+    shares = jnp.where(is_warm, last.shares, 0)
     counts = jnp.zeros((len(rows), len(concentration)), rows.dtype)
-    if last is not None:
-        places = jnp.arange(len(rows))[:, None, None], last.topics
-        counts = counts.at[places].add(tokens[..., None] * last.shares)
-    is_whole = len(concentration) <= MOST_TOPICS or last is not None
-    return lax.fori_loop(0, 1 if is_whole else FIRST_SWEEPS, sweep, counts)
+    counts = counts.at[places].add(tokens[..., None] * shares)
+    is_whole = is_warm | (len(concentration) <= MOST_TOPICS)
+    return lax.fori_loop(0, jnp.where(is_whole, 1, FIRST_SWEEPS), sweep, counts)
 
 
 class _State(NamedTuple):

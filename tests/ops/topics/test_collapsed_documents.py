@@ -46,8 +46,7 @@ def test_all_topics_give_what_the_slow_algorithm_does(has_last: bool) -> None:
     for d in range(N):
         used = counts[d] > 0
         tokens, own = counts[d][used], probs[words[d][used]]
-        if has_last:
-            own = np.maximum(own - of_token * shares[d][used], 0.1 * of_token)
+        own = np.maximum(own - of_token * shares[d][used], 0.1 * of_token)
         r = reference.collapsed_document(own, tokens, a, 500)
         np.testing.assert_allclose(found.counts[d], tokens @ r, atol=1e-7)
         bound = reference.collapsed_bound(np.zeros_like(own), tokens, a, r)
