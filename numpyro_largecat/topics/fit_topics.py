@@ -89,10 +89,11 @@ def fit_topics(
     What is raised during the fit, also
     ``KeyboardInterrupt``, has the fit so far as its attribute ``result_so_far``.
 
-    Cost: per document as ``TopicDocument``; per batch O(R K) for the R different words in it;
-    per pass O(V K). Documents are read as they are needed, so the corpus may be on disk.
-    The memory of "memoized" is at most L numbers for each entry of the corpus, and as many again
-    where ``word_concentration`` is learned.
+    Cost: per document of U words O(U K) for ten first sweeps over all topics, one at later visits,
+    and O(U min(K, 32)) for each further one ("mean_field": as ``TopicDocument``); per batch O(R K)
+    for the R different words in it; per pass O(V K). Documents are read as they are needed, so the
+    corpus may be on disk. "memoized" keeps at most L numbers for each entry of the corpus, twice as
+    many where ``word_concentration`` is learned, and "collapsed" L topics and shares besides.
 
     Args:
         rng_key: A JAX random key.
