@@ -37,7 +37,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
-from sklearn.feature_extraction.text import CountVectorizer
 
 import numpyro_largecat as lc
 from benchmarks.records import (
@@ -198,7 +197,9 @@ def read_20news(path: Path, num_words: int = 2000) -> Corpus:
 
 
 def read_reuters(path: Path) -> Corpus:
-    """Reuters-21578: bodies of its articles, words of three letters or more in 5 to 25 %."""
+    """Reuters-21578: bodies of articles, words of three letters or more in 5 of them to 25 %."""
+    from sklearn.feature_extraction.text import CountVectorizer
+
     with tarfile.open(path) as archive:
         names = sorted(name for name in archive.getnames() if name.endswith(".sgm"))
         text = "".join(archive.extractfile(name).read().decode("latin-1") for name in names)

@@ -86,11 +86,12 @@ def fit_topics(
     .. math:: S \leftarrow (1 - \rho_t) S + \rho_t \frac{N}{B} S_{\mathrm{batch}}, \qquad
               \rho_t = (\mathrm{delay} + t)^{-\mathrm{forgetting}}, \quad t = 1, 2, \ldots
 
-    What is raised during the fit, also
-    ``KeyboardInterrupt``, has the fit so far as its attribute ``result_so_far``.
+    What is raised during the fit, also ``KeyboardInterrupt``, has the fit so far as its attribute
+    ``result_so_far``.
 
     Cost: per document of U words O(U K) for ten first sweeps over all topics, one at later visits,
-    and O(U min(K, 32)) for each further one ("mean_field": as ``TopicDocument``); per batch O(R K)
+    and O(U A) for each further one on its A largest, 32 or an eighth of the words of the longest
+    documents, whichever is more ("mean_field": as ``TopicDocument``); per batch O(R K)
     for the R different words in it; per pass O(V K). Documents are read as they are needed, so the
     corpus may be on disk. "memoized" keeps at most L numbers for each entry of the corpus, twice as
     many where ``word_concentration`` is learned, and "collapsed" L topics and shares besides.
@@ -109,7 +110,7 @@ def fit_topics(
         num_active: Largest number L of topics of a word in a document, in [1, K]; None for 8, or
             K if that is less.
         inference: "collapsed": a token's topics follow from what all others, in its document and
-            of its word, say of them (CVB0, Asuncion et al., Eq. 12), which gives better topics.
+            of its word, say of them (CVB0, Asuncion et al.), which gives better topics.
             "mean_field": from the best q(pi) q(phi), which is the paper's.
         method: "memoized" or "stochastic".
         num_passes: Visits of each document, at least 1.
@@ -135,8 +136,8 @@ def fit_topics(
         A ``TopicFit``.
 
     Raises:
-        ValueError: If an argument is out of range, no document has words, or a checkpoint is of
-            another corpus or other arguments.
+        ValueError: If an argument is out of range, a concentration is to be learned where it cannot
+            be, no document has words, or a checkpoint is of another corpus or other arguments.
         TypeError: If ``corpus`` is no ``Corpus``, or ``rng_key`` no key.
 
     Example:

@@ -18,6 +18,7 @@ from numpyro_largecat._checks import check_count, check_interval, check_kind
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.data.fit_values import load_fit, save_fit
 from numpyro_largecat.ops.topics.active_search import Effort
+from numpyro_largecat.ops.topics.collapsed_documents import MOST_TOPICS
 from numpyro_largecat.topics.document_chunks import Shapes, topic_counts
 from numpyro_largecat.topics.local_steps import INFERENCE, Collapsed, Posterior
 
@@ -48,8 +49,8 @@ class TopicFit:
         word_concentration: Of each word in a topic, in the prior.
         num_active: L.
         vocabulary: The words, or None where they are not known.
-        bounds: Of the corpus after each pass in nats, shape (passes,). Empty for "stochastic",
-            which never sees the whole corpus at one time.
+        bounds: Of the corpus after each pass in nats, shape (passes,), with the concentrations of
+            that pass. Empty for "stochastic", which never sees the whole corpus at one time.
         inference: "collapsed" or "mean_field": how documents are solved for, in the fit and by
             ``proportions``.
         num_steps: Stochastic steps that were taken, also in earlier fits that it went on from;
@@ -161,7 +162,7 @@ class TopicFit:
         r"""Mean log likelihood of held-out words by document completion, nats per word.
 
         A share of each document's distinct words is held out at random. From the rest come its
-        topic frequencies, by CVB0 with all topics, fixed at their means;
+        topic frequencies, by CVB0 with topics fixed at their means, at most 32 a word;
 
         .. math:: \mathrm{score} = \frac{\sum_d \sum_{n} \log \sum_k \hat\pi_{dk}
                   \hat\phi_{k x_{dn}}}{\sum_d |x_d|}
@@ -259,7 +260,7 @@ def completion_score(
     topics = np.asarray(topics, np.float32)
     known = Posterior(jnp.asarray(topics.T), jnp.ones(len(topics)), 0.0)
     alphas = jnp.asarray(concentration, jnp.float32)
-    local_step = Collapsed(len(topics), PRECISE)
+    local_step = Collapsed(min(MOST_TOPICS, len(topics)), PRECISE)
     counts = topic_counts(seen, known, alphas, local_step, shapes)
     frequencies = _shares(counts + np.asarray(concentration))
     total = 0.0

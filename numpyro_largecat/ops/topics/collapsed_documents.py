@@ -11,7 +11,7 @@ where S counts the tokens of a word in a topic. A token's share leaves S[u, k] a
 the document left it there, and not the sum S[k] over words, which hardly knows it. Without that, a
 rare word holds itself in the topic that it started in.
 
-See Asuncion, Welling, Smyth and Teh, On Smoothing and Inference for Topic Models, 2009, Eq. 12.
+See Asuncion, Welling, Smyth and Teh, On Smoothing and Inference for Topic Models, 2009, on CVB0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ from numpyro_largecat.ops.topics.sweeps import (
 )
 
 FIRST_SWEEPS = 10  # over all topics, before the largest go on
-MOST_TOPICS = 32  # of a document that go on
+MOST_TOPICS = 32  # that go on, of a document that has no more than
+WORDS_PER_TOPIC = 8  # as many words for each; of a longer one more
+NUMBERS_IN_CACHE = 2**21  # words times topics of a block of documents on a CPU
+NUMBERS_ELSEWHERE = 2**27
 
 
 class TopicProbs(NamedTuple):
@@ -76,8 +79,9 @@ def collapsed_fit(
 ) -> CollapsedFit:
     """Sweep documents until their counts are those of their responsibilities, L topics a word.
 
-    Cost per document of U words: O(U K) for each of ten first sweeps if K is above 32, of which the
-    32 largest topics go on, and O(U min(K, 32)) for each further one.
+    Cost per document of U words: O(U K) for each of ten first sweeps, one from a warm start; then
+    the A largest topics go on, 32 or an eighth of the slots for words, whichever is more, at O(U A)
+    for each further sweep. Others leave the document. Memory is O(U K) for a document at a time.
 
     Args:
         topics: Probability of each word in each topic, positive.
@@ -96,7 +100,7 @@ def collapsed_fit(
         words, tokens, last = block
         rows = _rows_without(topics, words, tokens, last)
         counts = _first_counts(rows, concentration, tokens, last, is_warm)
-        own, ids = lax.top_k(counts, min(MOST_TOPICS, counts.shape[1]))
+        own, ids = lax.top_k(counts, most_topics(words.shape[1], counts.shape[1]))
         rows, a = jnp.take_along_axis(rows, ids[:, None], axis=2), concentration[ids]
         shares = _converge(rows, a, tokens, _normalised(rows * (a + own)[:, None]), effort)
         places = _places_of_largest(shares, min(num_active, shares.shape[2]))
@@ -106,7 +110,9 @@ def collapsed_fit(
             shares = _converge(rows, a, tokens, start, effort)
         return _summary(shares, a, tokens, ids, places, (num_active, counts.shape))
 
-    inputs = jax.tree.map(partial(_in_blocks, len(words)), (words, word_counts, last))
+    num_docs, num_slots = words.shape
+    size = _block_size(num_docs, num_slots, topics.probs.shape[1])
+    inputs = jax.tree.map(partial(_in_blocks, size), (words, word_counts, last))
     fits = lax.map(solve, inputs)
     found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: len(words)], fits)
     return found._replace(rest=found.rest + length_term(concentration, word_counts))
@@ -118,9 +124,20 @@ def no_assignments(shape: tuple[int, ...], num_active: int, dtype: jnp.dtype) ->
     return Assignments(jnp.zeros(shape, dtype), jnp.zeros(shape, jnp.int32))
 
 
-def _in_blocks(num_docs: int, values: Array) -> Array:
+def most_topics(num_slots: int, num_topics: int) -> int:
+    """Topics of a document with so many slots for words that go on after the first sweeps."""
+    return min(max(MOST_TOPICS, num_slots // WORDS_PER_TOPIC), num_topics)
+
+
+def _block_size(num_docs: int, num_slots: int, num_topics: int) -> int:
+    """Documents solved together: fewer where there are many topics."""
+    most = NUMBERS_IN_CACHE if jax.default_backend() == "cpu" else NUMBERS_ELSEWHERE
+    return min(block_size_for(num_docs), max(1, most // (num_slots * num_topics)))
+
+
+def _in_blocks(size: int, values: Array) -> Array:
     """Fold (N, ...) to (N / size, size, ...) as ``in_blocks`` does, also with more axes."""
-    (folded,) = in_blocks((values.reshape(num_docs, -1),), block_size_for(num_docs))
+    (folded,) = in_blocks((values.reshape(len(values), -1),), size)
     return folded.reshape(*folded.shape[:2], *values.shape[1:])
 
 
@@ -151,7 +168,7 @@ def _first_counts(
     shares = jnp.where(is_warm, last.shares, 0)
     counts = jnp.zeros((len(rows), len(concentration)), rows.dtype)
     counts = counts.at[places].add(tokens[..., None] * shares)
-    is_whole = is_warm | (len(concentration) <= MOST_TOPICS)
+    is_whole = is_warm | (most_topics(rows.shape[1], rows.shape[2]) == rows.shape[2])
     return lax.fori_loop(0, jnp.where(is_whole, 1, FIRST_SWEEPS), sweep, counts)
 
 

@@ -9,8 +9,8 @@ there is any, and the expected counts in that case, n / P, in place of the count
     rises[k] = sum_d P[d, k] (digamma(a[k] + n[d, k] / P[d, k]) - digamma(a[k]))
     a[k] <- a[k] rises[k] / sum_d (digamma(sum a + n[d]) - digamma(sum a)).
 
-Minka, Estimating a Dirichlet distribution, 2000, Eq. 55. For the moments of counts above 0: Teh,
-Newman and Welling, A Collapsed Variational Bayesian Inference Algorithm for LDA, 2007, Eq. 19.
+Minka, Estimating a Dirichlet distribution, 2000. For counts above 0 and their probability: Teh,
+Newman and Welling, A Collapsed Variational Bayesian Inference Algorithm for LDA, 2007.
 """
 
 from __future__ import annotations

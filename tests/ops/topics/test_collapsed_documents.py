@@ -122,3 +122,17 @@ def test_memory_does_not_grow_with_documents() -> None:
 
     grows = scratch(640) - scratch(64)
     assert grows < 2 * 4 * (640 - 64) * (500 + 4 * U * 2)
+
+
+def test_memory_is_that_of_one_document_where_there_are_many_topics() -> None:
+    """With 20,000 topics a block of 16 would take 16 times as much."""
+    num_topics, words = 20_000, jnp.zeros((32, 128), int)
+    arguments = topics_of(np.full((3, num_topics), 0.3)), jnp.ones(num_topics), words, words
+    scratch = temp_bytes(lambda *x: collapsed_fit(*x, 2, Effort()).assignments, *arguments)
+    whole_counts = 4 * 32 * num_topics
+    assert scratch < 2 * whole_counts + 6 * 4 * 128 * num_topics
+
+
+def test_longer_documents_may_have_more_topics() -> None:
+    most = [collapsed_documents.most_topics(slots, 100) for slots in (16, 256, 416, 3072)]
+    assert most == [32, 32, 52, 100]
