@@ -31,14 +31,14 @@ def split_corpus(corpus: Corpus, seed: int = 0) -> Split:
     rng = np.random.default_rng(seed)
     order = rng.permutation(corpus.num_documents)
     cut = corpus.num_documents // 10
-    held = corpus.select(order[:cut])
+    held = corpus[order[:cut]]
     halves: tuple[list, list] = ([], [])
     for d in range(held.num_documents):
-        tokens = rng.permutation(np.repeat(*held.document(d)))
+        tokens = rng.permutation(np.repeat(*held[d]))
         for half, own in zip(halves, np.array_split(tokens, 2), strict=True):
             half.append(np.unique(own, return_counts=True))
     seen, unseen = (Corpus.from_rows(half, corpus.num_words) for half in halves)
-    train = corpus.select(np.sort(order[cut:]))
+    train = corpus[np.sort(order[cut:])]
     return Split(train, (seen, unseen), held.split_words(seed, 0.5))
 
 

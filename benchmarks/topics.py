@@ -257,7 +257,7 @@ def gensim_fit(is_tuned: bool, corpus: Corpus, num_topics: int, seed: int) -> An
     from gensim.models import LdaModel
 
     rows = [
-        list(zip(*(x.tolist() for x in corpus.document(d)), strict=True))
+        list(zip(*(x.tolist() for x in corpus[d]), strict=True))
         for d in range(corpus.num_documents)
     ]
     words = {i: str(i) for i in range(corpus.num_words)}
@@ -279,7 +279,7 @@ def tomotopy_fit(is_tuned: bool, corpus: Corpus, num_topics: int, seed: int) -> 
     priors = {"alpha": ALPHA / num_topics, "eta": WORD_CONCENTRATION}
     model = tomotopy.LDAModel(k=num_topics, seed=seed, **priors if is_tuned else {})
     for d in range(corpus.num_documents):
-        words, counts = corpus.document(d)
+        words, counts = corpus[d]
         model.add_doc(list(map(str, np.repeat(words, counts))))
     model.train(GIBBS_PASSES, workers=1)
     topics = np.full((num_topics, corpus.num_words), model.eta)

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> lc.TopicFit:
     )
     order = np.random.default_rng(0).permutation(corpus.num_documents)
     cut = corpus.num_documents // 10
-    train, held_out = corpus.select(np.sort(order[cut:])), corpus.select(np.sort(order[:cut]))
+    train, held_out = corpus[np.sort(order[cut:])], corpus[np.sort(order[:cut])]
 
     fit = lc.fit_topics(jax.random.key(0), train, options.topics, num_passes=options.passes)
     lengths = np.bincount(

@@ -3,21 +3,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+import operator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import sparray, spmatrix
+from scipy.sparse import csr_array, sparray, spmatrix
 
 from numpyro_largecat._checks import check_interval, check_kind, check_shape, describe
+from numpyro_largecat.data.corpus_entries import (
+    MOST,
+    as_integers,
+    check_row,
+    checked_tokens,
+    has_fraction,
+    in_order,
+    joined,
+)
 from numpyro_largecat.data.corpus_folder import read_corpus, write_corpus
 
 _ARRAYS = ("words", "counts", "offsets")
-MOST = 2**31 - 1  # count of a word in a document
+Document = tuple[NDArray[np.integer], NDArray[np.integer]]  # words and counts
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,6 +38,10 @@ class Corpus:
     Document d has the words ``words[offsets[d]:offsets[d + 1]]`` with the same part of ``counts``.
     The arrays may be memory maps, so that a corpus need not fit in memory: see ``save`` and
     ``open``. A document may be empty. It is checked when it is made: O(entries).
+
+    ``corpus[d]`` has the words and counts of one document, -1 being the last, and a loop gives
+    those of each in turn. ``corpus[:100]``, ``corpus[numbers]`` and ``corpus[booleans]`` have some
+    documents, in that order, with the same vocabulary; a slice copies nothing.
 
     Args:
         words: Word of each entry, integers in [0, ``num_words``), shape (entries,).
@@ -45,6 +60,8 @@ class Corpus:
         (('a', 'b', 'c'), 3, 4)
         >>> corpus.padded([0, 1])[1].tolist()
         [[2, 1], [0, 0]]
+        >>> [words.tolist() for words, counts in corpus], corpus[[2, 0]].num_tokens
+        ([[0, 1], [], [2]], 4)
     """
 
     words: NDArray[np.integer]
@@ -70,10 +87,10 @@ class Corpus:
                     f"`vocabulary` must have {self.num_words} different words; got {got}."
                 )
         self._refuse(
-            (self.words < 0) | (self.words >= self.num_words) | _has_fraction(self.words),
+            (self.words < 0) | (self.words >= self.num_words) | has_fraction(self.words),
             f"words must be integers in [0, {self.num_words})",
         )
-        bad = ~((self.counts >= 1) & (self.counts <= MOST)) | _has_fraction(self.counts)
+        bad = ~((self.counts >= 1) & (self.counts <= MOST)) | has_fraction(self.counts)
         self._refuse(bad, f"counts, unlike weights, must be whole numbers in [1, {MOST}]")
 
     def __repr__(self) -> str:
@@ -109,7 +126,7 @@ class Corpus:
         matrix.eliminate_zeros()
         return cls(
             matrix.indices.astype(np.int32),
-            _as_integers(matrix.data),
+            as_integers(matrix.data),
             matrix.indptr.astype(np.int64),
             matrix.shape[1],
             None if names is None else tuple(map(str, names)),
@@ -127,7 +144,7 @@ class Corpus:
         """
         if isinstance(documents, (str, bytes)):
             raise TypeError("`documents` must be a list of lists of words; got one string.")
-        documents = [_tokens(document, d) for d, document in enumerate(documents)]
+        documents = [checked_tokens(document, d) for d, document in enumerate(documents)]
         if vocabulary is None:
             vocabulary = sorted({token for document in documents for token in document})
         names = in_order(vocabulary)
@@ -137,6 +154,68 @@ class Corpus:
             for document in documents
         ]
         return cls.from_rows(rows, len(names), names)
+
+    @classmethod
+    def from_gensim(
+        cls, documents: Iterable[Sequence[tuple[int, int]]], dictionary: Mapping[int, str]
+    ) -> Corpus:
+        """From gensim's documents, each a list of (id, count), and its dictionary.
+
+        Args:
+            documents: Also what gensim streams from a file.
+            dictionary: A gensim ``Dictionary``, or another mapping of the ids 0, 1, ... to words.
+
+        Raises:
+            ValueError: If ids are missing in the dictionary; gensim's ``compactify`` closes gaps.
+
+        Example:
+            >>> Corpus.from_gensim([[(0, 2), (1, 1)], [(1, 1)]], {0: "sea", 1: "ship"}).num_tokens
+            4
+        """
+        form = "a gensim `Dictionary`, or a dict of id to word"
+        check_kind("dictionary", dictionary, Mapping, form)
+        ids = set(dictionary)
+        if ids != set(range(len(ids))):
+            raise ValueError(
+                f"`dictionary` must have the ids 0 to {len(ids) - 1}, one for each word; got "
+                f"{sorted(ids)[:5]} .... Call its `compactify()` before documents are counted."
+            )
+        summed = [_sums_of_pairs(pairs) for pairs in documents]  # a list may have a word twice
+        rows = [(np.array(list(own), int), np.array(list(own.values()))) for own in summed]
+        words = tuple(dictionary[i] for i in range(len(ids)))
+        return cls.from_rows(rows, len(words), words)
+
+    @classmethod
+    def concatenate(cls, corpora: Sequence[Corpus]) -> Corpus:
+        """The documents of several corpora, one after the other.
+
+        The vocabulary has the words of the first, then those of the second that are new, and so on.
+        Where no vocabulary is known, all must have as many words.
+
+        Raises:
+            ValueError: If there are none, or words are known for some only, or are not as many.
+        """
+        if not corpora:
+            raise ValueError("`corpora` must have a corpus at least; it is empty.")
+        sizes, known = {c.num_words for c in corpora}, {c.vocabulary is not None for c in corpora}
+        if known == {False, True} or (known == {False} and len(sizes) > 1):
+            got = [f"{c.num_words} words{', known' * (c.vocabulary is not None)}" for c in corpora]
+            raise ValueError(
+                "`corpora` must all have a `vocabulary`, or all none and as many words; got "
+                f"{'; '.join(got)}."
+            )
+        names = None
+        if known == {True}:
+            names = tuple(dict.fromkeys(w for c in corpora for w in c.vocabulary or ()))
+            corpora = [c.with_vocabulary(names) for c in corpora]
+        sizes_of_all = np.concatenate([np.diff(c.offsets) for c in corpora])
+        return cls(
+            joined([np.asarray(c.words) for c in corpora]),
+            joined([np.asarray(c.counts) for c in corpora]),
+            np.concatenate([[0], np.cumsum(sizes_of_all, dtype=np.int64)]),
+            corpora[0].num_words,
+            names,
+        )
 
     @classmethod
     def from_rows(
@@ -152,10 +231,10 @@ class Corpus:
             ValueError: If a document does not have a count for each word.
         """
         for d, row in enumerate(rows):
-            _check_row(row, d)
+            check_row(row, d)
         words, counts = ([np.asarray(row[i]) for row in rows] for i in (0, 1))
         offsets = np.concatenate([[0], np.cumsum([len(own) for own in words], dtype=np.int64)])
-        return cls(_joined(words), _joined(counts), offsets.astype(np.int64), num_words, vocabulary)
+        return cls(joined(words), joined(counts), offsets.astype(np.int64), num_words, vocabulary)
 
     @property
     def num_documents(self) -> int:
@@ -167,40 +246,150 @@ class Corpus:
         """Sum of all counts."""
         return int(np.sum(self.counts, dtype=np.int64))
 
-    def document(self, index: int) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-        """Words and counts of one document; -1 is the last."""
-        size = self.num_documents
+    def __len__(self) -> int:
+        """Number of documents."""
+        return self.num_documents
+
+    def __iter__(self) -> Iterator[Document]:
+        """Words and counts of each document."""
+        return (self[d] for d in range(len(self)))
+
+    @overload
+    def __getitem__(self, which: int) -> Document: ...
+    @overload
+    def __getitem__(self, which: slice | Sequence[Any] | NDArray[Any]) -> Corpus: ...
+
+    def __getitem__(self, which: Any) -> Any:
+        """One document, or a corpus of some."""
+        if isinstance(which, slice):
+            first, last, step = which.indices(len(self))
+            if step == 1:
+                return self._part(first, max(first, last))
+            return self._some(np.arange(first, last, step))
+        if np.ndim(which) > 0:
+            return self._some(self._numbers(which))
+        if not hasattr(which, "__index__"):
+            self._numbers(which)  # says what is needed
+        return self._document(operator.index(which))
+
+    def _document(self, index: int) -> Document:
+        size = len(self)
         if not -size <= index < size:
-            raise IndexError(f"`index` must be in the corpus, which has {size}; got {index}.")
-        index %= self.num_documents
+            raise IndexError(f"document {index} is not in the corpus, which has {size}.")
+        index %= size
         part = slice(self.offsets[index], self.offsets[index + 1])
         return self.words[part], self.counts[part]
 
-    def _numbers(self, indices: ArrayLike) -> list[int]:
+    def _part(self, first: int, last: int) -> Corpus:
+        ends = self.offsets[first : last + 1]
+        part = slice(ends[0], ends[-1])
+        shared = self.num_words, self.vocabulary
+        return Corpus(self.words[part], self.counts[part], ends - ends[0], *shared)
+
+    def _some(self, documents: NDArray[np.integer]) -> Corpus:
+        size = len(self)
+        if documents.size and not (-size <= documents.min() and documents.max() < size):
+            wrong = documents.min() if documents.min() < -size else documents.max()
+            raise IndexError(f"document {wrong} is not in the corpus, which has {size}.")
+        documents = documents % max(size, 1)
+        sizes = np.diff(self.offsets)[documents]
+        ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        entries = np.repeat(self.offsets[documents] - ends[:-1], sizes) + np.arange(ends[-1])
+        shared = self.num_words, self.vocabulary
+        return Corpus(self.words[entries], self.counts[entries], ends, *shared)
+
+    def _numbers(self, indices: Any) -> NDArray[np.integer]:
         """Numbers of documents, which booleans may choose."""
         array = np.asarray(indices)
-        if array.dtype == bool and array.shape == (self.num_documents,):
-            return np.flatnonzero(array).tolist()
-        if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-            need = f"integers, or one boolean for each of {self.num_documents} documents"
-            raise TypeError(f"`indices` must be {need}; got {describe(array)}.")
-        return array.tolist()
+        if array.dtype == bool and array.shape == (len(self),):
+            return np.flatnonzero(array)
+        if array.ndim == 1 and array.size == 0:
+            return np.zeros(0, np.intp)
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            need = f"a number, a slice, integers, or one boolean for each of {len(self)} documents"
+            raise TypeError(f"a corpus is indexed by {need}; got {describe(array)}.")
+        return array
 
-    def select(self, indices: ArrayLike) -> Corpus:
-        """The corpus of some documents, in that order, with the same vocabulary.
+    def with_vocabulary(self, vocabulary: Sequence[str]) -> Corpus:
+        """The same documents by the numbers of another vocabulary; words not in it are dropped.
+
+        So documents of a corpus of its own get the numbers of a fit, ``fit.vocabulary``.
+
+        Raises:
+            ValueError: If the words of this corpus are not known.
+        """
+        names = in_order(vocabulary)
+        places = {word: i for i, word in enumerate(names)}
+        own = self._known("with_vocabulary")
+        numbers = np.array([places.get(word, -1) for word in own], np.int32)
+        return self._renumbered(numbers, names)
+
+    def prune(self, min_df: float = 1, max_df: float = 1.0) -> Corpus:
+        """The corpus without the words of few and of many documents, as in scikit-learn.
 
         Args:
-            indices: Numbers of documents, or a boolean for each document.
+            min_df: Fewest documents of a word: a number of them, or as float in [0, 1] their share.
+            max_df: Most documents of a word, in the same form.
+
+        Raises:
+            ValueError: If no word is left, or the words of this corpus are not known.
+
+        Example:
+            >>> corpus = Corpus.from_documents([["a", "b"], ["a", "c"], ["a", "c"]])
+            >>> corpus.prune(min_df=2, max_df=0.9).vocabulary
+            ('c',)
         """
-        rows = [self.document(i) for i in self._numbers(indices)]
-        return Corpus.from_rows(rows, self.num_words, self.vocabulary)
+        own = self._known("prune")
+        least = self._number_of_documents("min_df", min_df)
+        most = self._number_of_documents("max_df", max_df)
+        frequencies = np.bincount(self.to_csr().indices, minlength=self.num_words)
+        is_kept = (frequencies >= least) & (frequencies <= most)
+        if not is_kept.any():
+            raise ValueError(
+                f"`min_df={min_df}` and `max_df={max_df}` leave none of {self.num_words} words."
+            )
+        numbers = np.where(is_kept, np.cumsum(is_kept) - 1, -1)
+        names = tuple(word for word, kept in zip(own, is_kept, strict=True) if kept)
+        return self._renumbered(numbers.astype(np.int32), names)
+
+    def _number_of_documents(self, name: str, value: Any) -> float:
+        if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0:
+            return int(value)
+        check_interval(name, value, "[0, 1]", "a share of documents, or a whole number of them")
+        return float(value) * len(self)
+
+    def _known(self, method: str) -> tuple[str, ...]:
+        if self.vocabulary is None:
+            raise ValueError(
+                f"`{method}` needs the words of the corpus; its `vocabulary` is None. Give it one, "
+                "if need be `tuple(map(str, range(corpus.num_words)))`."
+            )
+        return self.vocabulary
+
+    def _renumbered(self, numbers: NDArray[np.integer], names: tuple[str, ...]) -> Corpus:
+        """With the number of each word in another vocabulary, or -1 for one that is dropped."""
+        words = numbers[self.words]
+        kept = words >= 0
+        ends = np.concatenate([[0], np.cumsum(kept)])[self.offsets]
+        return Corpus(words[kept], self.counts[kept], ends, len(names), names)
+
+    def to_csr(self) -> csr_array:
+        """Counts (N, V), a scipy sparse array."""
+        entries = (self.counts, self.words, self.offsets)
+        found = csr_array(entries, (len(self), self.num_words), copy=True)
+        found.sum_duplicates()
+        return found
+
+    def to_gensim(self) -> list[list[tuple[int, int]]]:
+        """A list of (id, count) for each document, with ``dict(enumerate(vocabulary))`` for ids."""
+        return [list(zip(w.tolist(), c.tolist(), strict=True)) for w, c in self]
 
     def padded(
         self, indices: ArrayLike | None = None, width: int | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Words and counts of documents, each (n, width); empty slots have word 0 and count 0."""
         indices = np.arange(self.num_documents) if indices is None else indices
-        rows = [self.document(i) for i in self._numbers(indices)]
+        rows = [self._document(int(i)) for i in self._numbers(indices)]
         width = max([1, *(len(words) for words, _ in rows)]) if width is None else width
         words, counts = np.zeros((2, len(rows), width), np.int32)
         for i, (own, own_counts) in enumerate(rows):
@@ -224,8 +413,7 @@ class Corpus:
         check_interval("fraction", fraction, "[0, 1]")
         rng = np.random.default_rng(seed)
         parts: tuple[list[Any], list[Any]] = ([], [])
-        for d in range(self.num_documents):
-            words, counts = self.document(d)
+        for words, counts in self:
             order = rng.permutation(len(words))
             cut = len(words) - round(fraction * len(words))
             for part, chosen in zip(parts, (order[:cut], order[cut:]), strict=True):
@@ -275,55 +463,8 @@ class Corpus:
         )
 
 
-def _check_row(row: Any, place: int) -> None:
-    """Raise unless it is (words, counts); pairs of a word and its count are tuples too."""
-    if not isinstance(row, tuple) or len(row) != 2 or any(isinstance(x, tuple) for x in row):
-        raise TypeError(
-            "`rows` must have a tuple (words, counts) of two arrays for each document; document "
-            f"{place} is {describe(row)}. From gensim's (id, count) pairs: "
-            "`Corpus.from_csr(gensim.matutils.corpus2csc(documents, num_terms=V).T, vocabulary)`."
-        )
-    words, counts = row
-    check_shape(f"words of document {place} in `rows`", words, ("U",), "the distinct ones")
-    check_shape(f"counts of document {place} in `rows`", counts, np.shape(words), "one a word")
-
-
-def _tokens(document: Any, place: int) -> list[str]:
-    if isinstance(document, (str, bytes)):
-        raise TypeError(
-            f"documents must be lists of words; got a string as document {place}: "
-            f"{document[:40]!r}. Split them, `[d.split() for d in documents]`, or count words with "
-            "scikit-learn's CountVectorizer for `Corpus.from_csr(counts, names)`."
-        )
-    tokens = list(document)
-    wrong = [token for token in tokens if not isinstance(token, str)]
-    if wrong:
-        raise TypeError(
-            f"documents must be lists of words; got {describe(wrong[0])} in document {place}. "
-            "Numbers of words are for `Corpus.from_rows`."
-        )
-    return tokens
-
-
-def in_order(vocabulary: Any) -> tuple[Any, ...]:
-    """The words as a tuple, or TypeError if they have no order."""
-    if isinstance(vocabulary, (Mapping, Set, str)):
-        raise TypeError(
-            "`vocabulary` must be a list of words in the order of their numbers, such as "
-            f"`get_feature_names_out()`; got a {type(vocabulary).__name__}."
-        )
-    return tuple(vocabulary)
-
-
-def _has_fraction(values: NDArray[Any]) -> NDArray[np.bool_]:
-    return values != np.floor(values)
-
-
-def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    return _as_integers(np.concatenate([np.zeros(0, np.int32), *parts]))
-
-
-def _as_integers(values: NDArray[Any]) -> NDArray[Any]:
-    """Make int32 of whole numbers; others are left for ``Corpus`` to say where they are."""
-    is_good = (np.abs(values) <= MOST) & ~_has_fraction(values)
-    return values.astype(np.int32) if is_good.all() else values
+def _sums_of_pairs(pairs: Iterable[tuple[int, int]]) -> Counter[int]:
+    summed: Counter[int] = Counter()
+    for word, count in pairs:
+        summed[word] += count
+    return summed

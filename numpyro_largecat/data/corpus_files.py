@@ -9,7 +9,8 @@ from os import PathLike
 
 import numpy as np
 
-from numpyro_largecat.data.corpus import MOST, Corpus, in_order
+from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.data.corpus_entries import MOST, in_order
 from numpyro_largecat.data.files import (
     malformed,
     numbered_lines,
@@ -73,7 +74,7 @@ def read_lda_c(
         >>> import pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "corpus.dat"
         >>> _ = path.write_text("2 0:3 2:1\n0\n")
-        >>> read_lda_c(path, ("a", "b", "c")).document(0)
+        >>> read_lda_c(path, ("a", "b", "c"))[0]
         (array([0, 2], dtype=int32), array([3, 1], dtype=int32))
     """
     names = _names(vocabulary)
@@ -127,7 +128,7 @@ def read_uci_bag_of_words(
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "docword.txt"
         >>> _ = path.write_text("2\n3\n2\n1 1 3\n1 3 1\n")
         >>> corpus = read_uci_bag_of_words(path, ("a", "b", "c"))
-        >>> corpus.num_documents, corpus.document(0)[0].tolist()
+        >>> corpus.num_documents, corpus[0][0].tolist()
         (2, [0, 2])
     """
     names = None if vocabulary is None else _names(vocabulary)

@@ -103,7 +103,7 @@ def distinct_words(corpus: Corpus, documents: Iterable[int]) -> NDArray[np.intp]
     """The words of some documents, in order; word 0 if there are none."""
     found = np.zeros(corpus.num_words, bool)
     for d in documents:
-        found[corpus.document(int(d))[0]] = True
+        found[corpus[int(d)][0]] = True
     return np.flatnonzero(found) if found.any() else np.zeros(1, np.intp)
 
 
@@ -123,7 +123,7 @@ def batches_within(corpus: Corpus, num_rows: int) -> Iterator[Batch]:
     found: set[int] = set()
     first = 0
     for d in range(corpus.num_documents):
-        own = set(corpus.document(d)[0].tolist())
+        own = set(corpus[d][0].tolist())
         if d > first and len(found | own) > num_rows:
             documents, found = np.arange(first, d), set()
             yield Batch(documents, padded_rows(distinct_words(corpus, documents), num_rows))

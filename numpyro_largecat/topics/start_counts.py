@@ -37,7 +37,7 @@ def start_from_documents(
     if len(filled) == 0:
         raise ValueError("`corpus` must have a document with words; all are empty.")
     size = min(len(filled), CANDIDATES_PER_TOPIC * num_topics)
-    some = corpus.select(np.sort(rng.choice(filled, size=size, replace=False)))
+    some = corpus[np.sort(rng.choice(filled, size=size, replace=False))]
     words, counts = some.words, some.counts.astype(float)
     owner = np.repeat(np.arange(size), np.diff(some.offsets))
     lengths = np.bincount(owner, counts, size)
@@ -48,7 +48,7 @@ def start_from_documents(
     table = np.zeros((corpus.num_words, num_topics))
     choice = int(rng.integers(size))
     for k in range(num_topics):
-        own, own_counts = some.document(choice)
+        own, own_counts = some[choice]
         table[own, k] = own_counts
         probs = (1 - SMOOTHING) * table[:, k] / lengths[choice] + SMOOTHING * everywhere
         log_probs = np.log(probs, out=np.zeros_like(probs), where=probs > 0)

@@ -65,7 +65,7 @@ class TopicFit:
         >>> fit = lc.fit_topics(jax.random.key(0), corpus, num_topics=2, progress_bar=False)
         >>> sorted(sorted(w.word for w in topic) for topic in fit.top_words(2))
         [['moon', 'star'], ['sea', 'ship']]
-        >>> fit.proportions(corpus.select([0])).max() > 0.8
+        >>> fit.proportions(corpus[[0]]).max() > 0.8
         np.True_
     """
 
@@ -265,6 +265,6 @@ def completion_score(
     frequencies = _shares(counts + np.asarray(concentration))
     total = 0.0
     for d in range(unseen.num_documents):
-        words, word_counts = unseen.document(d)
+        words, word_counts = unseen[d]
         total += float(word_counts @ np.log(np.einsum("k,kn->n", frequencies[d], topics[:, words])))
     return total / unseen.num_tokens

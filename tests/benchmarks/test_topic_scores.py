@@ -25,9 +25,7 @@ def test_a_split_divides_the_documents_and_their_tokens() -> None:
     for seen, unseen in (split.tokens, split.words):
         assert split.train.num_tokens + seen.num_tokens + unseen.num_tokens == CORPUS.num_tokens
     assert split.tokens[0].num_tokens == split.tokens[1].num_tokens == 40
-    both = [
-        set(split.words[0].document(d)[0]) & set(split.words[1].document(d)[0]) for d in range(4)
-    ]
+    both = [set(split.words[0][d][0]) & set(split.words[1][d][0]) for d in range(4)]
     assert not any(both)
 
 
@@ -37,12 +35,12 @@ def test_a_score_is_that_of_the_best_of_four_concentrations() -> None:
     for total in topic_scores.TOTALS:
         found = 0.0
         for d in range(seen.num_documents):
-            (words, counts), p = seen.document(d), np.full(3, 1 / 3)
+            (words, counts), p = seen[d], np.full(3, 1 / 3)
             for _ in range(topic_scores.NUM_STEPS):
                 r = TOPICS[:, words].T * p
                 r /= r.sum(axis=1, keepdims=True)
                 p = (counts @ r + total / 3) / (counts.sum() + total)
-            words, counts = unseen.document(d)
+            words, counts = unseen[d]
             found += counts @ np.log(np.maximum(p @ TOPICS[:, words], 1e-12))
         totals.append(found / unseen.num_tokens)
     assert held_out_score(TOPICS, seen, unseen) == pytest.approx(max(totals), abs=1e-4)
@@ -58,7 +56,7 @@ def test_the_order_of_topics_changes_no_score() -> None:
 
 
 def test_coherence_is_the_mean_of_all_topics() -> None:
-    documents = [set(CORPUS.document(d)[0].tolist()) for d in range(CORPUS.num_documents)]
+    documents = [set(CORPUS[d][0].tolist()) for d in range(CORPUS.num_documents)]
     tops = np.argsort(-TOPICS, axis=1, kind="stable")[:, :10]
     expected = np.mean([reference.npmi(documents, top, len(documents)) for top in tops])
     assert coherence(TOPICS, CORPUS) == pytest.approx(expected)

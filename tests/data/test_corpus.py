@@ -18,7 +18,7 @@ WORDS = ("a", "b", "c", "d")
 def dense(corpus: Corpus) -> np.ndarray:
     table = np.zeros((corpus.num_documents, corpus.num_words), int)
     for d in range(corpus.num_documents):
-        words, counts = corpus.document(d)
+        words, counts = corpus[d]
         table[d, words] = counts
     return table
 
@@ -43,13 +43,138 @@ def test_formats_have_the_same_documents(tmp_path) -> None:
     for corpus in (*corpora, opened):
         assert dense(corpus).tolist() == COUNTS.tolist()
         assert corpus.vocabulary == WORDS and corpus.num_tokens == 8
-    assert dense(opened.select([2, 0])).tolist() == COUNTS[[2, 0]].tolist()
+    assert dense(opened[[2, 0]]).tolist() == COUNTS[[2, 0]].tolist()
 
 
 def test_padded_documents_have_empty_slots() -> None:
     corpus = Corpus.from_csr(csr_array(COUNTS))
     assert corpus.values([0, 1]).tolist() == [[[0, 2], [2, 1]], [[0, 0], [0, 0]]]
     assert corpus.padded([2], width=5)[1].tolist() == [[3, 1, 1, 0, 0]]
+
+
+def test_a_corpus_is_indexed_like_an_array() -> None:
+    """One document, those of a slice, of numbers and of booleans; and a loop over all."""
+    corpus = Corpus.from_csr(csr_array(COUNTS), WORDS)
+    assert len(corpus) == 3
+    assert [dict(zip(*map(list, d), strict=True)) for d in corpus] == [
+        {0: 2, 2: 1},
+        {},
+        {1: 3, 2: 1, 3: 1},
+    ]
+    assert corpus[-1][0].tolist() == corpus[np.int64(2)][0].tolist() == [1, 2, 3]
+    for which in (
+        slice(None, 2),
+        slice(None, None, -1),
+        slice(2, 1),
+        [2, 0, 2],
+        [-1],
+        np.array([True, False, True]),
+    ):
+        part = corpus[which]
+        assert dense(part).tolist() == COUNTS[which].tolist()
+        assert part.vocabulary == WORDS
+
+
+def test_a_slice_of_a_corpus_on_disk_stays_there(tmp_path) -> None:
+    Corpus.from_csr(csr_array(COUNTS)).save(tmp_path / "saved")
+    opened = Corpus.open(tmp_path / "saved")
+    assert np.shares_memory(opened[1:].words, opened.words)
+
+
+@pytest.mark.parametrize(
+    ("which", "error", "message"),
+    [
+        (3, IndexError, "document 3 is not in the corpus, which has 3"),
+        ([0, -4], IndexError, "document -4 is not in the corpus"),
+        ([0, 3], IndexError, "document 3 is not in the corpus"),
+        ([True, False], TypeError, "one boolean for each of 3 documents"),
+        ([0.5], TypeError, "integers"),
+        ("a", TypeError, "a number, a slice, integers"),
+        ([[0]], TypeError, "integers"),
+    ],
+)
+def test_an_index_that_is_none_is_refused(which, error, message) -> None:
+    with pytest.raises(error, match=message):
+        Corpus.from_csr(csr_array(COUNTS))[which]
+
+
+def test_csr_and_gensim_go_in_and_out() -> None:
+    """A word in two slots of a document is counted once, with the tokens of both."""
+    corpus = Corpus.from_csr(csr_array(COUNTS), WORDS)
+    assert corpus.to_csr().toarray().tolist() == COUNTS.tolist()
+    pairs = corpus.to_gensim()
+    assert pairs[:2] == [[(0, 2), (2, 1)], []]
+    back = Corpus.from_gensim(iter(pairs), dict(enumerate(WORDS)))
+    assert dense(back).tolist() == COUNTS.tolist() and back.vocabulary == WORDS
+    twice = Corpus.from_gensim([[(1, 2), (0, 1), (1, 3)]], {0: "a", 1: "b"})
+    assert twice.to_csr().toarray().tolist() == [[1, 5]]
+    slots = Corpus.from_rows([([1, 1], [2, 3])], 2)
+    assert slots.to_csr().toarray().tolist() == [[0, 5]] and slots.words.tolist() == [1, 1]
+
+
+def test_a_gensim_dictionary_with_gaps_is_refused() -> None:
+    with pytest.raises(ValueError, match="must have the ids 0 to 1"):
+        Corpus.from_gensim([[(0, 1)]], {0: "a", 2: "c"})
+    with pytest.raises(TypeError, match="gensim `Dictionary`"):
+        Corpus.from_gensim([[(0, 1)]], ["a"])
+
+
+def test_corpora_are_joined_over_all_their_words() -> None:
+    first = Corpus.from_documents([["b", "a"], []])
+    second = Corpus.from_documents([["c", "b", "c"]])
+    both = Corpus.concatenate([first, second])
+    assert both.vocabulary == ("a", "b", "c")
+    assert dense(both).tolist() == [[1, 1, 0], [0, 0, 0], [0, 1, 2]]
+    unknown = Corpus.from_csr(csr_array(COUNTS))
+    assert dense(Corpus.concatenate([unknown, unknown[:1]])).tolist() == [
+        *COUNTS.tolist(),
+        [2, 0, 1, 0],
+    ]
+    for wrong in ([], [first, unknown], [unknown, Corpus.from_rows([], 3)]):
+        with pytest.raises(ValueError, match="`corpora` must"):
+            Corpus.concatenate(wrong)
+
+
+def test_words_that_another_vocabulary_lacks_are_dropped() -> None:
+    corpus = Corpus.from_csr(csr_array(COUNTS), WORDS)
+    other = corpus.with_vocabulary(["d", "z", "a"])
+    assert other.vocabulary == ("d", "z", "a")
+    assert dense(other).tolist() == [[0, 0, 2], [0, 0, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ({"min_df": 2}, "c"),
+        ({"max_df": 1}, "abd"),
+        ({"max_df": 0.5}, "abd"),
+        ({"min_df": 0.5}, "c"),
+        ({"max_df": 1.0}, "abcd"),
+        ({}, "abcd"),
+    ],
+)
+def test_pruning_counts_documents_as_scikit_learn_does(limits, left) -> None:
+    """Of three documents; a whole number is a number of them, another a share."""
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    texts = ["a a c", "", "b b b c d"]
+    corpus = Corpus.from_documents([text.split() for text in texts]).prune(**limits)
+    vectorizer = CountVectorizer(token_pattern="[a-z]", **limits)
+    assert "".join(vectorizer.fit(texts).get_feature_names_out()) == left
+    assert corpus.vocabulary == tuple(left)
+    assert dense(corpus).tolist() == vectorizer.transform(texts).toarray().tolist()
+
+
+def test_pruning_needs_words_and_leaves_some() -> None:
+    corpus = Corpus.from_csr(csr_array(COUNTS), WORDS)
+    with pytest.raises(ValueError, match="leave none of 4 words"):
+        corpus.prune(min_df=3)
+    with pytest.raises(ValueError, match="`min_df` must be in"):
+        corpus.prune(min_df=-1)
+    with pytest.raises(ValueError, match="`max_df` must be in"):
+        corpus.prune(max_df=1.5)
+    with pytest.raises(ValueError, match="its `vocabulary` is None"):
+        Corpus.from_csr(csr_array(COUNTS)).prune(min_df=2)
 
 
 def test_split_divides_the_words_of_each_document() -> None:
@@ -139,7 +264,7 @@ def test_a_vocabulary_may_end_with_blank_lines(tmp_path) -> None:
 def test_documents_without_words_need_no_lines(tmp_path) -> None:
     (tmp_path / "a.txt").write_text("1000000\n4\n1\n700000 1 1\n")
     corpus = read_uci_bag_of_words(tmp_path / "a.txt")
-    assert corpus.num_documents == 1_000_000 and corpus.document(699_999)[0].tolist() == [0]
+    assert corpus.num_documents == 1_000_000 and corpus[699_999][0].tolist() == [0]
 
 
 def test_files_may_end_with_blank_lines(tmp_path) -> None:
@@ -162,9 +287,7 @@ GENSIM = [[(0, 2), (2, 1)], [], [(1, 3), (2, 1), (3, 1)]]
 )
 def test_pairs_of_word_and_count_are_refused(rows) -> None:
     """They would be other documents: the first pair as words, the second as counts."""
-    with pytest.raises(
-        TypeError, match=r"tuple \(words, counts\).*document 0 is .*from_csr\(gensim"
-    ):
+    with pytest.raises(TypeError, match=r"tuple \(words, counts\).*document 0 is .*from_gensim\("):
         Corpus.from_rows(rows, 4)
     if rows is GENSIM:
         with pytest.raises(
@@ -245,17 +368,12 @@ def test_words_of_an_array_are_plain_strings() -> None:
         assert corpus.vocabulary == WORDS and {type(w) for w in corpus.vocabulary} == {str}
 
 
-def test_documents_are_chosen_as_by_numpy() -> None:
+def test_padded_documents_are_chosen_as_by_numpy() -> None:
     """By numbers, from the end too, or by a boolean for each; all else is refused."""
     corpus = Corpus.from_csr(csr_array(COUNTS))
-    for indices in ([2, 0], [-1, 0], np.array([2, -3])):
-        assert dense(corpus.select(indices)).tolist() == COUNTS[[2, 0]].tolist()
     mask = np.array([True, False, True])
-    assert corpus.values(mask).tolist() == corpus.values([0, 2]).tolist()
-    assert corpus.select([]).num_documents == 0
-    for bad in (3, -4):
-        with pytest.raises(IndexError, match=f"corpus, which has 3; got {bad}"):
-            corpus.select([0, bad])
+    assert corpus.values(mask).tolist() == corpus.values([-3, 2]).tolist()
+    assert len(corpus[[]]) == 0
     for wrong in (mask[:2], [0.7], [[0, 1]], 0):
         with pytest.raises(TypeError, match="integers, or one boolean for each of 3 documents"):
             corpus.padded(wrong)

@@ -28,7 +28,7 @@ WORDS = tuple("abcdefghijkl")
 def plain_corpus(corpus: Corpus) -> Any:
     documents = {}
     for d in np.flatnonzero(np.diff(corpus.offsets)).tolist():
-        words, counts = corpus.document(d)
+        words, counts = corpus[d]
         documents[d] = (words.tolist(), counts.tolist())
     return corpus.num_documents, corpus.num_words, documents
 

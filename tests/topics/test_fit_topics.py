@@ -65,7 +65,7 @@ def corpus_bound(fit, corpus, num_sweeps=300):
     log_probs = (digamma(fit.posterior) - digamma(fit.posterior.sum(1, keepdims=True))).T
     value = reference.topic_term(0.1, fit.posterior)
     for d in range(corpus.num_documents):
-        words, own = corpus.document(d)
+        words, own = corpus[d]
         value += reference.solve_document(
             log_probs[words], own, fit.concentration, num_sweeps=num_sweeps
         )[2][-1]
@@ -94,7 +94,7 @@ def test_a_first_pass_has_the_mean_concentration() -> None:
     start = start_from_documents(rng, corpus, K) + 0.1
     log_probs, posterior, value = reference.expected_log(start.T).T, np.full((K, V), 0.1), 0.0
     for d in range(corpus.num_documents):
-        words, counts = corpus.document(d)
+        words, counts = corpus[d]
         mean = np.full(K, concentration.mean())
         r, _, _ = reference.solve_document(log_probs[words], counts, mean, num_sweeps=300)
         value += reference.collapsed_bound(log_probs[words], counts, concentration, r)
@@ -170,7 +170,7 @@ def test_a_bound_is_that_of_what_a_collapsed_fit_found() -> None:
     start = start_from_documents(rng, corpus, K) + 0.1
     probs, posterior, value = start / start.sum(axis=0), np.full((K, V), 0.1), 0.0
     for d in range(corpus.num_documents):
-        words, counts = corpus.document(d)
+        words, counts = corpus[d]
         r = reference.collapsed_document(probs[words], counts, np.full(K, 0.2), num_sweeps=300)
         none = np.zeros_like(probs[words])  # the term of log phi is in that of the topics
         value += reference.collapsed_bound(none, counts, np.full(K, 0.2), r)
@@ -193,7 +193,7 @@ def test_a_token_leaves_the_topics_in_the_second_visit() -> None:
     counts, (found, log_absence) = once.posterior.T - b, np.zeros((2, V, K))
     totals = counts.sum(axis=0) + V * b
     for d in range(corpus.num_documents):
-        words, own = corpus.document(d)
+        words, own = corpus[d]
         first = start[words] / start.sum(axis=0)
         last = reference.collapsed_document(first, own, a, num_sweeps=300)
         probs = (counts[words] - last + b) / totals
@@ -247,9 +247,7 @@ def test_score_is_document_completion(fit) -> None:
     seen, unseen = corpus.split_words(seed=3)
     total = tokens = 0.0
     for d in range(20):
-        part, size = reference.completion_score(
-            fit.topics, fit.concentration, *seen.document(d), *unseen.document(d)
-        )
+        part, size = reference.completion_score(fit.topics, fit.concentration, *seen[d], *unseen[d])
         total, tokens = total + part, tokens + size
     assert fit.score(corpus, seed=3) == pytest.approx(total / tokens, abs=2e-3)
 
@@ -277,7 +275,7 @@ def test_topics_without_tokens_are_not_printed() -> None:
 
 def test_coherence_is_npmi(fit) -> None:
     found = fit.coherence(CORPUS, 4)
-    documents = [set(CORPUS.document(d)[0].tolist()) for d in range(CORPUS.num_documents)]
+    documents = [set(CORPUS[d][0].tolist()) for d in range(CORPUS.num_documents)]
     for k in range(K):
         top = np.argsort(-fit.topics[k], kind="stable")[:4]
         assert found[k] == pytest.approx(reference.npmi(documents, top, 150), abs=1e-4)
@@ -417,8 +415,8 @@ def test_a_width_must_be_worth_its_compilation(sizes, num_passes, widths) -> Non
 @pytest.mark.some_cases(1)
 def test_code_for_short_documents_changes_nothing(warm_start, monkeypatch) -> None:
     sizes = np.diff(CORPUS.offsets)
-    some = CORPUS.select(np.argsort(-sizes)[:80])
-    rows = [some.document(d) for d in range(80)]
+    some = CORPUS[np.argsort(-sizes)[:80]]
+    rows = [some[d] for d in range(80)]
     rows[2:] = [(words[:5], counts[:5]) for words, counts in rows[2:]]
     corpus = Corpus.from_rows(rows, CORPUS.num_words)
     fits = []
@@ -466,7 +464,7 @@ def test_batches_within_rows_have_all_documents() -> None:
     batches = list(batches_within(corpus, 55))
     assert np.concatenate([batch.documents for batch in batches]).tolist() == list(range(60))
     for batch in batches:
-        words = np.unique(corpus.select(batch.documents).words)
+        words = np.unique(corpus[batch.documents].words)
         assert len(batch.rows) == 55 and np.unique(batch.rows).tolist() == words.tolist()
     alone = list(batches_within(corpus, 4))
     assert len(alone) == 60 and {len(batch.rows) for batch in alone} == {10}
