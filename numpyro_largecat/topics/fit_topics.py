@@ -6,14 +6,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 from numpy.typing import ArrayLike, NDArray
 
 from numpyro_largecat._checks import (
-    as_positive,
     check_count,
     check_key,
     check_kind,
@@ -32,25 +30,22 @@ from numpyro_largecat.data.checkpoints import (
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
+from numpyro_largecat.topics.beginning import Given, begin, first_counts, learns_of
 from numpyro_largecat.topics.document_chunks import Shapes, documents_together, shapes_of
 from numpyro_largecat.topics.local_steps import INFERENCE
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.passes import (
-    Learns,
+    Candidates,
     Memory,
-    Priors,
     Problem,
     make_batches,
     memoized_steps,
     stochastic_steps,
 )
 from numpyro_largecat.topics.saved_memory import KIND, arrays_of, go_on, settings_of
-from numpyro_largecat.topics.start_counts import start_at_random, start_from_documents
 from numpyro_largecat.topics.topic_fit import TopicFit, check_corpus
 from numpyro_largecat.topics.topic_table import Table
 
-DEFAULT_TOTAL = 0.5  # concentration of topic frequencies over all topics
-DEFAULT_WORD = 0.1  # concentration of each word, also where the learning of it starts
 DEFAULTS = Options()
 
 
@@ -60,13 +55,14 @@ def fit_topics(
     num_topics: int,
     *,
     concentration: ArrayLike | Literal["learned"] | None = None,
-    word_concentration: float | Literal["learned"] | None = None,
+    word_concentration: ArrayLike | Literal["learned"] | None = None,
     num_active: int | None = None,
     inference: Literal["collapsed", "mean_field"] = "collapsed",
     method: Literal["memoized", "stochastic"] = "memoized",
     num_passes: int = 20,
     batch_size: int = 512,
-    start: Literal["documents", "random"] | TopicFit = "documents",
+    start: Literal["documents", "random"] | TopicFit | None = None,
+    prior: TopicFit | None = None,
     progress_bar: bool = True,
     options: Options = DEFAULTS,
     checkpoints: Checkpoints | None = None,
@@ -104,9 +100,11 @@ def fit_topics(
             for ``TopicDocument`` and like scikit-learn's ``doc_topic_prior``. None for 0.5 / K, the
             paper's choice: the smaller, the fewer topics in a document. "learned" for one of each
             topic, from the data: common words then have a few topics of their own.
-        word_concentration: Prior :math:`\bar\lambda` of each word in a topic, positive. "learned",
-            and None where it can be, starts at 0.1 and makes a step of Minka's fixed point after
-            each pass but the first. What is learned needs "collapsed" and "memoized".
+        word_concentration: Prior :math:`\bar\lambda` of words in topics, positive: one number, one
+            for each word, (V,), or for each topic and word, (K, V); a topic with words that it is
+            larger for starts with them. "learned", and None where it can be, is one number that
+            starts at 0.1 and makes a step of Minka's fixed point after each pass but the first.
+            What is learned needs "collapsed" and "memoized".
         num_active: Largest number L of topics of a word in a document, in [1, K]; None for 8, or
             K if that is less.
         inference: "collapsed": a token's topics follow from what all others, in its document and
@@ -116,11 +114,14 @@ def fit_topics(
         num_passes: Visits of each document, at least 1.
         batch_size: Documents in a batch, at least 1. With "stochastic" there should be several
             batches, so take a smaller one for a small corpus.
-        start: "documents": each topic from a document, drawn by the k-means++ rule with a Bregman
-            divergence; "random": words divided at random; or an earlier fit of as many topics, to
-            go on from, also from its concentrations where none are given. Stochastic steps are
-            then counted on from those that it took; memoized visits are none, so after a memoized
-            fit they begin at t = 1.
+        start: "documents", also None: each topic from a document, drawn by the k-means++ rule with
+            a Bregman divergence; "random": words divided at random; or an earlier fit of as many
+            topics, to go on from, also from its concentrations where none are given. Its words
+            need not be those of the corpus. Stochastic steps are then counted on from those that
+            it took; memoized visits are none, so after a memoized fit they begin at t = 1.
+        prior: An earlier fit of other documents and as many topics, whose posterior is the prior of
+            this one: what is returned has learned from both, and has the words of both. Its
+            ``word_concentration`` is that of the earlier fit.
         progress_bar: Show batches, speed and the bound.
         options: See ``lc.topics.Options``.
         checkpoints: Where and how often to write the fit to disk, ``lc.Checkpoints(folder)``; a
@@ -161,8 +162,11 @@ def fit_topics(
     check_count("batch_size", batch_size, 1)
     check_one_of("inference", inference, tuple(INFERENCE))
     _check_options(options, method)
-    learns = _learns(concentration, word_concentration, inference, method)
-    priors = _priors(concentration, word_concentration, num_topics, start)
+    given = Given(num_topics, concentration, word_concentration, start, prior)
+    learns = learns_of(given, inference, method)
+    may_choose = inference == "collapsed"
+    beginning = begin(given, corpus, options, num_passes, may_choose=may_choose)
+    corpus, priors, candidates = beginning.corpus, beginning.priors, beginning.candidates
     devices = mesh_of_one_process(mesh)
     goes_on = has_checkpoint(checkpoints, resume, KIND)
     division_key, order_key = jax.random.split(rng_key)
@@ -177,28 +181,29 @@ def fit_topics(
         assert checkpoints is not None and settings is not None
         saved = read_checkpoint(checkpoints, KIND, settings)
         shapes = Shapes(tuple(saved.about["shapes"][0]), *saved.about["shapes"][1:])
+        candidates = Candidates(*saved.about["candidates"])  # of its number of passes
     solved_in = shapes
     if devices is not None:
         solved_in = shapes._replace(num_documents=documents_together(batch_size, devices.size))
     is_warm = inference == "collapsed" if options.warm_start is None else options.warm_start
     local_step = INFERENCE[inference](active, options.effort(inference), devices, is_warm)
-    problem = Problem(corpus, local_step, solved_in, learns, isinstance(start, TopicFit))
-    first: NDArray[np.floating] = np.zeros((corpus.num_words, num_topics))
+    problem = Problem(corpus, local_step, solved_in, learns, beginning.goes_on, candidates)
+    first: NDArray[np.floating] = np.zeros(beginning.shape)
     if saved is None:
-        first = _start_counts(numpy_generator(rng_key), corpus, num_topics, start)
+        first = first_counts(numpy_generator(rng_key), given, beginning)
     table = Table(first, priors.topics.dtype, devices)
-    memory = Memory(len(batches), table, priors)
+    memory = Memory(len(batches), table, candidates.first_priors(priors))
     if saved is not None:
         go_on(memory, saved.arrays, saved.number)
     num_done, total = table.changes, num_passes * len(batches)
     num_before = start.num_steps if isinstance(start, TopicFit) else 0
 
     def fit() -> TopicFit:
-        concentration, of_word = memory.priors
+        concentration, words = memory.priors
         return TopicFit(
-            np.ascontiguousarray(table.numpy().T) + table.dtype.type(of_word),
+            np.ascontiguousarray(table.numpy().T) + words.each.T.astype(table.dtype),
             np.asarray(concentration),
-            of_word,
+            words.as_given if beginning.before is None else beginning.before,
             active,
             corpus.vocabulary,
             np.array(memory.bounds),
@@ -207,7 +212,7 @@ def fit_topics(
             shapes,
         )
 
-    about = {"settings": settings, "shapes": shapes}
+    about = {"settings": settings, "shapes": shapes, "candidates": candidates}
     if method == "memoized":
         steps = memoized_steps(problem, batches, memory, num_passes, order_key)
     else:
@@ -238,52 +243,3 @@ def _check_options(options: Any, method: Any) -> None:
     check_one_of("method", method, ("memoized", "stochastic"))
     if options.warm_start and method != "memoized":
         raise ValueError("`warm_start` needs `method='memoized'`, which keeps what it visited.")
-
-
-def _priors(concentration: Any, word_concentration: Any, num_topics: int, start: Any) -> Priors:
-    """Those given, or where learning starts: the defaults, or what an earlier fit ended with."""
-    topics: Any = DEFAULT_TOTAL / num_topics
-    of_word: Any = DEFAULT_WORD
-    if isinstance(start, TopicFit) and len(start.concentration) == num_topics:
-        topics, of_word = start.concentration, start.word_concentration
-    if not (concentration is None or isinstance(concentration, str)):
-        topics = concentration
-    if not (word_concentration is None or isinstance(word_concentration, str)):
-        of_word = word_concentration
-    each = as_positive("concentration", topics, "for each topic", (num_topics,))
-    as_positive("word_concentration", of_word, "for each word in a topic")
-    given = jnp.asarray(np.broadcast_to(each, num_topics), jnp.result_type(float))
-    return Priors(given, float(of_word))
-
-
-def _learns(concentration: Any, word_concentration: Any, inference: str, method: str) -> Learns:
-    """Which are learned; those of words wherever they can be and none is given."""
-    asked = {"concentration": concentration, "word_concentration": word_concentration}
-    for name, given in asked.items():
-        if isinstance(given, str):
-            check_one_of(name, given, ("learned",), or_else=" or numbers")
-    topics, words = (isinstance(given, str) for given in asked.values())
-    can = inference == "collapsed" and method == "memoized"
-    if (topics or words) and not can:
-        name = "concentration" if topics else "word_concentration"
-        raise ValueError(
-            f"`{name}='learned'` needs `inference='collapsed'` and `method='memoized'`; got "
-            f"{inference!r} and {method!r}."
-        )
-    return Learns(topics, words or (can and word_concentration is None))
-
-
-def _start_counts(
-    rng: np.random.Generator, corpus: Corpus, num_topics: int, start: str | TopicFit
-) -> NDArray[np.floating]:
-    """Expected counts of words in topics before the first batch, (V, K)."""
-    if isinstance(start, TopicFit):
-        start.check_vocabulary(corpus)
-        found = len(start.posterior)
-        if found != num_topics:
-            raise ValueError(f"`start` must be a fit with {num_topics} topics; got {found}.")
-        return start.posterior.T - start.word_concentration
-    check_one_of("start", start, ("documents", "random"), or_else=" or an earlier fit")
-    if start == "documents":
-        return start_from_documents(rng, corpus, num_topics)
-    return start_at_random(rng, corpus, num_topics)

@@ -42,7 +42,7 @@ class Posterior(NamedTuple):
 
     words: Array  # (R, K)
     totals: Array  # (K,), sums over all words
-    prior: float  # of each word, which is in both
+    least: float  # of a word in the prior, which is in both
 
 
 class Given(NamedTuple):
@@ -136,7 +136,7 @@ class Collapsed:
         """The mean of phi, and the part of a token in it."""
         del is_cold
         probs, of_token = posterior.words / posterior.totals, 1 / posterior.totals
-        return Given(TopicProbs(probs, of_token, posterior.prior * of_token), concentration)
+        return Given(TopicProbs(probs, of_token, posterior.least * of_token), concentration)
 
     def solve(self, given: Given, documents: Documents, last: Assignments | None) -> CollapsedFit:
         """See ``collapsed_fit``."""

@@ -27,6 +27,10 @@ class Options:
         max_sweeps: Of a document and visit, at least 10; as many again once words have L topics, or
             a topic was made to leave. None for 10 with "collapsed", and 100 with "mean_field".
         tolerance: A document is done when no topic's count changes by so many tokens.
+        num_candidates: Topics of the first two passes (of the first half, where there are fewer
+            than four), at least K; then those remain that the others are mixtures of, so that no
+            topic is there twice or not at all. K for none. None for 2 K with "collapsed" where no
+            fit or prior makes topics differ, and K else.
         num_restarts: Topics that are proposed to leave a document, smallest first; what does not
             raise its bound is undone. For "mean_field" only.
 
@@ -44,12 +48,15 @@ class Options:
     warm_start: bool | None = None
     max_sweeps: int | None = None
     tolerance: float = 0.05
+    num_candidates: int | None = None
     num_restarts: int = 5
 
     def __post_init__(self) -> None:
         check_step_sizes(0 if self.delay is None else self.delay, self.forgetting)
         if self.max_sweeps is not None:
             check_count("max_sweeps", self.max_sweeps, 10)
+        if self.num_candidates is not None:
+            check_count("num_candidates", self.num_candidates, 1)
         check_count("num_restarts", self.num_restarts, 0)
 
     def effort(self, inference: str) -> Effort:

@@ -23,6 +23,7 @@ from numpyro_largecat.ops.topics.learned_concentrations import (
     next_concentration,
     next_word_concentration,
 )
+from numpyro_largecat.ops.topics.spanning_topics import spanning_topics
 from numpyro_largecat.topics.document_chunks import (
     Batch,
     Chunk,
@@ -35,13 +36,14 @@ from numpyro_largecat.topics.document_chunks import (
 from numpyro_largecat.topics.local_steps import LocalStep, Solved, Sums
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.topic_table import Table, topic_term
+from numpyro_largecat.topics.word_prior import WordPrior
 
 
 class Priors(NamedTuple):
     """Dirichlet concentrations."""
 
     topics: Array  # (K,), of the topic frequencies of a document
-    words: float  # of each word of a topic
+    words: WordPrior
 
 
 class Learns(NamedTuple):
@@ -49,6 +51,21 @@ class Learns(NamedTuple):
 
     topics: bool
     words: bool
+
+
+class Candidates(NamedTuple):
+    """More topics at first, of which those remain that the others are mixtures of."""
+
+    num_passes: int  # that they have; 0 for none
+    num_first: int
+    num_topics: int  # that remain
+
+    def first_priors(self, priors: Priors) -> Priors:
+        """With the same concentration over all topics of a document."""
+        if self.num_passes == 0:
+            return priors
+        topics = jnp.full(self.num_first, priors.topics.mean() * self.num_topics / self.num_first)
+        return priors._replace(topics=topics)
 
 
 class Problem(NamedTuple):
@@ -59,6 +76,7 @@ class Problem(NamedTuple):
     shapes: Shapes
     learns: Learns = Learns(False, False)
     goes_on: bool = False  # from an earlier fit, so that topics differ before the first visit
+    candidates: Candidates = Candidates(0, 0, 0)
 
 
 class Visit(NamedTuple):
@@ -179,6 +197,13 @@ class Memory:
         self.rest = np.zeros(num_batches)
         self.bounds: list[float] = []  # of the corpus, after each pass
 
+    def keep(self, topics: NDArray[np.intp], counts: NDArray[np.floating]) -> None:
+        """Forget all other topics; ``counts`` (V, K) are those of these."""
+        self.table.set(counts)
+        self.rises = self.rises[:, topics]
+        for parts in (self.counts, self.own, self.log_absence):
+            parts[:] = [None if part is None else part[:, topics] for part in parts]
+
 
 def memoized_steps(
     problem: Problem,
@@ -214,6 +239,8 @@ def memoized_steps(
                 memory.bounds.append(bound)
                 if not is_first:
                     memory.priors = _learned(problem, batches, memory, total)
+                if i + 1 == problem.candidates.num_passes:
+                    _choose(problem.candidates, memory, total)
         yield bound
 
 
@@ -228,8 +255,20 @@ def _learned(
         topics = jnp.asarray(found, topics.dtype)
     if problem.learns.words:
         absence = _sum_of(batches, memory.log_absence, counts.shape)
-        words = next_word_concentration(words, counts, absence)
+        learned = next_word_concentration(words.as_given, counts, absence)
+        words = WordPrior.of(learned, *counts.shape)
     return Priors(topics, words)
+
+
+def _choose(candidates: Candidates, memory: Memory, counts: NDArray[np.floating]) -> None:
+    """Keep those topics, with their tokens, that the others are mixtures of.
+
+    Tokens of others are of no topic until their documents are visited again.
+    """
+    topics, words = memory.priors
+    kept = spanning_topics(counts, words.as_given, candidates.num_topics)
+    memory.priors = Priors(topics[kept] * (len(topics) / len(kept)), words)
+    memory.keep(kept, counts[:, kept])
 
 
 def _sum_of(
@@ -276,11 +315,14 @@ def stochastic_steps(
     table = memory.table
     steps = itertools.count(num_before + table.changes + 1)
     delay = len(batches) if options.delay is None else options.delay
-    for i, b, _ in _batches_to_go(rng_key, len(batches), num_passes, table.changes):
+    for i, b, is_last in _batches_to_go(rng_key, len(batches), num_passes, table.changes):
         batch = batches[b]
         is_first = i == 0 and not problem.goes_on
         found = visit_batch(problem, batch, table, memory.priors, is_first=is_first)
         rho = step_size(next(steps), delay, options.forgetting)
         share = problem.corpus.num_documents / len(batch.documents)
-        table.add(batch.rows, found.sums.counts, times=rho * share, keep=1 - rho)
+        with held_signals():
+            table.add(batch.rows, found.sums.counts, times=rho * share, keep=1 - rho)
+            if is_last and i + 1 == problem.candidates.num_passes:
+                _choose(problem.candidates, memory, table.numpy())
         yield np.nan

@@ -16,6 +16,8 @@ from numpyro_largecat.data.checkpoints import fingerprint
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.passes import Learns, Memory, Priors
+from numpyro_largecat.topics.topic_fit import TopicFit
+from numpyro_largecat.topics.word_prior import WordPrior
 
 KIND = "fit of fit_topics"
 
@@ -39,12 +41,12 @@ def settings_of(
         "corpus": [corpus.num_documents, corpus.num_words, fingerprint(entries)],
         "number of topics": len(priors.topics),
         "concentration": "learned" if learns.topics else fingerprint(priors.topics),
-        "word_concentration": "learned" if learns.words else priors.words,
+        "word_concentration": "learned" if learns.words else fingerprint(priors.words.each),
         "num_active": num_active,
         "batch_size": batch_size,
         "inference": inference,
         "method": method,
-        "start": start if isinstance(start, str) else fingerprint(start.posterior),
+        "start": fingerprint(start.posterior) if isinstance(start, TopicFit) else start,
         "options": repr(options),
         "dtype": str(priors.topics.dtype),
     }
@@ -61,7 +63,7 @@ def arrays_of(memory: Memory) -> dict[str, NDArray[Any]]:
         "bounds": np.array(memory.bounds),
     }
     arrays |= {"concentration": np.asarray(memory.priors.topics), "rises": memory.rises}
-    arrays |= {"word_concentration": np.array(memory.priors.words)}
+    arrays |= {"word_concentration": np.array(memory.priors.words.as_given)}
     arrays |= _joined("counts", memory.counts)
     arrays |= _joined("log_absence", memory.log_absence)
     arrays |= _joined("own", memory.own)
@@ -71,11 +73,13 @@ def arrays_of(memory: Memory) -> dict[str, NDArray[Any]]:
 def go_on(memory: Memory, arrays: Mapping[str, NDArray[Any]], num_done: int) -> None:
     """Take over what ``arrays_of`` gave after so many batches."""
     memory.table.place(arrays["table"], arrays["totals"], float(arrays["scale"]))
+    memory.table.shape = arrays["table"].shape
     memory.table.changes = num_done
     memory.rest = np.array(arrays["rest"])
     memory.bounds = arrays["bounds"].tolist()
     topics = jnp.asarray(arrays["concentration"])
-    memory.priors = Priors(topics, float(arrays["word_concentration"]))
+    words = WordPrior.of(arrays["word_concentration"], *arrays["table"].shape)
+    memory.priors = Priors(topics, words)
     memory.rises = np.array(arrays["rises"])
     memory.log_absence = list(_parts("log_absence", arrays))
     memory.counts = list(_parts("counts", arrays))

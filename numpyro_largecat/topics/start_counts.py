@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.topics.word_prior import WordPrior
 
 CANDIDATES_PER_TOPIC = 10
 SMOOTHING = 0.1  # of a chosen document with the words of all, for the divergence
@@ -18,7 +19,7 @@ START_TOKENS = 4  # times the tokens that each topic would have of the corpus
 
 
 def start_from_documents(
-    rng: np.random.Generator, corpus: Corpus, num_topics: int
+    rng: np.random.Generator, corpus: Corpus, num_topics: int, prior: WordPrior
 ) -> NDArray[np.float64]:
     r"""Each topic starts as one document, far from the others (k-means++ with Bregman divergence).
 
@@ -29,7 +30,8 @@ def start_from_documents(
     .. math:: \min_j \sum_v c_{dv} \log \frac{c_{dv} / n_d}{\phi_{jv}}.
 
     The topic itself is a mixture of the same kind, nine tenths of all documents, with four times
-    the tokens that each topic would have of the corpus; they leave with the first pass.
+    the tokens that each topic would have of the corpus; they leave with the first pass. A topic
+    whose prior favours some words has these in place of its document.
 
     Cost: O(K) passes over the entries of at most 10 K candidates, drawn at random.
     """
@@ -60,6 +62,10 @@ def start_from_documents(
             choice = int(rng.choice(size, p=least / total))
         else:  # fewer different documents than topics
             choice = int(rng.integers(size))
+    if prior.differs_by_topic:
+        favoured = prior.each - prior.each.min(axis=0)
+        is_own = favoured.any(axis=0)
+        table[:, is_own] = favoured[:, is_own]
     own = table / table.sum(axis=0)
     shares = START_SMOOTHING * everywhere[:, None] + (1 - START_SMOOTHING) * own
     return START_TOKENS * corpus.num_tokens / num_topics * shares

@@ -46,7 +46,7 @@ class TopicFit:
     Attributes:
         posterior: Dirichlet concentrations of the words in each topic, (K, V).
         concentration: Of the topic frequencies, (K,).
-        word_concentration: Of each word in a topic, in the prior.
+        word_concentration: Of words in topics, in the prior: one number, (V,) or (K, V).
         num_active: L.
         vocabulary: The words, or None where they are not known.
         bounds: Of the corpus after each pass in nats, shape (passes,), with the concentrations of
@@ -71,7 +71,7 @@ class TopicFit:
 
     posterior: NDArray[np.floating]
     concentration: NDArray[np.floating]
-    word_concentration: float
+    word_concentration: float | NDArray[np.floating]
     num_active: int
     vocabulary: tuple[str, ...] | None
     bounds: NDArray[np.floating]
@@ -153,7 +153,8 @@ class TopicFit:
             )
         posterior = jnp.asarray(self.posterior).T
         local_step = INFERENCE[self.inference](self.num_active, PRECISE)
-        topics = Posterior(posterior, posterior.sum(axis=0), self.word_concentration)
+        least = float(np.min(self.word_concentration))
+        topics = Posterior(posterior, posterior.sum(axis=0), least)
         concentration = jnp.asarray(self.concentration)
         counts = topic_counts(corpus, topics, concentration, local_step, self.shapes)
         return _shares(counts + self.concentration)

@@ -18,6 +18,7 @@ from scipy.special import gammaln
 from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.ops.rows_by_device import num_devices, over_all_devices
 from numpyro_largecat.topics.local_steps import Posterior
+from numpyro_largecat.topics.word_prior import WordPrior
 
 LEAST_SCALE = 1e-6
 
@@ -45,7 +46,8 @@ class Table:
         self.set(counts)
 
     def set(self, counts: NDArray[np.floating]) -> None:
-        """Replace all counts, (V, K)."""
+        """Replace all counts, (V, K), also by those of fewer topics."""
+        self.shape = counts.shape
         self.place(counts, counts.sum(axis=0), 1.0)
 
     def place(
@@ -60,12 +62,12 @@ class Table:
             table = jnp.copy(jax.device_put(rows, over_all_devices(self.mesh)))  # to be donated
         self.state = Counts(table, jnp.array(totals, self.dtype), scale)
 
-    def posterior(self, rows: NDArray[np.intp], word_concentration: float) -> Posterior:
-        """Of some words in each topic, whose prior concentration is ``word_concentration``."""
+    def posterior(self, rows: NDArray[np.intp], prior: WordPrior) -> Posterior:
+        """Of some words in each topic."""
         counts, totals, scale = self.state
-        prior = word_concentration, word_concentration * self.shape[0]
-        words, all_words = _posterior(counts, totals, jnp.asarray(rows), prior, scale)
-        return Posterior(words, all_words, word_concentration)
+        of_words = (jnp.asarray(x, self.dtype) for x in (prior.rows(rows), prior.totals))
+        words, all_words = _posterior(counts, totals, jnp.asarray(rows), tuple(of_words), scale)
+        return Posterior(words, all_words, float(prior.each.min()))
 
     def add(
         self,
@@ -102,7 +104,7 @@ class Table:
 
 @jax.jit
 def _posterior(
-    counts: Array, totals: Array, rows: Array, prior: tuple[float, float], scale: float
+    counts: Array, totals: Array, rows: Array, prior: tuple[Array, Array], scale: float
 ) -> tuple[Array, Array]:
     of_word, of_all_words = prior
     return of_word + jnp.maximum(scale * counts[rows], 0), of_all_words + scale * totals
@@ -116,10 +118,10 @@ def _add(
     return counts.at[rows].add(change), totals + change.sum(axis=0)
 
 
-def topic_term(posterior_counts: NDArray[np.floating], word_concentration: float) -> float:
+def topic_term(posterior_counts: NDArray[np.floating], prior: WordPrior) -> float:
     """The part of the bound that is about topics at their best posterior (Eq. 35), in float64."""
     counts = np.maximum(np.asarray(posterior_counts, np.float64), 0)
-    prior = counts.shape[0] * word_concentration
-    used = counts[counts > 0]
-    own = (gammaln(word_concentration + used) - gammaln(word_concentration)).sum()
-    return float(own - (gammaln(prior + counts.sum(axis=0)) - gammaln(prior)).sum())
+    is_used = counts > 0
+    each = np.broadcast_to(prior.each, counts.shape)[is_used]
+    own = (gammaln(each + counts[is_used]) - gammaln(each)).sum()
+    return float(own - (gammaln(prior.totals + counts.sum(axis=0)) - gammaln(prior.totals)).sum())

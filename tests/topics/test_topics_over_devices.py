@@ -18,6 +18,7 @@ from numpyro_largecat.ops.topics.collapsed_documents import Assignments, TopicPr
 from numpyro_largecat.ops.topics.document_fit import prepare_topics
 from numpyro_largecat.topics import local_steps, topic_table
 from numpyro_largecat.topics.local_steps import Collapsed, Documents, Given, MeanField
+from numpyro_largecat.topics.word_prior import WordPrior
 from tests.collectives import shapes_sent
 
 if len(jax.devices()) < 8:  # on a machine whose accelerators are fewer
@@ -74,7 +75,7 @@ def test_the_table_is_spread_by_words() -> None:
     held = many.state.counts
     assert held.sharding.shard_shape(held.shape) == (-(-V // MESH.size), K)
     np.testing.assert_allclose(many.numpy(), one.numpy(), rtol=1e-6)
-    posteriors = [table.posterior(rows, 0.1) for table in (one, many)]
+    posteriors = [table.posterior(rows, WordPrior.of(0.1, V, K)) for table in (one, many)]
     for found, expected in zip(*posteriors, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -83,7 +84,9 @@ def test_a_batch_sends_its_rows_of_the_table_alone() -> None:
     table = topic_table.Table(np.ones((V, K)), np.float32, MESH)
     counts, totals, scale = table.state
     rows = jnp.arange(8)
-    read = topic_table._posterior.lower(counts, totals, rows, (0.1, 0.1 * V), scale)
+    read = topic_table._posterior.lower(
+        counts, totals, rows, (jnp.full((1, 1), 0.1), jnp.full(1, 0.1 * V)), scale
+    )
     assert shapes_sent(read.compile()) == [(8, K)]
     change = jnp.ones((8, K))
     write = topic_table._add.lower(counts, totals, rows, change, scale)

@@ -48,7 +48,7 @@ class TopicProbs(NamedTuple):
 
     probs: Array  # (V, K), posterior means
     of_token: Array  # (K,), of one token in ``probs``
-    least: Array  # (K,), of a word without tokens
+    least: Array  # (K,), of any word, by the prior alone
 
 
 class Assignments(NamedTuple):

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Which of many topics the others are mixtures of.
+
+With more topics than there are in the documents, those that are there are found, and beside them
+copies of them and mixtures of several. A topic that the others can stand in for costs little,
+
+    N[k] min_w sum_v phi[k, v] log(phi[k, v] / sum_j w[j] phi[j, v]),    w[k] = 0,
+
+the log probability of its N[k] tokens under the best mixture w of the other topics in its place.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUM_STEPS = 30  # of expectation maximisation
+MUCH = 0.2  # share of a topic in the mixture that stands for another, which then must stay
+
+
+class StandIns(NamedTuple):
+    """What stands for each topic if it is removed."""
+
+    divergence: NDArray[np.floating]  # (K,), nats per token
+    weights: NDArray[np.floating]  # (K, K), of the others; 0 of itself
+
+
+def best_stand_ins(topics: NDArray[np.floating], num_steps: int = NUM_STEPS) -> StandIns:
+    """The mixture of the other topics nearest to each, of probabilities (K, V) above 0.
+
+    The divergence is convex in the weights, and each step of EM lowers it. Cost: two products of
+    matrices a step, O(K^2 V).
+    """
+    weights = (topics @ topics.T) ** 2  # only where the steps start
+    np.fill_diagonal(weights, 0)
+    weights /= weights.sum(axis=1, keepdims=True)
+    for _ in range(num_steps):
+        weights *= (topics / (weights @ topics)) @ topics.T
+    mixed = weights @ topics
+    return StandIns((topics * (np.log(topics) - np.log(mixed))).sum(axis=1), weights)
+
+
+def spanning_topics(
+    counts: NDArray[np.floating], concentration: float, num_topics: int
+) -> NDArray[np.intp]:
+    """Remove topics that others can stand in for, cheapest first, until so many are left.
+
+    At most half of those to be removed go at once, and none on which one that goes relies.
+
+    Args:
+        counts: Expected tokens of words in topics, (V, K).
+        concentration: Of each word of a topic, positive.
+        num_topics: How many to keep, at least 1.
+
+    Returns:
+        The topics that are left, in ascending order.
+    """
+    left = np.arange(counts.shape[1])
+    posterior = np.asarray(counts.T + concentration, np.float32)
+    topics = posterior / posterior.sum(axis=1, keepdims=True)
+    while len(left) > max(num_topics, 1):
+        divergence, weights = best_stand_ins(topics[left])
+        costs = divergence * counts[:, left].sum(axis=0)
+        most = -(-(len(left) - num_topics) // 2)
+        left = np.delete(left, _cheapest(costs, weights, most))
+    return left
+
+
+def _cheapest(costs: NDArray[np.floating], weights: NDArray[np.floating], most: int) -> list[int]:
+    """Up to ``most`` topics of small cost, none of which stands for another."""
+    gone: list[int] = []
+    stays = np.zeros(len(costs), bool)
+    for k in np.argsort(costs, kind="stable").tolist():
+        if len(gone) == most:
+            break
+        if not stays[k] and weights[k, gone].sum() <= MUCH:
+            gone.append(k)
+            stays |= weights[k] > MUCH
+    return gone

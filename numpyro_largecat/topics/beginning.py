@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a fit of topics begins: its priors, and topics of an earlier fit or of documents."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from numpyro_largecat._checks import as_positive, check_kind, check_one_of
+from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.topics.options import Options
+from numpyro_largecat.topics.passes import Candidates, Learns, Priors
+from numpyro_largecat.topics.start_counts import start_at_random, start_from_documents
+from numpyro_largecat.topics.topic_fit import TopicFit
+from numpyro_largecat.topics.word_prior import WordPrior
+
+DEFAULT_TOTAL = 0.5  # concentration of topic frequencies over all topics
+DEFAULT_WORD = 0.1  # concentration of each word, also where the learning of it starts
+CANDIDATES = 2  # for each topic, in the first passes
+CANDIDATE_PASSES = 2
+
+
+class Given(NamedTuple):
+    """What ``fit_topics`` was given about priors and the start."""
+
+    num_topics: int
+    concentration: Any
+    word_concentration: Any
+    start: Any
+    prior: TopicFit | None
+
+
+class Beginning(NamedTuple):
+    """What the passes begin with."""
+
+    corpus: Corpus  # by the numbers of the words of an earlier fit, if that is the prior
+    priors: Priors
+    candidates: Candidates
+    goes_on: bool  # from an earlier fit
+    before: Any  # concentration of words before an earlier fit saw its documents, or None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the table of topics."""
+        return self.corpus.num_words, self.candidates.num_first
+
+
+def begin(
+    given: Given, corpus: Corpus, options: Options, num_passes: int, *, may_choose: bool
+) -> Beginning:
+    """Check what was given; ``may_choose`` if there are more topics at first by default."""
+    num_topics, _, _, start, prior = given
+    before = None
+    for name, fit in (("start", start), ("prior", prior)):
+        if isinstance(fit, TopicFit) and len(fit.posterior) != num_topics:
+            raise ValueError(
+                f"`{name}` must be a fit with {num_topics} topics; got {len(fit.posterior)}."
+            )
+    if prior is not None:
+        _check_prior(given)
+        if corpus.vocabulary is None or prior.vocabulary is None:
+            prior.check_vocabulary(corpus)
+        else:
+            names = dict.fromkeys((*prior.vocabulary, *corpus.vocabulary))
+            corpus = corpus.with_vocabulary(tuple(names))
+        posterior, before = _by_words_of(prior, corpus)
+        given = given._replace(word_concentration=posterior)
+    elif not isinstance(start, TopicFit) and start is not None:
+        check_one_of("start", start, ("documents", "random"), or_else=" or an earlier fit")
+    priors = _priors(given, corpus.num_words)
+    goes_on = prior is not None or isinstance(start, TopicFit)
+    differ = goes_on or priors.words.differs_by_topic or np.ndim(given.concentration) > 0
+    candidates = _candidates(options, num_topics, num_passes, differ=differ, may_choose=may_choose)
+    return Beginning(corpus, priors, candidates, goes_on, before)
+
+
+def _check_prior(given: Given) -> None:
+    check_kind("prior", given.prior, TopicFit, "an earlier fit of other documents")
+    for name in ("start", "word_concentration"):
+        if getattr(given, name) is not None:
+            raise ValueError(
+                f"`{name}` must be None beside `prior`, which has the topics to begin with and the "
+                "concentrations of their words."
+            )
+
+
+def _candidates(
+    options: Options, num_topics: int, num_passes: int, *, differ: bool, may_choose: bool
+) -> Candidates:
+    """None where topics differ before the first pass, since each has a place of its own."""
+    asked = options.num_candidates
+    if asked is not None and asked < num_topics:
+        raise ValueError(
+            f"`num_candidates` must be at least the number of topics, {num_topics}; got {asked}."
+        )
+    if asked == num_topics or (asked is None and (differ or not may_choose or num_passes == 1)):
+        return Candidates(0, num_topics, num_topics)
+    if differ or num_passes == 1:
+        got = "one pass" if num_passes == 1 else "an earlier fit, or priors of each topic"
+        raise ValueError(
+            "`num_candidates` needs two passes or more, and topics that are all alike before the "
+            f"first; got {got}. Leave it None."
+        )
+    most = CANDIDATES * num_topics if asked is None else asked
+    return Candidates(min(CANDIDATE_PASSES, num_passes // 2), most, num_topics)
+
+
+def _priors(given: Given, num_words: int) -> Priors:
+    """Those given, or where learning starts: the defaults, or what an earlier fit ended with."""
+    num_topics, concentration, of_word, start, prior = given
+    earlier = prior if prior is not None else start
+    topics: Any = DEFAULT_TOTAL / num_topics
+    words: Any = DEFAULT_WORD
+    if isinstance(earlier, TopicFit):
+        topics = earlier.concentration
+        if np.ndim(earlier.word_concentration) == 0:
+            words = earlier.word_concentration
+    if not (concentration is None or isinstance(concentration, str)):
+        topics = concentration
+    if not (of_word is None or isinstance(of_word, str)):
+        words = of_word
+    each = as_positive("concentration", topics, "for each topic", (num_topics,))
+    of_topics = jnp.asarray(np.broadcast_to(each, num_topics), jnp.result_type(float))
+    return Priors(of_topics, WordPrior.of(words, num_words, num_topics))
+
+
+def learns_of(given: Given, inference: str, method: str) -> Learns:
+    """Which are learned; those of words wherever they can be and none is given."""
+    asked = {
+        "concentration": given.concentration,
+        "word_concentration": given.word_concentration,
+    }
+    for name, value in asked.items():
+        if isinstance(value, str):
+            check_one_of(name, value, ("learned",), or_else=" or numbers")
+    topics, words = (isinstance(value, str) for value in asked.values())
+    can = inference == "collapsed" and method == "memoized"
+    if (topics or words) and not can:
+        name = "concentration" if topics else "word_concentration"
+        raise ValueError(
+            f"`{name}='learned'` needs `inference='collapsed'` and `method='memoized'`; got "
+            f"{inference!r} and {method!r}."
+        )
+    by_default = can and given.word_concentration is None and given.prior is None
+    return Learns(topics, words or by_default)
+
+
+def first_counts(
+    rng: np.random.Generator, given: Given, beginning: Beginning
+) -> NDArray[np.floating]:
+    """Expected counts of words in topics before the first batch, (V, K)."""
+    corpus, (num_words, num_topics) = beginning.corpus, beginning.shape
+    if given.prior is not None:
+        return np.zeros((num_words, num_topics))
+    if isinstance(given.start, TopicFit):
+        posterior, before = _by_words_of(given.start, corpus)
+        return (posterior - before).T
+    if given.start == "random":
+        return start_at_random(rng, corpus, num_topics)
+    return start_from_documents(rng, corpus, num_topics, beginning.priors.words)
+
+
+def _by_words_of(fit: TopicFit, corpus: Corpus) -> tuple[NDArray[np.floating], Any]:
+    """Posterior (K, V) of a fit and its prior concentrations, for the words of a corpus.
+
+    Words that are new to the fit have the concentration of the others, their mean if it differs.
+    """
+    if corpus.vocabulary == fit.vocabulary or corpus.vocabulary is None or fit.vocabulary is None:
+        fit.check_vocabulary(corpus)
+        return fit.posterior, fit.word_concentration
+    own = {word: i for i, word in enumerate(fit.vocabulary)}
+    places = np.array([own.get(word, -1) for word in corpus.vocabulary])
+    if (places < 0).all():
+        raise ValueError(
+            f"`corpus` must share words with the earlier fit; it has {corpus.vocabulary[:3]}, ..., "
+            f"and the fit {fit.vocabulary[:3]}, ...."
+        )
+    before = np.asarray(fit.word_concentration)
+    if before.ndim:
+        before = np.where(places >= 0, before[..., places], before.mean(axis=-1, keepdims=True))
+    posterior = np.where(places >= 0, fit.posterior[:, places], before)
+    return posterior, before if before.ndim else float(before)

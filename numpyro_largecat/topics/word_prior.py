@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dirichlet concentrations of the words in topics: one for all, of each word, or of each topic."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from numpyro_largecat._checks import as_positive
+
+
+class WordPrior(NamedTuple):
+    """Concentrations of words in topics, with one row where all words have the same."""
+
+    each: NDArray[np.float64]  # (V, K) or (V, 1) or (1, 1)
+    totals: NDArray[np.float64]  # (K,) or (1,), sums over words
+
+    @classmethod
+    def of(cls, given: ArrayLike, num_words: int, num_topics: int) -> WordPrior:
+        """From one number, or arrays of shape (V,) or (K, V); ValueError if it is none."""
+        array = np.asarray(given)
+        if array.ndim >= 2:
+            array = as_positive(NAME, given, "for each topic and word", (num_topics, num_words))
+            return cls(array.T, array.sum(axis=1))
+        array = as_positive(NAME, given, "for each word", (num_words,))
+        if array.ndim == 1:
+            return cls(array[:, None], array.sum(keepdims=True))
+        return cls(np.full((1, 1), array), np.full(1, num_words * array))
+
+    @property
+    def as_given(self) -> Any:
+        """What ``of`` takes."""
+        if self.each.size == 1:
+            return float(self.each[0, 0])
+        return self.each.T if self.differs_by_topic else self.each[:, 0]
+
+    @property
+    def differs_by_topic(self) -> bool:
+        """Whether topics have concentrations of their own."""
+        return len(self.totals) > 1
+
+    def rows(self, words: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Those of some words, (R, K), or fewer where they are the same."""
+        return self.each if len(self.each) == 1 else self.each[words]
+
+
+NAME = "word_concentration"

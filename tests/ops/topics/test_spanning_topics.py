@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topics that others are mixtures of, against a general optimiser and topics made for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import softmax
+
+from numpyro_largecat.ops.topics.spanning_topics import best_stand_ins, spanning_topics
+
+rng = np.random.default_rng(0)
+TRUE = rng.dirichlet(np.full(40, 0.1), 5)
+
+
+def test_the_stand_in_is_the_nearest_mixture() -> None:
+    topics = rng.dirichlet(np.ones(8), 4)
+    found = best_stand_ins(topics, 2000)
+    for k in range(4):
+        others = np.delete(topics, k, axis=0)
+
+        def divergence(scores, k=k, others=others):
+            return topics[k] @ np.log(topics[k] / (softmax(scores) @ others))
+
+        assert found.divergence[k] == pytest.approx(minimize(divergence, np.zeros(3)).fun, abs=1e-5)
+    np.testing.assert_allclose(found.weights.sum(axis=1), 1)
+    assert not np.diag(found.weights).any()
+
+
+@pytest.mark.parametrize("num_extra", [1, 6, 12])
+def test_copies_and_mixtures_leave(num_extra) -> None:
+    """Of copies of one topic one is left, and of mixtures none, however many tokens they have."""
+    mixtures = rng.dirichlet(np.full(5, 0.5), num_extra) @ TRUE
+    mixtures[0] = TRUE[2]
+    tokens = rng.uniform(500, 5000, 5 + num_extra)
+    counts = (np.concatenate([TRUE, mixtures]) * tokens[:, None]).T
+    kept = spanning_topics(counts, 0.01, 5)
+    assert kept.tolist() == sorted(kept.tolist()) and len(kept) == 5
+    nearest = np.abs(TRUE[:, None] - (counts / counts.sum(axis=0)).T[kept]).sum(axis=2).min(axis=1)
+    assert nearest.max() < 1e-6
+
+
+def test_topics_of_few_tokens_leave_first() -> None:
+    counts = (TRUE * np.array([1000, 900, 5, 800, 700])[:, None]).T
+    assert spanning_topics(counts, 0.01, 4).tolist() == [0, 1, 3, 4]
+    assert spanning_topics(counts, 0.01, 1).tolist() == [0]
+    assert spanning_topics(counts, 0.01, 9).tolist() == [0, 1, 2, 3, 4]

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A corpus of six topics, and fits of it without a progress bar."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+import numpyro_largecat as lc
+from numpyro_largecat.data import Corpus
+
+V, K = 60, 6
+WORDS = tuple(f"w{i}" for i in range(V))
+
+
+def topic_corpus(num_documents=150, seed=0):
+    """Documents of six topics with ten words each; a tenth of the tokens is noise."""
+    rng = np.random.default_rng(seed)
+    documents = []
+    for _ in range(num_documents):
+        frequencies = 0.9 * np.repeat(rng.dirichlet(np.full(K, 0.1)), V // K) / 10 + 0.1 / V
+        tokens = rng.choice(V, size=rng.integers(20, 40), p=frequencies / frequencies.sum())
+        documents.append([WORDS[t] for t in tokens])
+    return Corpus.from_documents(documents, WORDS)
+
+
+CORPUS = topic_corpus()
+KEY = jax.random.key(0)
+fit_topics = partial(lc.fit_topics, progress_bar=False)
+fit_mean_field = partial(fit_topics, inference="mean_field")
+both_inferences = pytest.mark.parametrize("inference", ["collapsed", "mean_field"])
