@@ -290,6 +290,7 @@ def tomotopy_fit(is_tuned: bool, corpus: Corpus, num_topics: int, seed: int) -> 
     return topics / topics.sum(axis=1, keepdims=True)
 
 
+OURS: dict[str, Fit] = {name: partial(our_fit, name) for name in ("collapsed", "mean_field")}
 PEERS: dict[str, tuple[str, Callable[[bool, Corpus, int, int], Found]]] = {
     "scikit-learn": ("sklearn", sklearn_fit),
     "gensim": ("gensim", gensim_fit),
@@ -327,15 +328,14 @@ def timed(fit: Fit, corpus: Corpus, num_topics: int, seed: int) -> Timed:
 
 
 def measure_quality(
-    corpora: dict[str, Corpus], all_topics: Sequence[int], seeds: int, peers: dict[str, Fit]
+    corpora: dict[str, Corpus], all_topics: Sequence[int], seeds: int, methods: dict[str, Fit]
 ) -> list[Record]:
     """Scores and seconds of every method, on the same splits."""
-    ours = {name: partial(our_fit, name) for name in ("collapsed", "mean_field")}
     records: list[Record] = []
     for corpus_name, corpus in corpora.items():
         for num_topics in all_topics:
             print(f"{corpus_name}, K = {num_topics}")
-            for method, fit in (ours | peers).items():
+            for method, fit in methods.items():
                 rows = []
                 for seed in range(seeds):
                     split = split_corpus(corpus, seed)
@@ -348,7 +348,7 @@ def measure_quality(
                         lower(metric="seconds", value=found.seconds),
                         lower(metric="processor_seconds", value=found.processor_seconds),
                     ]
-                    if method in ours:
+                    if method in OURS:
                         again = timed(fit, split.train, num_topics, seed).seconds
                         records.append(lower(metric="compile_seconds", value=found.seconds - again))
                     scores = {
@@ -379,6 +379,7 @@ def main() -> None:
     parser.add_argument(
         "--corpora", nargs="+", choices=("20news", "AP", "NIPS", "Reuters"), help="for quality"
     )
+    parser.add_argument("--methods", nargs="+", choices=(*OURS, *PEERS), help="for quality")
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else FULL
     if arguments.topics:
@@ -391,14 +392,16 @@ def main() -> None:
     if arguments.only != "speed":
         if arguments.quick:
             corpora = {"synthetic": synthetic_topics(4, size)[1]}
-            peers: dict[str, Fit] = {}
+            methods = OURS
         elif arguments.data is None:
             parser.error("--data is needed for quality: the folder that holds text/")
         else:
             corpora = read_corpora(arguments.data)
             corpora = {n: c for n, c in corpora.items() if n in (arguments.corpora or corpora)}
-            peers = available_peers()
-        records += measure_quality(corpora, size.quality_topics, size.seeds, peers)
+            methods = OURS | available_peers()
+            asked = tuple(arguments.methods or methods)
+            methods = {name: fit for name, fit in methods.items() if name.startswith(asked)}
+        records += measure_quality(corpora, size.quality_topics, size.seeds, methods)
     write_json(arguments.json, records)
 
 

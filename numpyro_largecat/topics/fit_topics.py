@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -59,11 +60,12 @@ def fit_topics(
     num_active: int | None = None,
     inference: Literal["collapsed", "mean_field"] = "collapsed",
     method: Literal["memoized", "stochastic"] = "memoized",
-    num_passes: int = 20,
+    num_passes: int = 10,
     batch_size: int = 512,
     start: Literal["documents", "random"] | TopicFit | None = None,
     prior: TopicFit | None = None,
     progress_bar: bool = True,
+    after_pass: Callable[[TopicFit], object] | None = None,
     options: Options = DEFAULTS,
     checkpoints: Checkpoints | None = None,
     resume: bool = False,
@@ -122,7 +124,9 @@ def fit_topics(
         prior: An earlier fit of other documents and as many topics, whose posterior is the prior of
             this one: what is returned has learned from both, and has the words of both. Its
             ``word_concentration`` is that of the earlier fit.
-        progress_bar: Show batches, speed and the bound.
+        progress_bar: Show batches, speed, time left and the bound.
+        after_pass: Called with the fit so far after each pass, such as to print its ``score`` or
+            keep its topics. What it raises ends the fit, which is then in ``result_so_far``.
         options: See ``lc.topics.Options``.
         checkpoints: Where and how often to write the fit to disk, ``lc.Checkpoints(folder)``; a
             step is a batch. They hold the table and what is kept of each batch.
@@ -235,6 +239,8 @@ def fit_topics(
                     f"bound per word {bound / corpus.num_tokens:.6g}", refresh=False
                 )
             writer.after_steps(table.changes)
+            if after_pass is not None and table.changes % len(batches) == 0:
+                after_pass(fit())
         return fit()
 
 

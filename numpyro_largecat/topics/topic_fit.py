@@ -7,20 +7,21 @@ import itertools
 import warnings
 from dataclasses import dataclass, fields
 from os import PathLike
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, sparray, spmatrix
 
-from numpyro_largecat._checks import check_count, check_interval, check_kind
+from numpyro_largecat._checks import check_count, check_interval, check_kind, check_one_of
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.data.fit_values import load_fit, save_fit
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.collapsed_documents import MOST_TOPICS
 from numpyro_largecat.topics.document_chunks import Shapes, topic_counts
 from numpyro_largecat.topics.local_steps import INFERENCE, Collapsed, Posterior
+from numpyro_largecat.topics.word_order import frex, relevance
 
 SHOWN = 20  # topics that ``print`` lists
 PRECISE = Effort(100, 1e-3, 5)
@@ -82,11 +83,12 @@ class TopicFit:
     def __repr__(self) -> str:
         """The largest topics, with their shares of the tokens and top words."""
         num_topics, num_words = self.posterior.shape
-        tokens = (self.posterior - self.word_concentration).sum(axis=1)
+        tokens = self._tokens().sum(axis=1)
         largest = np.argsort(-tokens, kind="stable")[: min(SHOWN, (tokens >= 0.5).sum())]
         lines = [f"TopicFit, {num_topics} topics of {num_words} words"]
-        for k, words in zip(largest, self._top_words(largest, 8), strict=True):
-            text = " ".join(str(w.word) for w in words)
+        for k in largest:
+            probs = self.posterior[k] / self.posterior[k].sum()
+            text = " ".join(str(w.word) for w in self._words_of(probs, probs, 8))
             lines.append(f"{k:5d} {tokens[k] / tokens.sum():7.2%}  {text}")
         return "\n".join(lines + ["..."] * (num_topics > len(largest)))
 
@@ -120,30 +122,77 @@ class TopicFit:
         """Posterior mean probabilities of the words in each topic, (K, V)."""
         return self.posterior / self.posterior.sum(axis=1, keepdims=True)
 
-    def top_words(self, num_words: int = 10) -> list[list[TopWord]]:
-        """The most probable words of each topic, with their posterior mean probabilities."""
-        check_count("num_words", num_words, 1)
-        return self._top_words(np.arange(len(self.posterior)), num_words)
+    def top_words(
+        self,
+        num_words: int = 10,
+        *,
+        by: Literal["probability", "relevance", "frex"] = "probability",
+        weight: float | None = None,
+    ) -> list[list[TopWord]]:
+        r"""The first words of each topic, with their posterior mean probabilities.
 
-    def _top_words(self, topics: NDArray[np.intp], num_words: int) -> list[list[TopWord]]:
+        .. math:: \mathrm{relevance}_{kv} = w \log \phi_{kv}
+                  + (1 - w) \log \frac{\phi_{kv}}{p_v}, \qquad
+                  \mathrm{FREX}_{kv} = \Big(\frac{w}{F_k(\phi_{kv} / \sum_j \phi_{jv})}
+                  + \frac{1 - w}{F_k(\phi_{kv})}\Big)^{-1}
+
+        with p the shares of words of the tokens that were fitted and :math:`F_k` the rank among
+        the words of a topic, in (0, 1].
+
+        Args:
+            num_words: Words of each topic, at least 1.
+            by: "probability", which is highest for common words; "relevance", as in LDAvis; or
+                "frex", for words that are frequent in a topic and exclusive to it.
+            weight: w, in [0, 1]: of probability in relevance, None for 0.6; of exclusiveness in
+                FREX, None for 0.5.
+
+        References:
+            Sievert and Shirley, LDAvis, 2014. Bischof and Airoldi, Summarizing topical content
+            with word frequency and exclusivity, 2012.
+        """
+        check_count("num_words", num_words, 1)
+        check_one_of("by", by, ("probability", "relevance", "frex"))
+        if weight is not None:
+            check_interval("weight", weight, "[0, 1]")
+        everywhere = self._tokens().sum(axis=0) / self._tokens().sum()
         found = []
-        for row in self.posterior[topics]:
-            probs = row / row.sum()
-            order = np.argsort(-probs, kind="stable")[:num_words]
-            names = (
-                order.tolist() if self.vocabulary is None else [self.vocabulary[i] for i in order]
-            )
-            found.append([TopWord(n, float(p)) for n, p in zip(names, probs[order], strict=True)])
+        for probs in self.topics:
+            if by == "relevance":
+                scores = relevance(probs, everywhere, 0.6 if weight is None else weight)
+            elif by == "frex":
+                exclusive = probs / self.topics.sum(axis=0)
+                scores = frex(probs, exclusive, 0.5 if weight is None else weight)
+            else:
+                scores = probs
+            found.append(self._words_of(probs, scores, num_words))
         return found
 
-    def proportions(self, corpus: Corpus) -> NDArray[np.floating]:
+    def _words_of(
+        self, probs: NDArray[np.floating], scores: NDArray[np.floating], num_words: int
+    ) -> list[TopWord]:
+        order = np.argsort(-scores, kind="stable")[:num_words]
+        names = order.tolist() if self.vocabulary is None else [self.vocabulary[i] for i in order]
+        return [TopWord(n, float(p)) for n, p in zip(names, probs[order], strict=True)]
+
+    def _tokens(self) -> NDArray[np.floating]:
+        """Expected tokens of words in topics, (K, V)."""
+        return self.posterior - self.word_concentration
+
+    def proportions(self, corpus: Corpus | sparray | spmatrix) -> NDArray[np.floating]:
         """Posterior mean topic frequencies of documents, (N, K), each row summing to 1.
 
         A document without words has those of the prior, and a warning says how many there are.
 
+        Args:
+            corpus: Documents with the vocabulary of the fit, or their counts (N, V) as a scipy
+                sparse matrix, so that ``sklearn.preprocessing.FunctionTransformer(fit.proportions,
+                accept_sparse=True)`` is a step of a scikit-learn pipeline.
+
         Raises:
             ValueError: If the corpus has another vocabulary.
         """
+        if isinstance(corpus, (sparray, spmatrix)):
+            corpus = Corpus.from_csr(corpus)
         self.check_vocabulary(corpus)
         empty = int((np.diff(corpus.offsets) == 0).sum())
         if empty:
@@ -212,6 +261,32 @@ class TopicFit:
                 ]
             )
         return scores
+
+    def for_pyldavis(self, corpus: Corpus) -> dict[str, Any]:
+        """What ``pyLDAvis.prepare(**fit.for_pyldavis(corpus))`` takes for its interactive page.
+
+        Documents without words, and words without tokens in the corpus, are left out: it divides by
+        how often they occur.
+
+        Raises:
+            ValueError: If the corpus has another vocabulary, or fewer than two words with tokens.
+        """
+        self.check_vocabulary(corpus)
+        counts = corpus.to_csr()
+        lengths, frequency = counts.sum(axis=1), counts.sum(axis=0)
+        is_used = frequency > 0
+        if is_used.sum() < 2:
+            raise ValueError("`corpus` must have tokens of two words or more; see `Corpus`.")
+        topics = self.topics[:, is_used].astype(np.float64)
+        names = self.vocabulary or tuple(map(str, range(corpus.num_words)))
+        proportions = self.proportions(corpus[lengths > 0]).astype(np.float64)
+        return {
+            "topic_term_dists": _shares(topics),
+            "doc_topic_dists": _shares(proportions),
+            "doc_lengths": lengths[lengths > 0],
+            "vocab": [name for name, used in zip(names, is_used, strict=True) if used],
+            "term_frequency": frequency[is_used],
+        }
 
     def check_vocabulary(self, corpus: Corpus) -> None:
         """Raise unless it is a corpus that has the vocabulary of the fit."""

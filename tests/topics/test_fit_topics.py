@@ -299,6 +299,24 @@ def test_a_fit_that_is_interrupted_is_not_lost(method, error, monkeypatch) -> No
     np.testing.assert_array_equal(raised.value.result_so_far.bounds, two.bounds)
 
 
+@pytest.mark.parametrize("method", ["memoized", "stochastic"])
+def test_each_pass_is_shown_to_who_asks(method) -> None:
+    """With as many topics as there are then; what it raises ends the fit, and loses nothing."""
+    seen = []
+    options = dict(num_topics=K, num_active=2, num_passes=6, batch_size=50, method=method)
+    whole = fit_topics(KEY, CORPUS, after_pass=seen.append, **options)
+    assert [len(fit.posterior) for fit in seen] == [12, *[K] * 5]
+    np.testing.assert_array_equal(seen[-1].posterior, whole.posterior)
+
+    def enough(fit):
+        if len(fit.posterior) == K:
+            raise StopIteration
+
+    with pytest.raises(StopIteration) as raised:
+        fit_topics(KEY, CORPUS, after_pass=enough, **options)
+    np.testing.assert_array_equal(raised.value.result_so_far.posterior, seen[1].posterior)
+
+
 @pytest.mark.usefixtures("sigint_raises")
 def test_ctrl_c_in_a_change_of_the_table_leaves_it_whole(monkeypatch) -> None:
     """The old counts are given away for the new ones, which must be kept then."""

@@ -123,3 +123,87 @@ def test_a_saved_fit_is_the_same(fit, tmp_path) -> None:
         assert type(value) is type(wanted) and np.all(value == wanted)
     with pytest.raises(ValueError, match="a DoubleSumFit in format 1; it holds a TopicFit"):
         lc.DoubleSumFit.load(tmp_path / "fit")
+
+
+def test_words_are_ordered_by_what_they_say(fit) -> None:
+    """Relevance and FREX by their definitions, word by word."""
+    tokens = fit.posterior - fit.word_concentration
+    shares = tokens.sum(axis=0) / tokens.sum()
+    phi = fit.topics
+    exclusive = phi / phi.sum(axis=0)
+    for weight, chosen in ((None, (0.6, 0.5)), (0.2, (0.2, 0.2)), (1, (1, 1)), (0, (0, 0))):
+        by_relevance = fit.top_words(V, by="relevance", weight=weight)
+        by_frex = fit.top_words(V, by="frex", weight=weight)
+        for k in range(K):
+            w = chosen[0]
+            scores = [
+                w * np.log(phi[k, v]) + (1 - w) * np.log(phi[k, v] / shares[v]) for v in range(V)
+            ]
+            found = [scores[WORDS.index(top.word)] for top in by_relevance[k]]
+            assert (np.diff(found) <= 1e-5).all()
+            w = chosen[1]
+            scores = [
+                1
+                / (
+                    w / (exclusive[k] <= exclusive[k, v]).mean()
+                    + (1 - w) / (phi[k] <= phi[k, v]).mean()
+                )
+                for v in range(V)
+            ]
+            found = [scores[WORDS.index(top.word)] for top in by_frex[k]]
+            assert (np.diff(found) <= 1e-12).all()
+            assert by_frex[k][0].probability == pytest.approx(
+                phi[k, WORDS.index(by_frex[k][0].word)]
+            )
+    assert fit.top_words(4) == fit.top_words(4, by="relevance", weight=1)
+
+
+def test_a_word_without_tokens_is_in_no_top() -> None:
+    """Its probability is the prior's, and its share of the tokens 0."""
+    corpus = Corpus.from_documents([["w1", "w2"], ["w3"]] * 9, WORDS)
+    fit = fit_topics(KEY, corpus, 2)
+    for topic in fit.top_words(3, by="relevance", weight=0):
+        assert {top.word for top in topic} == {"w1", "w2", "w3"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(by="lift"), "'probability', 'relevance', 'frex'; got 'lift'"),
+        (dict(by="frex", weight=1.5), r"`weight` must be in \[0, 1\]"),
+    ],
+)
+def test_other_orders_are_refused(fit, change, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit.top_words(**change)
+
+
+def test_a_pipeline_of_scikit_learn_takes_proportions(fit) -> None:
+    """From counts to the class of a document, by its topics; sparse matrices are corpora."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer
+
+    counts = CORPUS.to_csr()
+    np.testing.assert_array_equal(fit.proportions(counts), fit.proportions(CORPUS))
+    labels = counts[:, [0, 1, 2]].sum(axis=1) > 0
+    step = FunctionTransformer(fit.proportions, accept_sparse=True)
+    pipeline = make_pipeline(step, LogisticRegression(C=100.0)).fit(counts, labels)
+    assert labels.mean() < 0.6 and pipeline.score(counts, labels) > 0.8
+    with pytest.raises(ValueError, match="60 words; got 59"):
+        fit.proportions(counts[:, 1:])
+
+
+def test_pyldavis_gets_what_it_checks(fit) -> None:
+    """Its own checks: rows sum to 1, sizes agree, and all words and documents have tokens."""
+    corpus = Corpus.concatenate([CORPUS[:20], Corpus.from_documents([[], ["w0"]], WORDS)])
+    found = fit.for_pyldavis(corpus)
+    assert len(found["doc_lengths"]) == 21 and found["doc_lengths"].min() == 1
+    assert found["term_frequency"].min() > 0 and found["term_frequency"].sum() == corpus.num_tokens
+    assert len(found["vocab"]) == len(found["term_frequency"])
+    assert found["topic_term_dists"].shape == (K, len(found["vocab"]))
+    assert found["doc_topic_dists"].shape == (21, K)
+    for name in ("topic_term_dists", "doc_topic_dists"):
+        np.testing.assert_allclose(found[name].sum(axis=1), 1, atol=1e-12)
+    with pytest.raises(ValueError, match="tokens of two words or more"):
+        fit.for_pyldavis(Corpus.from_documents([["w0"]], WORDS))

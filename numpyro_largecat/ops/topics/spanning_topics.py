@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUM_STEPS = 30  # of expectation maximisation
+LITTLE = np.float32(0.02)  # share of topics that are gone, without which a mixture is near enough
 MUCH = 0.2  # share of a topic in the mixture that stands for another, which then must stay
 
 
@@ -35,23 +36,34 @@ def best_stand_ins(topics: NDArray[np.floating], num_steps: int = NUM_STEPS) -> 
     """
     weights = (topics @ topics.T) ** 2  # only where the steps start
     np.fill_diagonal(weights, 0)
-    weights /= weights.sum(axis=1, keepdims=True)
+    return _nearest_mixtures(topics, topics, weights, num_steps)
+
+
+def _nearest_mixtures(
+    some: NDArray[np.floating],
+    topics: NDArray[np.floating],
+    weights: NDArray[np.floating],
+    num_steps: int,
+) -> StandIns:
+    """Of all ``topics`` (K, V), those nearest to some (M, V); weights (M, K) start there."""
+    weights = weights / weights.sum(axis=1, keepdims=True)
     for _ in range(num_steps):
-        weights *= (topics / (weights @ topics)) @ topics.T
+        weights *= (some / (weights @ topics)) @ topics.T
     mixed = weights @ topics
-    return StandIns((topics * (np.log(topics) - np.log(mixed))).sum(axis=1), weights)
+    return StandIns((some * (np.log(some) - np.log(mixed))).sum(axis=1), weights)
 
 
 def spanning_topics(
-    counts: NDArray[np.floating], concentration: float, num_topics: int
+    counts: NDArray[np.floating], concentration: NDArray[np.floating] | float, num_topics: int
 ) -> NDArray[np.intp]:
     """Remove topics that others can stand in for, cheapest first, until so many are left.
 
-    At most half of those to be removed go at once, and none on which one that goes relies.
+    At most half of those to be removed go at once, and none on which one that goes relies. Then
+    those that relied on them are solved for again.
 
     Args:
         counts: Expected tokens of words in topics, (V, K).
-        concentration: Of each word of a topic, positive.
+        concentration: Of each word of a topic, positive; one number, or (V,).
         num_topics: How many to keep, at least 1.
 
     Returns:
@@ -59,13 +71,22 @@ def spanning_topics(
     """
     left = np.arange(counts.shape[1])
     posterior = np.asarray(counts.T + concentration, np.float32)
-    topics = posterior / posterior.sum(axis=1, keepdims=True)
-    while len(left) > max(num_topics, 1):
-        divergence, weights = best_stand_ins(topics[left])
-        costs = divergence * counts[:, left].sum(axis=0)
+    topics, tokens = posterior / posterior.sum(axis=1, keepdims=True), counts.sum(axis=0)
+    if len(left) <= num_topics:
+        return left
+    divergence, weights = best_stand_ins(topics)
+    while True:
         most = -(-(len(left) - num_topics) // 2)
-        left = np.delete(left, _cheapest(costs, weights, most))
-    return left
+        gone = _cheapest(divergence * tokens[left], weights, most)
+        relied = np.delete(weights[:, gone].sum(axis=1) > LITTLE, gone)
+        left, divergence = np.delete(left, gone), np.delete(divergence, gone)
+        if len(left) == num_topics:
+            return left
+        weights = np.delete(np.delete(weights, gone, axis=0), gone, axis=1)
+        own = left[relied]
+        others = weights[relied] + LITTLE * (own[:, None] != left)  # none is 0 for ever
+        found = _nearest_mixtures(topics[own], topics[left], others, NUM_STEPS)
+        divergence[relied], weights[relied] = found
 
 
 def _cheapest(costs: NDArray[np.floating], weights: NDArray[np.floating], most: int) -> list[int]:
