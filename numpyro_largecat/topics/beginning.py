@@ -72,7 +72,7 @@ def begin(
         check_one_of("start", start, ("documents", "random"), or_else=" or an earlier fit")
     priors = _priors(given, corpus.num_words)
     goes_on = prior is not None or isinstance(start, TopicFit)
-    differ = goes_on or priors.words.differs_by_topic or np.ndim(given.concentration) > 0
+    differ = goes_on or np.ndim(given.concentration) > 0
     candidates = _candidates(options, num_topics, num_passes, differ=differ, may_choose=may_choose)
     return Beginning(corpus, priors, candidates, goes_on, before)
 
@@ -99,7 +99,7 @@ def _candidates(
     if asked == num_topics or (asked is None and (differ or not may_choose or num_passes == 1)):
         return Candidates(0, num_topics, num_topics)
     if differ or num_passes == 1:
-        got = "one pass" if num_passes == 1 else "an earlier fit, or priors of each topic"
+        got = "one pass" if num_passes == 1 else "an earlier fit, or a concentration for each"
         raise ValueError(
             "`num_candidates` needs two passes or more, and topics that are all alike before the "
             f"first; got {got}. Leave it None."
@@ -160,7 +160,8 @@ def first_counts(
         return (posterior - before).T
     if given.start == "random":
         return start_at_random(rng, corpus, num_topics)
-    return start_from_documents(rng, corpus, num_topics, beginning.priors.words)
+    words = beginning.priors.words.with_topics(num_topics)
+    return start_from_documents(rng, corpus, num_topics, words)
 
 
 def _by_words_of(fit: TopicFit, corpus: Corpus) -> tuple[NDArray[np.floating], Any]:

@@ -29,8 +29,9 @@ class Options:
         tolerance: A document is done when no topic's count changes by so many tokens.
         num_candidates: Topics of the first two passes (of the first half, where there are fewer
             than four), at least K; then those remain that the others are mixtures of, so that no
-            topic is there twice or not at all. K for none. None for 2 K with "collapsed" where no
-            fit or prior makes topics differ, and K else.
+            topic is there twice or not at all; topics whose prior favours some words stay. K for
+            none. None for K where topics go on from a fit, have a concentration each or are found
+            by "mean_field", and for 2 K else.
         num_restarts: Topics that are proposed to leave a document, smallest first; what does not
             raise its bound is undone. For "mean_field" only.
 

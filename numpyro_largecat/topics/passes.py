@@ -65,7 +65,7 @@ class Candidates(NamedTuple):
         if self.num_passes == 0:
             return priors
         topics = jnp.full(self.num_first, priors.topics.mean() * self.num_topics / self.num_first)
-        return priors._replace(topics=topics)
+        return Priors(topics, priors.words.with_topics(self.num_first))
 
 
 class Problem(NamedTuple):
@@ -263,11 +263,17 @@ def _learned(
 def _choose(candidates: Candidates, memory: Memory, counts: NDArray[np.floating]) -> None:
     """Keep those topics, with their tokens, that the others are mixtures of.
 
-    Tokens of others are of no topic until their documents are visited again.
+    Those whose prior favours some words stay. Tokens of topics that leave are of none until their
+    documents are visited again.
     """
     topics, words = memory.priors
-    kept = spanning_topics(counts, words.as_given, candidates.num_topics)
-    memory.priors = Priors(topics[kept] * (len(topics) / len(kept)), words)
+    own = words.favouring_topics
+    kept = spanning_topics(counts, words.as_given, candidates.num_topics, own.tolist())
+    others = np.setdiff1d(kept, own)
+    kept = np.full(len(kept), -1)
+    kept[own] = own  # these keep their numbers
+    kept[kept < 0] = others
+    memory.priors = Priors(topics[kept] * (len(topics) / len(kept)), words.of_topics(kept))
     memory.keep(kept, counts[:, kept])
 
 

@@ -63,9 +63,8 @@ def start_from_documents(
         else:  # fewer different documents than topics
             choice = int(rng.integers(size))
     if prior.differs_by_topic:
-        favoured = prior.each - prior.each.min(axis=0)
-        is_own = favoured.any(axis=0)
-        table[:, is_own] = favoured[:, is_own]
+        own = prior.favouring_topics
+        table[:, own] = (prior.each - prior.each.min(axis=1, keepdims=True))[:, own]
     own = table / table.sum(axis=0)
     shares = START_SMOOTHING * everywhere[:, None] + (1 - START_SMOOTHING) * own
     return START_TOKENS * corpus.num_tokens / num_topics * shares

@@ -41,6 +41,28 @@ class WordPrior(NamedTuple):
         """Whether topics have concentrations of their own."""
         return len(self.totals) > 1
 
+    @property
+    def favouring_topics(self) -> NDArray[np.intp]:
+        """Topics for which some word has more than the least that it has in any topic."""
+        if not self.differs_by_topic:
+            return np.zeros(0, np.intp)
+        return np.flatnonzero((self.each > self.each.min(axis=1, keepdims=True)).any(axis=0))
+
+    def with_topics(self, num_topics: int) -> WordPrior:
+        """With so many, of which the further ones favour no word."""
+        if not self.differs_by_topic:
+            return self
+        least = self.each.min(axis=1, keepdims=True)
+        missing = num_topics - self.each.shape[1]
+        each = np.concatenate([self.each, np.repeat(least, missing, axis=1)], axis=1)
+        return WordPrior(each, each.sum(axis=0))
+
+    def of_topics(self, topics: NDArray[np.intp]) -> WordPrior:
+        """Those of some topics, in this order."""
+        if not self.differs_by_topic:
+            return self
+        return WordPrior(self.each[:, topics], self.totals[topics])
+
     def rows(self, words: NDArray[np.intp]) -> NDArray[np.float64]:
         """Those of some words, (R, K), or fewer where they are the same."""
         return self.each if len(self.each) == 1 else self.each[words]

@@ -248,7 +248,7 @@ def test_a_corpus_on_disk_gives_the_same_fit(tmp_path) -> None:
         ),
         (
             dict(options=Options(num_candidates=9), concentration=np.ones(K)),
-            "got an earlier fit, or priors of each topic",
+            "got an earlier fit, or a concentration for each",
         ),
         (dict(options={"delay": 1.0}), r"`options` must be lc\.topics\.Options"),
         (dict(corpus=Corpus.from_documents([[], []], WORDS)), "all are empty"),

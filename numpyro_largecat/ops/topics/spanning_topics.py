@@ -11,6 +11,7 @@ the log probability of its N[k] tokens under the best mixture w of the other top
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +55,10 @@ def _nearest_mixtures(
 
 
 def spanning_topics(
-    counts: NDArray[np.floating], concentration: NDArray[np.floating] | float, num_topics: int
+    counts: NDArray[np.floating],
+    concentration: NDArray[np.floating] | float,
+    num_topics: int,
+    always: Sequence[int] = (),
 ) -> NDArray[np.intp]:
     """Remove topics that others can stand in for, cheapest first, until so many are left.
 
@@ -63,8 +67,9 @@ def spanning_topics(
 
     Args:
         counts: Expected tokens of words in topics, (V, K).
-        concentration: Of each word of a topic, positive; one number, or (V,).
+        concentration: Of each word of a topic, positive; one number, (V,) or (K, V).
         num_topics: How many to keep, at least 1.
+        always: Topics to keep whatever they cost, at most ``num_topics``.
 
     Returns:
         The topics that are left, in ascending order.
@@ -77,7 +82,8 @@ def spanning_topics(
     divergence, weights = best_stand_ins(topics)
     while True:
         most = -(-(len(left) - num_topics) // 2)
-        gone = _cheapest(divergence * tokens[left], weights, most)
+        costs = np.where(np.isin(left, always), np.inf, divergence * tokens[left])
+        gone = _cheapest(costs, weights, most)
         relied = np.delete(weights[:, gone].sum(axis=1) > LITTLE, gone)
         left, divergence = np.delete(left, gone), np.delete(divergence, gone)
         if len(left) == num_topics:
@@ -94,7 +100,7 @@ def _cheapest(costs: NDArray[np.floating], weights: NDArray[np.floating], most: 
     gone: list[int] = []
     stays = np.zeros(len(costs), bool)
     for k in np.argsort(costs, kind="stable").tolist():
-        if len(gone) == most:
+        if len(gone) == most or costs[k] == np.inf:
             break
         if not stays[k] and weights[k, gone].sum() <= MUCH:
             gone.append(k)

@@ -46,3 +46,5 @@ def test_topics_of_few_tokens_leave_first() -> None:
     assert spanning_topics(counts, 0.01, 4).tolist() == [0, 1, 3, 4]
     assert spanning_topics(counts, 0.01, 1).tolist() == [0]
     assert spanning_topics(counts, 0.01, 9).tolist() == [0, 1, 2, 3, 4]
+    assert spanning_topics(counts, 0.01, 2, [2]).tolist() == [0, 2]
+    assert spanning_topics(counts, 0.01, 2, [2, 4]).tolist() == [2, 4]
