@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -268,7 +269,7 @@ class Corpus:
             return self._some(np.arange(first, last, step))
         if np.ndim(which) > 0:
             return self._some(self._numbers(which))
-        if not hasattr(which, "__index__"):
+        if not hasattr(which, "__index__") or isinstance(which, bool):
             self._numbers(which)  # says what is needed
         return self._document(operator.index(which))
 
@@ -283,20 +284,26 @@ class Corpus:
     def _part(self, first: int, last: int) -> Corpus:
         ends = self.offsets[first : last + 1]
         part = slice(ends[0], ends[-1])
-        shared = self.num_words, self.vocabulary
-        return Corpus(self.words[part], self.counts[part], ends - ends[0], *shared)
+        return self._of_these(self.words[part], self.counts[part], ends - ends[0])
 
     def _some(self, documents: NDArray[np.integer]) -> Corpus:
         size = len(self)
         if documents.size and not (-size <= documents.min() and documents.max() < size):
             wrong = documents.min() if documents.min() < -size else documents.max()
             raise IndexError(f"document {wrong} is not in the corpus, which has {size}.")
-        documents = documents % max(size, 1)
+        documents = documents.astype(np.int64) % max(size, 1)
         sizes = np.diff(self.offsets)[documents]
         ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         entries = np.repeat(self.offsets[documents] - ends[:-1], sizes) + np.arange(ends[-1])
-        shared = self.num_words, self.vocabulary
-        return Corpus(self.words[entries], self.counts[entries], ends, *shared)
+        return self._of_these(self.words[entries], self.counts[entries], ends)
+
+    def _of_these(self, words: NDArray[Any], counts: NDArray[Any], offsets: NDArray[Any]) -> Corpus:
+        """Entries of this corpus, which were checked when it was made."""
+        found = object.__new__(Corpus)
+        values = (words, counts, offsets, self.num_words, self.vocabulary)
+        for field, value in zip(dataclasses.fields(Corpus), values, strict=True):
+            object.__setattr__(found, field.name, value)
+        return found
 
     def _numbers(self, indices: Any) -> NDArray[np.integer]:
         """Numbers of documents, which booleans may choose."""
@@ -319,6 +326,8 @@ class Corpus:
             ValueError: If the words of this corpus are not known.
         """
         names = in_order(vocabulary)
+        if names == self.vocabulary:
+            return self
         places = {word: i for i, word in enumerate(names)}
         own = self._known("with_vocabulary")
         numbers = np.array([places.get(word, -1) for word in own], np.int32)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -63,6 +64,7 @@ def begin(
         _check_prior(given)
         if corpus.vocabulary is None or prior.vocabulary is None:
             prior.check_vocabulary(corpus)
+            corpus = dataclasses.replace(corpus, vocabulary=corpus.vocabulary or prior.vocabulary)
         else:
             names = dict.fromkeys((*prior.vocabulary, *corpus.vocabulary))
             corpus = corpus.with_vocabulary(tuple(names))
@@ -70,7 +72,9 @@ def begin(
         given = given._replace(word_concentration=posterior)
     elif not isinstance(start, TopicFit) and start is not None:
         check_one_of("start", start, ("documents", "random"), or_else=" or an earlier fit")
-    priors = _priors(given, corpus.num_words)
+    if corpus.num_tokens == 0:
+        raise ValueError("`corpus` must have a document with words; all are empty.")
+    priors = _priors(given, corpus)
     goes_on = prior is not None or isinstance(start, TopicFit)
     differ = goes_on or np.ndim(given.concentration) > 0
     candidates = _candidates(options, num_topics, num_passes, differ=differ, may_choose=may_choose)
@@ -108,7 +112,7 @@ def _candidates(
     return Candidates(min(CANDIDATE_PASSES, num_passes // 2), most, num_topics)
 
 
-def _priors(given: Given, num_words: int) -> Priors:
+def _priors(given: Given, corpus: Corpus) -> Priors:
     """Those given, or where learning starts: the defaults, or what an earlier fit ended with."""
     num_topics, concentration, of_word, start, prior = given
     earlier = prior if prior is not None else start
@@ -116,15 +120,14 @@ def _priors(given: Given, num_words: int) -> Priors:
     words: Any = DEFAULT_WORD
     if isinstance(earlier, TopicFit):
         topics = earlier.concentration
-        if np.ndim(earlier.word_concentration) == 0:
-            words = earlier.word_concentration
+        words = _by_words_of(earlier, corpus)[1]
     if not (concentration is None or isinstance(concentration, str)):
         topics = concentration
     if not (of_word is None or isinstance(of_word, str)):
         words = of_word
     each = as_positive("concentration", topics, "for each topic", (num_topics,))
     of_topics = jnp.asarray(np.broadcast_to(each, num_topics), jnp.result_type(float))
-    return Priors(of_topics, WordPrior.of(words, num_words, num_topics))
+    return Priors(of_topics, WordPrior.of(words, corpus.num_words, num_topics))
 
 
 def learns_of(given: Given, inference: str, method: str) -> Learns:
@@ -144,7 +147,10 @@ def learns_of(given: Given, inference: str, method: str) -> Learns:
             f"`{name}='learned'` needs `inference='collapsed'` and `method='memoized'`; got "
             f"{inference!r} and {method!r}."
         )
-    by_default = can and given.word_concentration is None and given.prior is None
+    is_fixed = given.prior is not None or (
+        isinstance(given.start, TopicFit) and np.ndim(given.start.word_concentration) > 0
+    )
+    by_default = can and given.word_concentration is None and not is_fixed
     return Learns(topics, words or by_default)
 
 

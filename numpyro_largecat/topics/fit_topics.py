@@ -123,10 +123,12 @@ def fit_topics(
             it took; memoized visits are none, so after a memoized fit they begin at t = 1.
         prior: An earlier fit of other documents and as many topics, whose posterior is the prior of
             this one: what is returned has learned from both, and has the words of both. Its
-            ``word_concentration`` is that of the earlier fit.
+            ``word_concentration`` is that of the earlier fit. A corpus on disk with words of its
+            own is read into memory for new numbers; one by the fit's vocabulary is not.
         progress_bar: Show batches, speed, time left and the bound.
         after_pass: Called with the fit so far after each pass, such as to print its ``score`` or
-            keep its topics. What it raises ends the fit, which is then in ``result_so_far``.
+            keep its topics. In the first two passes it has more topics, see ``num_candidates`` of
+            ``lc.topics.Options``. What it raises ends the fit, which is then in ``result_so_far``.
         options: See ``lc.topics.Options``.
         checkpoints: Where and how often to write the fit to disk, ``lc.Checkpoints(folder)``; a
             step is a batch. They hold the table and what is kept of each batch.
@@ -238,9 +240,9 @@ def fit_topics(
                 bar.set_postfix_str(
                     f"bound per word {bound / corpus.num_tokens:.6g}", refresh=False
                 )
-            writer.after_steps(table.changes)
             if after_pass is not None and table.changes % len(batches) == 0:
-                after_pass(fit())
+                after_pass(fit())  # before it is on disk: whoever goes on has each pass
+            writer.after_steps(table.changes)
         return fit()
 
 

@@ -197,12 +197,19 @@ class Memory:
         self.rest = np.zeros(num_batches)
         self.bounds: list[float] = []  # of the corpus, after each pass
 
-    def keep(self, topics: NDArray[np.intp], counts: NDArray[np.floating]) -> None:
-        """Forget all other topics; ``counts`` (V, K) are those of these."""
+    def keep(
+        self, topics: NDArray[np.intp], counts: NDArray[np.floating], *, forget_own: bool
+    ) -> None:
+        """Forget all other topics; ``counts`` (V, K) are those of these.
+
+        ``forget_own`` if documents could not go on from those of their topics that are left.
+        """
         self.table.set(counts)
         self.rises = self.rises[:, topics]
         for parts in (self.counts, self.own, self.log_absence):
             parts[:] = [None if part is None else part[:, topics] for part in parts]
+        if forget_own:
+            self.own = [None] * len(self.own)
 
 
 def memoized_steps(
@@ -220,6 +227,8 @@ def memoized_steps(
     table = memory.table
     keeps = problem.local_step.is_warm or problem.local_step.always_keeps
     for i, b, is_last in _batches_to_go(rng_key, len(batches), num_passes, table.changes):
+        if i >= problem.candidates.num_passes:
+            _choose(problem, memory)
         batch, bound = batches[b], np.nan
         is_first = i == 0 and not problem.goes_on
         how = {"is_first": is_first, "keeps": keeps}
@@ -239,8 +248,6 @@ def memoized_steps(
                 memory.bounds.append(bound)
                 if not is_first:
                     memory.priors = _learned(problem, batches, memory, total)
-                if i + 1 == problem.candidates.num_passes:
-                    _choose(problem.candidates, memory, total)
         yield bound
 
 
@@ -260,21 +267,25 @@ def _learned(
     return Priors(topics, words)
 
 
-def _choose(candidates: Candidates, memory: Memory, counts: NDArray[np.floating]) -> None:
-    """Keep those topics, with their tokens, that the others are mixtures of.
+def _choose(problem: Problem, memory: Memory) -> None:
+    """Where there are candidates still, keep those that the others are mixtures of.
 
     Those whose prior favours some words stay. Tokens of topics that leave are of none until their
     documents are visited again.
     """
+    num_topics, counts = problem.candidates.num_topics, memory.table.numpy()
+    if problem.candidates.num_passes == 0 or counts.shape[1] == num_topics:
+        return
     topics, words = memory.priors
     own = words.favouring_topics
-    kept = spanning_topics(counts, words.as_given, candidates.num_topics, own.tolist())
-    others = np.setdiff1d(kept, own)
-    kept = np.full(len(kept), -1)
+    spanning = spanning_topics(counts, words.as_given, num_topics, own.tolist())
+    kept = np.full(num_topics, -1)
     kept[own] = own  # these keep their numbers
-    kept[kept < 0] = others
-    memory.priors = Priors(topics[kept] * (len(topics) / len(kept)), words.of_topics(kept))
-    memory.keep(kept, counts[:, kept])
+    kept[kept < 0] = np.setdiff1d(spanning, own)
+    priors = Priors(topics[kept] * (topics.sum() / topics[kept].sum()), words.of_topics(kept))
+    with held_signals():
+        memory.priors = priors
+        memory.keep(kept, counts[:, kept], forget_own=not problem.local_step.always_keeps)
 
 
 def _sum_of(
@@ -321,14 +332,13 @@ def stochastic_steps(
     table = memory.table
     steps = itertools.count(num_before + table.changes + 1)
     delay = len(batches) if options.delay is None else options.delay
-    for i, b, is_last in _batches_to_go(rng_key, len(batches), num_passes, table.changes):
+    for i, b, _ in _batches_to_go(rng_key, len(batches), num_passes, table.changes):
+        if i >= problem.candidates.num_passes:
+            _choose(problem, memory)
         batch = batches[b]
         is_first = i == 0 and not problem.goes_on
         found = visit_batch(problem, batch, table, memory.priors, is_first=is_first)
         rho = step_size(next(steps), delay, options.forgetting)
         share = problem.corpus.num_documents / len(batch.documents)
-        with held_signals():
-            table.add(batch.rows, found.sums.counts, times=rho * share, keep=1 - rho)
-            if is_last and i + 1 == problem.candidates.num_passes:
-                _choose(problem.candidates, memory, table.numpy())
+        table.add(batch.rows, found.sums.counts, times=rho * share, keep=1 - rho)
         yield np.nan

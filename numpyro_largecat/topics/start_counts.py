@@ -36,8 +36,6 @@ def start_from_documents(
     Cost: O(K) passes over the entries of at most 10 K candidates, drawn at random.
     """
     filled = np.flatnonzero(np.diff(corpus.offsets))
-    if len(filled) == 0:
-        raise ValueError("`corpus` must have a document with words; all are empty.")
     size = min(len(filled), CANDIDATES_PER_TOPIC * num_topics)
     some = corpus[np.sort(rng.choice(filled, size=size, replace=False))]
     words, counts = some.words, some.counts.astype(float)
@@ -51,7 +49,7 @@ def start_from_documents(
     choice = int(rng.integers(size))
     for k in range(num_topics):
         own, own_counts = some[choice]
-        table[own, k] = own_counts
+        np.add.at(table[:, k], own, own_counts)
         probs = (1 - SMOOTHING) * table[:, k] / lengths[choice] + SMOOTHING * everywhere
         log_probs = np.log(probs, out=np.zeros_like(probs), where=probs > 0)
         divergence = entropy - rows @ log_probs

@@ -137,7 +137,7 @@ class TopicFit:
                   + \frac{1 - w}{F_k(\phi_{kv})}\Big)^{-1}
 
         with p the shares of words of the tokens that were fitted and :math:`F_k` the rank among
-        the words of a topic, in (0, 1].
+        the words that have tokens, in (0, 1]. Words without tokens are last in both.
 
         Args:
             num_words: Words of each topic, at least 1.
@@ -154,16 +154,17 @@ class TopicFit:
         check_one_of("by", by, ("probability", "relevance", "frex"))
         if weight is not None:
             check_interval("weight", weight, "[0, 1]")
-        everywhere = self._tokens().sum(axis=0) / self._tokens().sum()
+        topics, tokens = self.topics, self._tokens().sum(axis=0)
+        everywhere, over_topics = tokens / tokens.sum(), topics.sum(axis=0)
         found = []
-        for probs in self.topics:
+        for probs in topics:
+            scores = probs
             if by == "relevance":
                 scores = relevance(probs, everywhere, 0.6 if weight is None else weight)
             elif by == "frex":
-                exclusive = probs / self.topics.sum(axis=0)
-                scores = frex(probs, exclusive, 0.5 if weight is None else weight)
-            else:
-                scores = probs
+                is_used, w = everywhere > 0, 0.5 if weight is None else weight
+                scores = np.full(len(probs), -np.inf)
+                scores[is_used] = frex(probs[is_used], (probs / over_topics)[is_used], w)
             found.append(self._words_of(probs, scores, num_words))
         return found
 
@@ -175,8 +176,10 @@ class TopicFit:
         return [TopWord(n, float(p)) for n, p in zip(names, probs[order], strict=True)]
 
     def _tokens(self) -> NDArray[np.floating]:
-        """Expected tokens of words in topics, (K, V)."""
-        return self.posterior - self.word_concentration
+        """Expected tokens of words in topics, (K, V); 0 where rounding may be all there is."""
+        dtype = self.posterior.dtype
+        tokens = self.posterior - np.asarray(self.word_concentration, dtype)
+        return np.where(tokens > 8 * np.finfo(dtype).eps * self.posterior, tokens, 0)
 
     def proportions(self, corpus: Corpus | sparray | spmatrix) -> NDArray[np.floating]:
         """Posterior mean topic frequencies of documents, (N, K), each row summing to 1.

@@ -81,6 +81,13 @@ def test_a_slice_of_a_corpus_on_disk_stays_there(tmp_path) -> None:
     assert np.shares_memory(opened[1:].words, opened.words)
 
 
+def test_numbers_of_documents_may_be_small_integers() -> None:
+    """There are more documents than the type can count."""
+    corpus = Corpus.from_rows([([0], [1])] * 300, 1, ("a",))
+    part = corpus[np.array([0, -1], np.int8)]
+    assert len(part) == 2 and part.vocabulary is corpus.vocabulary
+
+
 @pytest.mark.parametrize(
     ("which", "error", "message"),
     [
@@ -90,6 +97,7 @@ def test_a_slice_of_a_corpus_on_disk_stays_there(tmp_path) -> None:
         ([True, False], TypeError, "one boolean for each of 3 documents"),
         ([0.5], TypeError, "integers"),
         ("a", TypeError, "a number, a slice, integers"),
+        (True, TypeError, "a number, a slice, integers"),
         ([[0]], TypeError, "integers"),
     ],
 )

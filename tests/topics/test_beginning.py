@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import jax
@@ -13,7 +14,7 @@ from scipy.special import gammaln
 
 import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
-from numpyro_largecat.topics import (
+from numpyro_largecat.topics import Options, passes, topic_table
     Options,
     topic_table,
 )
@@ -215,3 +216,60 @@ def test_a_fit_goes_on_whether_topics_were_chosen_or_not(stop, tmp_path, monkeyp
     monkeypatch.undo()
     again = fit_topics(KEY, CORPUS, K, checkpoints=checkpoints, resume=True, **options)
     np.testing.assert_array_equal(again.posterior, whole.posterior)
+
+
+def test_documents_without_a_topic_that_is_left_start_anew() -> None:
+    """Mean field goes on from counts of topics; a document that had none but others would stay."""
+    options = Options(num_candidates=12 * K, warm_start=True)
+    fit = fit_topics(KEY, CORPUS, K, inference="mean_field", num_passes=6, options=options)
+    tokens = (fit.posterior - fit.word_concentration).sum()
+    assert tokens == pytest.approx(CORPUS.num_tokens, rel=1e-4)
+
+
+def test_learned_concentrations_keep_their_sum_when_topics_are_chosen() -> None:
+    """Which is that of documents; it is learned after the second pass, and chosen from then."""
+    sums = []
+    options = dict(concentration="learned", options=Options(num_candidates=40), num_passes=4)
+    local_step = []
+
+    def see(fit):
+        sums.append(float(fit.concentration.sum()))
+        local_step.append(len(fit.posterior))
+
+    fit_topics(KEY, CORPUS, K, after_pass=see, **options)
+    assert local_step == [40, 40, K, K]
+    assert sums[0] == pytest.approx(0.5) and sums[2] / sums[1] < 1.3
+
+
+def test_a_start_brings_its_prior_of_words() -> None:
+    """Also one for each topic and word, which is then not learned."""
+    prior = np.full((K, V), 0.05)
+    prior[3, :2] = 20
+    first = fit_topics(KEY, CORPUS, K, word_concentration=prior, num_passes=2)
+    again = fit_topics(KEY, CORPUS, K, start=first, num_passes=1)
+    np.testing.assert_array_equal(again.word_concentration, prior)
+    assert again.topics[3, :2].sum() > 0.1
+
+
+@pytest.mark.parametrize("how", ["prior", "start", "documents", "random"])
+@pytest.mark.parametrize("empty", [Corpus.from_documents([[], []], WORDS), CORPUS[:0]])
+def test_a_corpus_without_words_is_refused(how, empty) -> None:
+    earlier = fit_topics(KEY, CORPUS, K, num_passes=1)
+    given = {how: earlier} if how in ("prior", "start") else {"start": how}
+    with pytest.raises(ValueError, match="must have a document with words; all are empty"):
+        fit_topics(KEY, empty, K, **given)
+
+
+def test_a_prior_leaves_a_corpus_on_disk_there(tmp_path, monkeypatch) -> None:
+    """If it has the words of the fit; and one without words takes those of the fit."""
+    earlier = fit_topics(KEY, CORPUS, K, num_passes=1)
+    CORPUS.save(tmp_path / "corpus")
+    opened, seen = Corpus.open(tmp_path / "corpus"), []
+    monkeypatch.setattr(
+        passes, "visit_batch", lambda problem, *_, **__: seen.append(problem.corpus)
+    )
+    for corpus in (opened, dataclasses.replace(opened, vocabulary=None)):
+        with pytest.raises(AttributeError):  # there is no visit
+            fit_topics(KEY, corpus, K, prior=earlier)
+    assert all(isinstance(corpus.words, np.memmap) for corpus in seen) and len(seen) == 2
+    assert all(corpus.vocabulary == WORDS for corpus in seen)

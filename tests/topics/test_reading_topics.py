@@ -158,11 +158,13 @@ def test_words_are_ordered_by_what_they_say(fit) -> None:
     assert fit.top_words(4) == fit.top_words(4, by="relevance", weight=1)
 
 
-def test_a_word_without_tokens_is_in_no_top() -> None:
-    """Its probability is the prior's, and its share of the tokens 0."""
+@pytest.mark.parametrize("prior", [0.1, np.full(V, 0.1), np.full((2, V), 0.1)])
+@pytest.mark.parametrize("by", ["relevance", "frex"])
+def test_a_word_without_tokens_is_in_no_top(prior, by) -> None:
+    """Its share of the tokens is 0, also where rounding leaves a little more than the prior."""
     corpus = Corpus.from_documents([["w1", "w2"], ["w3"]] * 9, WORDS)
-    fit = fit_topics(KEY, corpus, 2)
-    for topic in fit.top_words(3, by="relevance", weight=0):
+    fit = fit_topics(KEY, corpus, 2, word_concentration=prior)
+    for topic in fit.top_words(3, by=by, weight=0):
         assert {top.word for top in topic} == {"w1", "w2", "w3"}
 
 

@@ -41,6 +41,14 @@ def test_copies_and_mixtures_leave(num_extra) -> None:
     assert nearest.max() < 1e-6
 
 
+@pytest.mark.parametrize("concentration", [1e-30, 1e-3])
+def test_topics_without_a_word_in_common_stay(concentration) -> None:
+    """Also where most words are in groups."""
+    counts = np.kron(np.eye(4), np.ones((5000, 1)))
+    counts = np.concatenate([counts, counts[:, :1] + counts[:, 1:2]], axis=1)
+    assert spanning_topics(counts, concentration, 4).tolist() == [0, 1, 2, 3]
+
+
 def test_topics_of_few_tokens_leave_first() -> None:
     counts = (TRUE * np.array([1000, 900, 5, 800, 700])[:, None]).T
     assert spanning_topics(counts, 0.01, 4).tolist() == [0, 1, 3, 4]
