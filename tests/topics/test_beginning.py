@@ -15,9 +15,6 @@ from scipy.special import gammaln
 import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
 from numpyro_largecat.topics import Options, passes, topic_table
-    Options,
-    topic_table,
-)
 from numpyro_largecat.topics.start_counts import start_at_random, start_from_documents
 from numpyro_largecat.topics.word_prior import WordPrior
 from tests import reference_topics as reference
