@@ -22,8 +22,21 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
+    "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "gallery"]
+
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "auto_gallery",  # written anew by each build
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "within_subsection_order": "FileNameSortKey",
+    "show_memory": False,
+    "plot_gallery": "True",
+    "run_stale_examples": True,
+}
+suppress_warnings = ["config.cache"]  # of sphinx-gallery's own settings
 html_theme = "furo"
 html_title = f"numpyro_largecat {release}"
 

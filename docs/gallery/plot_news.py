@@ -1,0 +1,123 @@
+"""
+What is the news about?
+=======================
+
+Topics of short news, from counts of their words: how many there are, what they are about, how
+sure a document is of its topics, and how they come and go.
+
+Real data: ``text/ap.dat.gz`` and ``text/ap.vocab.txt.gz``, 2,246 articles of the Associated
+Press, from `github.com/blei-lab/lda-c <https://github.com/blei-lab/lda-c>`__. Without them we
+make 600 articles on eight subjects ourselves.
+"""
+
+import os
+from pathlib import Path
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+
+import numpyro_largecat as lc
+from numpyro_largecat.data import Corpus, read_lda_c
+
+# %%
+# The documents
+# -------------
+# A corpus has the words of each document and how often each occurs. Common and rare words leave.
+
+SUBJECTS = {
+    "court": "judge trial lawyer jury prison appeal sentence evidence guilty verdict",
+    "market": "stock bond price dollar profit trade share bank index investor",
+    "weather": "storm rain wind flood snow temperature coast forecast damage river",
+    "space": "rocket orbit launch satellite astronaut shuttle crew moon engine mission",
+    "film": "actor film director award scene music theater song studio show",
+    "health": "patient doctor virus drug hospital disease cell study cancer test",
+    "election": "vote party campaign candidate poll senate governor debate ballot president",
+    "sport": "team game season coach player score league win match title",
+}
+
+
+def made_news(num_documents=600):
+    """Articles of 40 words on one to three of the subjects, a tenth of them words of any kind."""
+    rng = np.random.default_rng(0)
+    words = [text.split() for text in SUBJECTS.values()]
+    weights = 1 / np.arange(1, 11)
+    probs = 0.9 * np.kron(np.eye(8), weights / weights.sum()) + 0.1 / 80
+    names = [word for own in words for word in own]
+    shares = rng.dirichlet(np.full(8, 0.15), num_documents)
+    return Corpus.from_documents(
+        [[names[v] for v in rng.choice(80, 40, p=own @ probs)] for own in shares], names
+    )
+
+
+folder = Path(os.environ.get("LARGECAT_DATA", "no folder")) / "text"
+if (folder / "ap.dat.gz").is_file():
+    corpus = read_lda_c(folder / "ap.dat.gz", folder / "ap.vocab.txt.gz")
+    corpus, sizes = corpus.prune(min_df=5, max_df=0.3), (25, 50, 100)
+else:
+    corpus, sizes = made_news(), (4, 8, 16)
+train, held_out = corpus[: len(corpus) * 4 // 5], corpus[len(corpus) * 4 // 5 :]
+print(train, held_out)
+
+# %%
+# How many topics?
+# ----------------
+# Held-out words of documents that were not fitted say it: the score is their mean log
+# probability, given the other words of the same document.
+
+fits = {k: lc.fit_topics(jax.random.key(0), train, k, progress_bar=False) for k in sizes}
+scores = {k: fit.score(held_out) for k, fit in fits.items()}
+frequencies = np.bincount(train.words, train.counts, train.num_words) + 1.0
+frequencies /= frequencies.sum()
+alone = np.log(frequencies[held_out.words]) @ held_out.counts / held_out.num_tokens
+
+figure, axes = plt.subplots(figsize=(6, 3))
+axes.plot([str(k) for k in scores], list(scores.values()), "o-", label="topics")
+axes.axhline(alone, color="C1", linestyle="--", label="word frequencies alone")
+axes.set(xlabel="topics", ylabel="log probability of a held-out word")
+axes.legend()
+figure.tight_layout()
+
+# %%
+# What are they about?
+# --------------------
+# Words in the order of their relevance, which puts those first that other topics lack.
+
+best = max(scores, key=scores.get)
+fit = fits[best]
+coherence = fit.coherence(train)
+largest = np.argsort(-fit.proportions(train).mean(axis=0))[:8]
+tops = fit.top_words(8, by="relevance")
+
+figure, grid = plt.subplots(2, 4, figsize=(11, 5))
+for axes, k in zip(grid.flat, largest, strict=True):
+    words = tops[k][::-1]
+    axes.barh([top.word for top in words], [top.probability for top in words])
+    axes.set_title(f"topic {k}, coherence {coherence[k]:.2f}", fontsize=9)
+    axes.tick_params(labelsize=8)
+figure.tight_layout()
+
+# %%
+# How sure is a document?
+# -----------------------
+# A document of 40 words uses few topics. With fewer of its words we know less, which the
+# Dirichlet of its proportions says: here the largest share by how many words were read.
+
+longest = int(np.argmax(np.diff(train.offsets)))
+words, counts = train[longest]
+order = np.random.default_rng(1).permutation(np.repeat(words, counts))
+lengths = [n for n in (1, 2, 5, 10, 20, 40, 80) if n <= len(order)]
+parts = [np.unique(order[:n], return_counts=True) for n in lengths]
+shares = fit.proportions(Corpus.from_rows(parts, train.num_words, train.vocabulary))
+order = np.argsort(-shares[-1])[:4]
+
+figure, axes = plt.subplots(figsize=(6, 3))
+for k in order:
+    axes.plot(lengths, shares[:, k], "o-", label=" ".join(top.word for top in tops[k][:3]))
+axes.set(xscale="log", xlabel="words read", ylabel="share of the topic")
+axes.legend(fontsize=8)
+figure.tight_layout()
+
+# %%
+# For a page to click through: ``pyLDAvis.prepare(**fit.for_pyldavis(train))``. Covariates, seeds
+# and time are in the recipes for topic models.

@@ -1,0 +1,138 @@
+"""
+What to recommend?
+==================
+
+Two tables, of users and of places, each with a posterior: what a user goes to next, and which
+places we know too little about to say.
+
+Real data: ``choice/gowalla_train.txt.gz`` and ``choice/gowalla_test.txt.gz``, 30,000 users and
+41,000 places, from `github.com/geon0325/LightGCNpp <https://github.com/geon0325/LightGCNpp>`__.
+Without them we make 1,000 users and 2,000 places.
+"""
+
+import gzip
+import os
+from pathlib import Path
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from numpyro.infer import TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.initialization import init_to_mean
+
+import numpyro_largecat as lc
+
+# %%
+# Visits
+# ------
+
+
+def made_visits(num_users=1_000, num_places=2_000, num_tastes=4):
+    """Twenty places of each user, of which the last four are the test; some places are popular."""
+    rng = np.random.default_rng(0)
+    taste, offer = (
+        rng.normal(size=(num_users, num_tastes)),
+        rng.normal(size=(num_places, num_tastes)),
+    )
+    popular = np.sort(rng.gumbel(size=num_places))[::-1]
+    noise = rng.gumbel(size=(num_users, num_places))
+    order = np.argsort(-(1.3 * taste @ offer.T + popular + noise), axis=1)[:, :20]
+    order = rng.permuted(order, axis=1)
+    return list(order[:, :16]), list(order[:, 16:])
+
+
+def read_visits(path):
+    with gzip.open(path, "rt") as file:
+        return [np.array(line.split()[1:], int) for line in file]
+
+
+folder = Path(os.environ.get("LARGECAT_DATA", "no folder")) / "choice"
+if (folder / "gowalla_train.txt.gz").is_file():
+    train, test = (read_visits(folder / f"gowalla_{part}.txt.gz") for part in ("train", "test"))
+    D, num_steps, rows = 32, 20_000, 500
+else:
+    (train, test), (D, num_steps, rows) = made_visits(), (4, 3_000, 200)
+U, K = len(train), 1 + max(max(own.max(initial=0) for own in part) for part in (train, test))
+users, places = np.repeat(np.arange(U), [len(own) for own in train]), np.concatenate(train)
+visits = np.bincount(places, minlength=K)
+print(f"{U} users, {K} places, {len(users)} visits")
+
+# %%
+# The model
+# ---------
+# A user's row and a place's row make a utility; popular places have a constant of their own. A
+# step touches the users of its minibatch, their places and 100 others.
+
+counts = lc.EntityCounts.of(U, users)
+proposal = lc.FrequencyProposal(visits + 1)
+
+
+def model(users, places=None, rows=None):
+    with lc.entity_plate("users", U, users, counts) as read:
+        v = numpyro.sample("v", dist.Normal(0, 1).expand([D]).to_event(1))
+    with lc.class_plate("places", K, places, num_sampled=100, proposal=proposal) as classes:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+        b = numpyro.sample("b", dist.Normal(0, 2))
+    with lc.data_plate("data", counts.num_ids, rows) as rows:
+        utilities = read.rows_of(v, users) @ w.T + b
+        lc.sample_choice("y", utilities, classes=classes, rows=rows, obs=places)
+
+
+guide = AutoNormal(model, init_loc_fn=init_to_mean, init_scale=0.1)
+rate = optax.cosine_decay_schedule(0.03, num_steps)
+svi = lc.SubsampledSVI(model, guide, optax.adam(rate), TraceMeanField_ELBO())
+keys = jax.random.split(jax.random.key(0))
+start = {  # products of two tables that start at 0 have no direction to go
+    "v_auto_loc": 0.1 * jax.random.normal(keys[0], (U, D)),
+    "w_auto_loc": 0.1 * jax.random.normal(keys[1], (K, D)),
+}
+batches = lc.ArrayBatches(users, places, batch_size=rows)
+result = svi.run(
+    jax.random.key(1), num_steps, batches=batches, init_params=start, progress_bar=False
+)
+lc.plots.elbo(result.losses)
+
+# %%
+# Does it find where users go next?
+# ---------------------------------
+# The share of the test's places among the best 20 that the user has not been to, beside the most
+# popular.
+
+fitted = lc.Fitted.from_svi(svi, result)
+some = np.random.default_rng(0).permutation(U)[:1_000]
+been = lc.data.padded_lists(users, places, U)[some]
+later = lc.data.padded_lists(
+    np.repeat(np.arange(U), [len(own) for own in test]), np.concatenate(test), U
+)[some]
+top = fitted.on(some).top_classes(20, exclude=been)
+ours = lc.score_predictions(top, later, at=[20])["recall at 20"]
+order = np.argsort(-visits, kind="stable")
+found = []
+for own, next_places in zip(been, later, strict=True):
+    best = order[~np.isin(order, own)][:20]
+    found.append(
+        np.isin(next_places[next_places >= 0], best).mean() if (next_places >= 0).any() else 0
+    )
+popularity = float(np.mean(found))
+chance = 20 / K
+figure, axes = plt.subplots(figsize=(5, 2.6))
+axes.barh(["chance", "popularity", "two tables"], [chance, popularity, ours])
+axes.set(xlabel="recall at 20")
+figure.tight_layout()
+print(f"recall at 20: {ours:.3f}, popularity {popularity:.3f}, chance {chance:.3f}")
+
+# %%
+# Which places do we know?
+# ------------------------
+# The posterior's width of a place's row shrinks with its visits. A place with few is not bad, it
+# is unknown: recommend it where its upper end is high, if you want to learn about it.
+
+sd = np.asarray(result.params["w_auto_scale"]).mean(axis=1)
+figure, axes = plt.subplots(figsize=(6, 3.2))
+axes.scatter(visits + 1, sd, s=4, alpha=0.4)
+axes.set(xscale="log", xlabel="visits of the place, and one", ylabel="posterior sd of its features")
+figure.tight_layout()
