@@ -61,7 +61,7 @@ doctest: $(VENV)/.installed-dev
 	$(PYTEST) -n $(WORKERS) --doctest-modules --pyargs numpyro_largecat tests/test_docs.py $(PYTEST_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/_build docs/auto_gallery docs/sg_execution_times.rst .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.made:

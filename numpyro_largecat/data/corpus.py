@@ -32,7 +32,7 @@ _ARRAYS = ("words", "counts", "offsets")
 Document = tuple[NDArray[np.integer], NDArray[np.integer]]  # words and counts
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Corpus:
     r"""Documents as words and counts, one after the other.
 
@@ -187,7 +187,7 @@ class Corpus:
         return cls.from_rows(rows, len(words), words)
 
     @classmethod
-    def concatenate(cls, corpora: Sequence[Corpus]) -> Corpus:
+    def concatenate(cls, corpora: Iterable[Corpus]) -> Corpus:
         """The documents of several corpora, one after the other.
 
         The vocabulary has the words of the first, then those of the second that are new, and so on.
@@ -196,14 +196,15 @@ class Corpus:
         Raises:
             ValueError: If there are none, or words are known for some only, or are not as many.
         """
+        corpora = list(corpora)
         if not corpora:
             raise ValueError("`corpora` must have a corpus at least; it is empty.")
         sizes, known = {c.num_words for c in corpora}, {c.vocabulary is not None for c in corpora}
         if known == {False, True} or (known == {False} and len(sizes) > 1):
-            got = [f"{c.num_words} words{', known' * (c.vocabulary is not None)}" for c in corpora]
+            got = [f"{c.num_words} {'words' if c.vocabulary else 'without'}" for c in corpora]
             raise ValueError(
                 "`corpora` must all have a `vocabulary`, or all none and as many words; got "
-                f"{'; '.join(got)}."
+                f"{', '.join(got)}."
             )
         names = None
         if known == {True}:
@@ -441,6 +442,7 @@ class Corpus:
 
         Raises:
             OSError: If it cannot be written, such as on a full disk. The old corpus is there still.
+        ValueError: If the folder has saved fits.
 
         Example:
             >>> import tempfile

@@ -37,7 +37,9 @@ def write_corpus(
 
     Raises:
         OSError: If it cannot be written. What was there before is there still.
+        ValueError: If the folder has saved fits.
     """
+    _refuse_fits(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -73,6 +75,12 @@ def read_corpus(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
                 raise _damaged(inside, f"{error.filename} is not there") from error
         else:
             return arrays, about["values"]
+
+
+def _refuse_fits(folder: Path) -> None:
+    """Raise if there are saved fits, whose folder must hold nothing else."""
+    if folder.is_dir() and any(e.name.isdecimal() and e.is_dir() for e in folder.iterdir()):
+        raise ValueError(f"{folder} holds saved fits. Name another folder for the corpus.")
 
 
 def _write(folder: Path, arrays: Mapping[str, NDArray[Any]], values: Mapping[str, Any]) -> None:

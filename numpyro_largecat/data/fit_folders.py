@@ -209,9 +209,11 @@ def told_of_damage(path: Path) -> Iterator[None]:
 def check_kind_of_fit(path: Path, told: Mapping[str, Any], kind: str) -> None:
     """Refuse a fit that says of itself that it is of another kind or format."""
     if told["kind"] != kind or told["format"] != FORMAT:
+        is_checkpoint = str(told["kind"]).startswith("fit of ")
+        fix = " It is a checkpoint: go on from it by the same call with `resume=True`."
         raise ValueError(
             f"{path} must hold a {kind} in format {FORMAT}; it holds a {told['kind']} in format "
-            f"{told['format']}."
+            f"{told['format']}.{fix * is_checkpoint}"
         )
 
 

@@ -58,7 +58,9 @@ def begin(
     for name, fit in (("start", start), ("prior", prior)):
         if isinstance(fit, TopicFit) and len(fit.posterior) != num_topics:
             raise ValueError(
-                f"`{name}` must be a fit with {num_topics} topics; got {len(fit.posterior)}."
+                f"`{name}` must be a fit with {num_topics} topics; got {len(fit.posterior)}. A fit "
+                "that ended in its first passes has its candidates still, see `num_candidates` of "
+                "`lc.topics.Options`."
             )
     if prior is not None:
         _check_prior(given)

@@ -128,7 +128,8 @@ def fit_topics(
         progress_bar: Show batches, speed, time left and the bound.
         after_pass: Called with the fit so far after each pass, such as to print its ``score`` or
             keep its topics. In the first two passes it has more topics, see ``num_candidates`` of
-            ``lc.topics.Options``. What it raises ends the fit, which is then in ``result_so_far``.
+            ``lc.topics.Options``. ``StopIteration`` ends the fit, which is then returned; of what
+            else it raises it is the ``result_so_far``.
         options: See ``lc.topics.Options``.
         checkpoints: Where and how often to write the fit to disk, ``lc.Checkpoints(folder)``; a
             step is a batch. They hold the table and what is kept of each batch.
@@ -240,10 +241,23 @@ def fit_topics(
                 bar.set_postfix_str(
                     f"bound per word {bound / corpus.num_tokens:.6g}", refresh=False
                 )
-            if after_pass is not None and table.changes % len(batches) == 0:
-                after_pass(fit())  # before it is on disk: whoever goes on has each pass
+            # Before it is on disk, so that whoever goes on has seen each pass.
+            if table.changes % len(batches) == 0 and _is_enough(after_pass, fit):
+                break
             writer.after_steps(table.changes)
         return fit()
+
+
+def _is_enough(
+    after_pass: Callable[[TopicFit], object] | None, fit: Callable[[], TopicFit]
+) -> bool:
+    """Show the fit after a pass, and whether it is to end there."""
+    if after_pass is not None:
+        try:
+            after_pass(fit())
+        except StopIteration:
+            return True
+    return False
 
 
 def _check_options(options: Any, method: Any) -> None:

@@ -28,10 +28,10 @@ class Options:
             a topic was made to leave. None for 10 with "collapsed", and 100 with "mean_field".
         tolerance: A document is done when no topic's count changes by so many tokens.
         num_candidates: Topics of the first two passes (of the first half, where there are fewer
-            than four), at least K; then those remain that the others are mixtures of, so that no
-            topic is there twice or not at all; topics whose prior favours some words stay. K for
-            none. None for K where topics go on from a fit, have a concentration each or are found
-            by "mean_field", and for 2 K else.
+            than four), at least K; then those remain that the others are mixtures of, so that, if
+            documents tell them apart, no topic is there twice or not at all. Topics whose prior
+            favours some words stay. K for none; None for K where topics go on from a fit, have a
+            concentration each or are found by "mean_field", and for 2 K else.
         num_restarts: Topics that are proposed to leave a document, smallest first; what does not
             raise its bound is undone. For "mean_field" only.
 

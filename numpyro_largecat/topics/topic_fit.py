@@ -189,7 +189,9 @@ class TopicFit:
         Args:
             corpus: Documents with the vocabulary of the fit, or their counts (N, V) as a scipy
                 sparse matrix, so that ``sklearn.preprocessing.FunctionTransformer(fit.proportions,
-                accept_sparse=True)`` is a step of a scikit-learn pipeline.
+                accept_sparse=True)`` is a step of a scikit-learn pipeline, after
+                ``CountVectorizer(vocabulary=fit.vocabulary)``: one that finds words of its own
+                would count others. What has no vocabulary is taken to have the fit's.
 
         Raises:
             ValueError: If the corpus has another vocabulary.
@@ -245,6 +247,8 @@ class TopicFit:
         """
         self.check_vocabulary(corpus)
         check_count("num_words", num_words, 2)
+        if len(corpus) == 0:
+            raise ValueError("`corpus` must have a document; it has none.")
         tops = np.argsort(-self.topics, axis=1, kind="stable")[:, :num_words]
         used, place = np.unique(tops, return_inverse=True)
         owner = np.repeat(np.arange(corpus.num_documents), np.diff(corpus.offsets))
@@ -294,17 +298,21 @@ class TopicFit:
     def check_vocabulary(self, corpus: Corpus) -> None:
         """Raise unless it is a corpus that has the vocabulary of the fit."""
         check_corpus(corpus)
+        fix = (
+            "Count with the fit's words: `corpus.with_vocabulary(fit.vocabulary)`, or by "
+            "scikit-learn's `CountVectorizer(vocabulary=fit.vocabulary)`."
+        )
         if corpus.num_words != self.posterior.shape[1]:
             raise ValueError(
                 f"`corpus` must have the fit's `vocabulary`, {self.posterior.shape[1]} words; got "
-                f"{corpus.num_words}."
+                f"{corpus.num_words}. {fix}"
             )
         pairs = zip(corpus.vocabulary or (), self.vocabulary or (), strict=False)
         for place, (got, need) in enumerate(pairs):
             if got != need:
                 raise ValueError(
                     f"`corpus` must have the fit's `vocabulary`; word {place} is {got!r}, and in "
-                    f"the fit {need!r}."
+                    f"the fit {need!r}. {fix}"
                 )
 
 

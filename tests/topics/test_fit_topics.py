@@ -310,9 +310,13 @@ def test_each_pass_is_shown_to_who_asks(method) -> None:
 
     def enough(fit):
         if len(fit.posterior) == K:
-            raise StopIteration
+            raise kind
 
-    with pytest.raises(StopIteration) as raised:
+    kind = StopIteration
+    ended = fit_topics(KEY, CORPUS, after_pass=enough, **options)
+    np.testing.assert_array_equal(ended.posterior, seen[2].posterior)
+    kind = RuntimeError
+    with pytest.raises(RuntimeError) as raised:
         fit_topics(KEY, CORPUS, after_pass=enough, **options)
     np.testing.assert_array_equal(raised.value.result_so_far.posterior, seen[2].posterior)
 

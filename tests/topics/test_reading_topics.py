@@ -209,3 +209,28 @@ def test_pyldavis_gets_what_it_checks(fit) -> None:
         np.testing.assert_allclose(found[name].sum(axis=1), 1, atol=1e-12)
     with pytest.raises(ValueError, match="tokens of two words or more"):
         fit.for_pyldavis(Corpus.from_documents([["w0"]], WORDS))
+
+
+def test_a_corpus_without_documents_has_no_coherence(fit) -> None:
+    with pytest.raises(ValueError, match="must have a document; it has none"):
+        fit.coherence(CORPUS[:0])
+
+
+def test_messages_say_how_to_count_with_the_words_of_a_fit(fit) -> None:
+    other = Corpus.from_documents([["w1", "new"], ["w2"]])
+    with pytest.raises(ValueError, match=r"60 words; got 3.*with_vocabulary\(fit.vocabulary\)"):
+        fit.proportions(other)
+    assert fit.proportions(other.with_vocabulary(fit.vocabulary)).shape == (2, K)
+
+
+def test_a_checkpoint_says_that_it_is_no_saved_fit(tmp_path) -> None:
+    fit_topics(KEY, CORPUS, K, num_passes=1, checkpoints=lc.Checkpoints(tmp_path / "c"))
+    with pytest.raises(ValueError, match="It is a checkpoint: go on from it"):
+        lc.TopicFit.load(tmp_path / "c")
+
+
+def test_a_corpus_is_not_written_beside_a_fit(fit, tmp_path) -> None:
+    fit.save(tmp_path / "out")
+    with pytest.raises(ValueError, match="holds saved fits"):
+        CORPUS.save(tmp_path / "out")
+    assert lc.TopicFit.load(tmp_path / "out").vocabulary == WORDS
