@@ -12,7 +12,15 @@ from matplotlib.patches import FancyBboxPatch
 
 # Name, what it holds, what a newcomer adds there; x, y, width; colour.
 ROOMS = [
-    ("reading/", "what a fit says: predictions, ArviZ,\ndiagnosis, plots", "", 0, 8.0, 6.2, "C7"),
+    (
+        "reading/",
+        "what a fit says: predictions, ArviZ,\ndiagnosis, plots",
+        "",
+        0,
+        8.0,
+        6.2,
+        "C7",
+    ),
     ("svi/", "3. only touched rows move:\nplan, step, loop", "", 0, 6.2, 6.2, "C0"),
     (
         "choices/",
@@ -28,7 +36,15 @@ ROOMS = [
     ("double_sum/", "closed form", "a rule", 6.8, 6.2, 2.6, "C2"),
     ("mixtures/", "closed form", "a conjugate family", 6.8, 4.4, 2.6, "C2"),
     ("top_l/", "sums over the\nL best values", "", 6.8, 2.6, 2.6, "C2"),
-    ("handlers/", "all knowledge of NumPyro's messages and internals", "", 0, 0.8, 9.4, "C1"),
+    (
+        "handlers/",
+        "all knowledge of NumPyro's messages and internals",
+        "",
+        0,
+        0.8,
+        9.4,
+        "C1",
+    ),
     ("data/", "corpora, formats", "a format", 0, -1.0, 9.4, "C7"),
     ("ops/", "array functions, JAX alone", "", 0, -2.8, 9.4, "C7"),
 ]
@@ -39,9 +55,13 @@ def draw_room(axes: Axes, room: tuple[str, str, str, float, float, float, str]) 
     """A box with the folder's name, its idea, and what may be added to it."""
     name, holds, added, x, y, width, color = room
     style = "round,pad=0,rounding_size=0.12"
-    box = FancyBboxPatch((x, y), width, HEIGHT, boxstyle=style, fc=color, ec=color, alpha=0.16)
+    box = FancyBboxPatch(
+        (x, y), width, HEIGHT, boxstyle=style, fc=color, ec=color, alpha=0.16
+    )
     axes.add_patch(box)
-    axes.text(x + 0.15, y + HEIGHT - 0.15, name, va="top", weight="bold", family="monospace")
+    axes.text(
+        x + 0.15, y + HEIGHT - 0.15, name, va="top", weight="bold", family="monospace"
+    )
     axes.text(x + 0.15, y + HEIGHT - 0.55, holds, va="top", fontsize=9)
     if added:
         axes.text(x + 0.15, y + 0.12, f"+ {added}", fontsize=9, color="C4")

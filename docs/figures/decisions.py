@@ -18,7 +18,16 @@ def draw_question(axes: Axes, x: float, y: float, text: str) -> None:
 
 
 def draw_answer(axes: Axes, x: float, y: float, text: str) -> None:
-    axes.text(x, y, text, ha="center", va="center", fontsize=9, family="monospace", bbox=ANSWER)
+    axes.text(
+        x,
+        y,
+        text,
+        ha="center",
+        va="center",
+        fontsize=9,
+        family="monospace",
+        bbox=ANSWER,
+    )
 
 
 def draw_arrow(
@@ -26,7 +35,9 @@ def draw_arrow(
 ) -> None:
     axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": "#555555"})
     middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
-    axes.text(*middle, label, ha="center", va="center", fontsize=9, backgroundcolor="white")
+    axes.text(
+        *middle, label, ha="center", va="center", fontsize=9, backgroundcolor="white"
+    )
 
 
 def main() -> None:
@@ -34,7 +45,11 @@ def main() -> None:
     axes.set(xlim=(0, 11), ylim=(0.2, 5.6))
     axes.axis("off")
     draw_question(axes, 5.5, 5.2, "What is huge?")
-    for x, label in ((2.3, "classes that are observed"), (6.6, "components"), (9.4, "topics")):
+    for x, label in (
+        (2.3, "classes that are observed"),
+        (6.6, "components"),
+        (9.4, "topics"),
+    ):
         draw_arrow(axes, (5.5, 4.9), (x, 4.15), label)
     draw_question(axes, 2.3, 3.85, "5,000 classes or more?")
     draw_arrow(axes, (1.9, 3.5), (0.95, 2.85), "no")
@@ -55,7 +70,9 @@ def main() -> None:
     draw_arrow(axes, (9.7, 3.5), (10.1, 2.85), "no")
     draw_answer(axes, 8.8, 2.55, "fit_topics")
     draw_answer(axes, 10.15, 2.55, "TopicDocument")
-    axes.text(8.3, 1.6, "and in any model with classes", ha="center", va="center", fontsize=9)
+    axes.text(
+        8.3, 1.6, "and in any model with classes", ha="center", va="center", fontsize=9
+    )
     extras = "a learned scale:           not_centred\na posterior that matters:  AutoRowNormal"
     draw_answer(axes, 8.3, 1.05, extras)
     figure.savefig(Path(__file__).with_suffix(".png"), dpi=150, bbox_inches="tight")

@@ -39,7 +39,10 @@ def fit(form: Any) -> tuple[Any, list[float]]:
     """Fit a form of the model, and note the scale on the way."""
     guide = lc.AutoRowNormal(form)
     svi = lc.SubsampledSVI(
-        form, guide, optax.adam(optax.cosine_decay_schedule(0.03, STEPS)), TraceMeanField_ELBO()
+        form,
+        guide,
+        optax.adam(optax.cosine_decay_schedule(0.03, STEPS)),
+        TraceMeanField_ELBO(),
     )
     noted: list[float] = []
 
@@ -47,7 +50,11 @@ def fit(form: Any) -> tuple[Any, list[float]]:
         noted.append(float(guide.median(progress.result().params)["tau"]))
 
     batches = lc.ArrayBatches(X, Y, batch_size=200)
-    options = {"batches": batches, "callbacks": [lc.Callback(note)], "progress_bar": False}
+    options = {
+        "batches": batches,
+        "callbacks": [lc.Callback(note)],
+        "progress_bar": False,
+    }
     return svi.run(jax.random.key(0), STEPS, **options), noted
 
 
@@ -60,10 +67,21 @@ def draw_ellipses(ax: Any) -> None:
         sizes, axes = np.linalg.eigh(covariance)
         angle = np.degrees(np.arctan2(*axes[::-1, 1]))
         shape = Ellipse(
-            (0, 0), *(4 * np.sqrt(sizes[::-1])), angle=angle, fill=False, color=colour, label=name
+            (0, 0),
+            *(4 * np.sqrt(sizes[::-1])),
+            angle=angle,
+            fill=False,
+            color=colour,
+            label=name,
         )
         ax.add_patch(shape)
-    ax.set(xlim=(-2.6, 2.6), ylim=(-2.6, 2.6), aspect="equal", xlabel="one value", ylabel="another")
+    ax.set(
+        xlim=(-2.6, 2.6),
+        ylim=(-2.6, 2.6),
+        aspect="equal",
+        xlabel="one value",
+        ylabel="another",
+    )
     ax.legend(frameon=False, loc="upper left")
 
 
@@ -77,15 +95,21 @@ def main() -> None:
     drifting = np.asarray(centred.iterates["w_auto_scale"]).reshape(
         len(centred.iterates["w_auto_scale"]), -1
     )[:, :6]
-    axes[0, 1].plot(np.linspace(0, STEPS, len(drifting)), drifting, color="C0", linewidth=0.7)
-    axes[0, 1].set(title="a parameter drifts", xlabel="step", ylabel="free values of six sds")
+    axes[0, 1].plot(
+        np.linspace(0, STEPS, len(drifting)), drifting, color="C0", linewidth=0.7
+    )
+    axes[0, 1].set(
+        title="a parameter drifts", xlabel="step", ylabel="free values of six sds"
+    )
     draw_ellipses(axes[1, 0])
     axes[1, 0].set_title("sds are too narrow")
     steps = 100 * (1 + np.arange(len(learned)))
     axes[1, 1].axhline(1.0, color="0.7", linewidth=1, label="truth")
     axes[1, 1].plot(steps, collapsed, color="C1", label="centred")
     axes[1, 1].plot(steps, learned, color="C0", label="lc.not_centred")
-    axes[1, 1].set(title="a learned scale collapses", xlabel="step", ylabel="scale", ylim=(0, None))
+    axes[1, 1].set(
+        title="a learned scale collapses", xlabel="step", ylabel="scale", ylim=(0, None)
+    )
     axes[1, 1].legend(frameon=False, loc="upper right", bbox_to_anchor=(1, 0.72))
     for ax in axes.flat:
         ax.spines[["top", "right"]].set_visible(False)

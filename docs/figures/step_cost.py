@@ -19,8 +19,12 @@ EXACT = [2.8, 36, 496]
 def main() -> None:
     """Write ``step_cost.png`` beside this file."""
     figure, axes = plt.subplots(figsize=(6.4, 2.8), layout="constrained")
-    axes.loglog(CLASSES[:3], EXACT, "o-", color="C7", label="numpyro.infer.SVI, all classes")
-    axes.loglog(CLASSES, SUBSAMPLED, "o-", color="C0", label="lc.SubsampledSVI, 100 sampled")
+    axes.loglog(
+        CLASSES[:3], EXACT, "o-", color="C7", label="numpyro.infer.SVI, all classes"
+    )
+    axes.loglog(
+        CLASSES, SUBSAMPLED, "o-", color="C0", label="lc.SubsampledSVI, 100 sampled"
+    )
     axes.set(xlabel="classes", ylabel="milliseconds per step", ylim=(1, 1000))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)

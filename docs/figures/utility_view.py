@@ -28,7 +28,10 @@ def draw_noisy_utilities(axes: Axes) -> None:
         density = np.exp(FAMILIES["gumbel"].log_prob(x - utility))
         (line,) = axes.plot(x, density, label=f"class {k}")
         axes.axvline(utility, color=line.get_color(), linestyle=":", linewidth=1)
-    axes.set(title="utility + error; the highest is chosen", xlabel=r"$\psi_k + \varepsilon_k$")
+    axes.set(
+        title="utility + error; the highest is chosen",
+        xlabel=r"$\psi_k + \varepsilon_k$",
+    )
     axes.legend(frameon=False)
 
 

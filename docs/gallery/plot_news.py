@@ -2,12 +2,13 @@
 What is the news about?
 =======================
 
-Topics of short news, from counts of their words: how many there are, what they are about, how
-sure a document is of its topics, and how they come and go.
+Topics of short news, from counts of their words: how many there are, what they are
+about, how sure a document is of its topics, and how they come and go.
 
-Real data: ``text/ap.dat.gz`` and ``text/ap.vocab.txt.gz``, 2,246 articles of the Associated
-Press, from `github.com/blei-lab/lda-c <https://github.com/blei-lab/lda-c>`__. Without them we
-make 600 articles on eight subjects ourselves.
+Real data: ``text/ap.dat.gz`` and ``text/ap.vocab.txt.gz``, 2,246 articles of the
+Associated Press, from `github.com/blei-lab/lda-c
+<https://github.com/blei-lab/lda-c>`__. Without them we make 600 articles on eight
+subjects ourselves.
 """
 
 import os
@@ -23,7 +24,8 @@ from numpyro_largecat.data import Corpus, read_lda_c
 # %%
 # The documents
 # -------------
-# A corpus has the words of each document and how often each occurs. Common and rare words leave.
+# A corpus has the words of each document and how often each occurs. Common and rare
+# words leave.
 
 SUBJECTS = {
     "court": "judge trial lawyer jury prison appeal sentence evidence guilty verdict",
@@ -32,13 +34,13 @@ SUBJECTS = {
     "space": "rocket orbit launch satellite astronaut shuttle crew moon engine mission",
     "film": "actor film director award scene music theater song studio show",
     "health": "patient doctor virus drug hospital disease cell study cancer test",
-    "election": "vote party campaign candidate poll senate governor debate ballot president",
+    "election": "vote party campaign candidate poll senate governor debate seat",
     "sport": "team game season coach player score league win match title",
 }
 
 
 def made_news(num_documents=600):
-    """Articles of 40 words on one to three of the subjects, a tenth of them words of any kind."""
+    """Articles of 40 words on one to three of the subjects, and a few others."""
     rng = np.random.default_rng(0)
     words = [text.split() for text in SUBJECTS.values()]
     weights = 1 / np.arange(1, 11)
@@ -65,7 +67,9 @@ print(train, held_out)
 # Held-out words of documents that were not fitted say it: the score is their mean log
 # probability, given the other words of the same document.
 
-fits = {k: lc.fit_topics(jax.random.key(0), train, k, progress_bar=False) for k in sizes}
+fits = {
+    k: lc.fit_topics(jax.random.key(0), train, k, progress_bar=False) for k in sizes
+}
 scores = {k: fit.score(held_out) for k, fit in fits.items()}
 frequencies = np.bincount(train.words, train.counts, train.num_words) + 1.0
 frequencies /= frequencies.sum()
@@ -81,7 +85,8 @@ figure.tight_layout()
 # %%
 # What are they about?
 # --------------------
-# Words in the order of their relevance, which puts those first that other topics lack.
+# Words in the order of their relevance, which puts those first that other topics
+# lack.
 
 best = max(scores, key=scores.get)
 fit = fits[best]
@@ -100,8 +105,9 @@ figure.tight_layout()
 # %%
 # How sure is a document?
 # -----------------------
-# A document of 40 words uses few topics. With fewer of its words we know less, which the
-# Dirichlet of its proportions says: here the largest share by how many words were read.
+# A document of 40 words uses few topics. With fewer of its words we know less, which
+# the Dirichlet of its proportions says: here the largest share by how many words were
+# read.
 
 longest = int(np.argmax(np.diff(train.offsets)))
 words, counts = train[longest]
@@ -113,11 +119,13 @@ order = np.argsort(-shares[-1])[:4]
 
 figure, axes = plt.subplots(figsize=(6, 3))
 for k in order:
-    axes.plot(lengths, shares[:, k], "o-", label=" ".join(top.word for top in tops[k][:3]))
+    axes.plot(
+        lengths, shares[:, k], "o-", label=" ".join(top.word for top in tops[k][:3])
+    )
 axes.set(xscale="log", xlabel="words read", ylabel="share of the topic")
 axes.legend(fontsize=8)
 figure.tight_layout()
 
 # %%
-# For a page to click through: ``pyLDAvis.prepare(**fit.for_pyldavis(train))``. Covariates, seeds
-# and time are in the recipes for topic models.
+# For a page to click through: ``pyLDAvis.prepare(**fit.for_pyldavis(train))``.
+# Covariates, seeds and time are in the recipes for topic models.

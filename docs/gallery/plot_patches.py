@@ -2,13 +2,14 @@
 What are natural images made of?
 ================================
 
-A mixture of Gaussians over small patches of pictures: what its components look like, and how
-its posterior takes noise out of a picture.
+A mixture of Gaussians over small patches of pictures: what its components look
+like, and how its posterior takes noise out of a picture.
 
-Real data: ``images/bsds300_gray_sub.npz``, arrays ``train`` and ``test`` of grey pictures, (n,
-321, 481), as of the `Berkeley Segmentation Data Set
-<https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/bsds/>`__. Without it we draw
-pictures of discs that cover each other, whose statistics are much like those of photographs.
+Real data: ``images/bsds300_gray_sub.npz``, arrays ``train`` and ``test`` of grey
+pictures, (n, 321, 481), as of the `Berkeley Segmentation Data Set
+<https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/bsds/>`__. Without it we
+draw pictures of discs that cover each other, whose statistics are much like those
+of photographs.
 """
 
 import os
@@ -21,7 +22,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 import numpyro_largecat as lc
 
-SIDE, NOISE = 8, 25.0 / 255  # of a patch in pixels, and sd of the noise that is added below
+SIDE, NOISE = (
+    8,
+    25.0 / 255,
+)  # of a patch in pixels, and sd of the noise that is added below
 
 # %%
 # The pictures
@@ -37,11 +41,17 @@ def dead_leaves(size, rng, num_discs=400):
         centre = rng.uniform(0, size, 2)
         inside = (rows - centre[0]) ** 2 + (columns - centre[1]) ** 2 < radius**2
         slope = 0.01 * (rows * rng.normal() + columns * rng.normal())
-        picture = np.where(inside, rng.uniform(0.1, 0.9) + slope - slope[inside].mean(), picture)
+        picture = np.where(
+            inside, rng.uniform(0.1, 0.9) + slope - slope[inside].mean(), picture
+        )
     return (picture + 0.01 * rng.normal(size=picture.shape)).clip(0, 1)
 
 
-path = Path(os.environ.get("LARGECAT_DATA", "no folder")) / "images" / "bsds300_gray_sub.npz"
+path = (
+    Path(os.environ.get("LARGECAT_DATA", "no folder"))
+    / "images"
+    / "bsds300_gray_sub.npz"
+)
 rng = np.random.default_rng(0)
 if path.is_file():
     with np.load(path) as arrays:
@@ -65,8 +75,8 @@ x = some - some.mean(axis=1, keepdims=True)  # brightness is no part of the mode
 # %%
 # The mixture
 # -----------
-# Gaussians with mean 0 and any covariance; each patch belongs to at most 4 of them in a step.
-# Fitted in closed form, without a learning rate.
+# Gaussians with mean 0 and any covariance; each patch belongs to at most 4 of them in
+# a step. Fitted in closed form, without a learning rate.
 
 family = lc.mixtures.ZeroMeanGaussianFamily(np.cov(x.T) + 1e-3 * np.eye(SIDE**2))
 fit = lc.fit_mixture(
@@ -97,8 +107,8 @@ print(
 # %%
 # What are its components?
 # ------------------------
-# The first four eigenvectors of the covariances of some components: edges in many directions,
-# flat regions, textures.
+# The first four eigenvectors of the covariances of some components: edges in many
+# directions, flat regions, textures.
 
 covariances = np.asarray(fit.components().covariance_matrix)
 weights = np.asarray(fit.mixing().probs)
@@ -115,9 +125,9 @@ figure.tight_layout(pad=0.1)
 # %%
 # Taking noise out
 # ----------------
-# Of a noisy patch each component says which clean patch is most likely, ``C (C + s^2)^-1`` times
-# it, and the posterior of the components says how much each counts. Every pixel is in many
-# patches, whose answers are averaged.
+# Of a noisy patch each component says which clean patch is most likely, ``C (C +
+# s^2)^-1`` times it, and the posterior of the components says how much each counts.
+# Every pixel is in many patches, whose answers are averaged.
 
 
 def denoise(picture, covariances, weights):
@@ -130,13 +140,17 @@ def denoise(picture, covariances, weights):
     for weight, covariance in zip(weights, noisy, strict=True):
         factor = np.linalg.cholesky(covariance)
         z = np.linalg.solve(factor, y.T)
-        scores.append(np.log(weight) - 0.5 * (z**2).sum(axis=0) - np.log(np.diag(factor)).sum())
+        scores.append(
+            np.log(weight) - 0.5 * (z**2).sum(axis=0) - np.log(np.diag(factor)).sum()
+        )
     shares = np.exp(np.array(scores) - np.max(scores, axis=0))
     shares /= shares.sum(axis=0)
     clean = np.zeros_like(y)
     for share, covariance, with_noise in zip(shares, covariances, noisy, strict=True):
         own = share > 0.01
-        clean[own] += share[own, None] * (y[own] @ np.linalg.solve(with_noise, covariance))
+        clean[own] += share[own, None] * (
+            y[own] @ np.linalg.solve(with_noise, covariance)
+        )
     total, count = np.zeros_like(picture), np.zeros_like(picture)
     height, width = (size - SIDE + 1 for size in picture.shape)
     clean = (clean + means).reshape(height, width, SIDE, SIDE)
@@ -155,7 +169,12 @@ noisy = picture + NOISE * rng.normal(size=picture.shape)
 by_mixture = denoise(noisy, covariances, weights)
 by_one = denoise(noisy, np.asarray(one.components().covariance_matrix), np.ones(1))
 figure, grid = plt.subplots(1, 4, figsize=(11, 3.2))
-pictures = {"clean": picture, "noisy": noisy, "one Gaussian": by_one, "mixture": by_mixture}
+pictures = {
+    "clean": picture,
+    "noisy": noisy,
+    "one Gaussian": by_one,
+    "mixture": by_mixture,
+}
 for axes, (name, found) in zip(grid, pictures.items(), strict=True):
     axes.imshow(found, cmap="gray", vmin=0, vmax=1)
     label = name if name == "clean" else f"{name}, {decibels(found):.1f} dB"

@@ -2,12 +2,13 @@
 What to recommend?
 ==================
 
-Two tables, of users and of places, each with a posterior: what a user goes to next, and which
-places we know too little about to say.
+Two tables, of users and of places, each with a posterior: what a user goes to next,
+and which places we know too little about to say.
 
-Real data: ``choice/gowalla_train.txt.gz`` and ``choice/gowalla_test.txt.gz``, 30,000 users and
-41,000 places, from `github.com/geon0325/LightGCNpp <https://github.com/geon0325/LightGCNpp>`__.
-Without them we make 1,000 users and 2,000 places.
+Real data: ``choice/gowalla_train.txt.gz`` and ``choice/gowalla_test.txt.gz``,
+30,000 users and 41,000 places, from `github.com/geon0325/LightGCNpp
+<https://github.com/geon0325/LightGCNpp>`__. Without them we make 1,000 users and
+2,000 places.
 """
 
 import gzip
@@ -32,7 +33,7 @@ import numpyro_largecat as lc
 
 
 def made_visits(num_users=1_000, num_places=2_000, num_tastes=4):
-    """Twenty places of each user, of which the last four are the test; some places are popular."""
+    """Twenty places of each user, the last four for the test; some are popular."""
     rng = np.random.default_rng(0)
     taste, offer = (
         rng.normal(size=(num_users, num_tastes)),
@@ -52,20 +53,28 @@ def read_visits(path):
 
 folder = Path(os.environ.get("LARGECAT_DATA", "no folder")) / "choice"
 if (folder / "gowalla_train.txt.gz").is_file():
-    train, test = (read_visits(folder / f"gowalla_{part}.txt.gz") for part in ("train", "test"))
+    train, test = (
+        read_visits(folder / f"gowalla_{part}.txt.gz") for part in ("train", "test")
+    )
     D, num_steps, rows = 32, 20_000, 500
 else:
     (train, test), (D, num_steps, rows) = made_visits(), (4, 3_000, 200)
-U, K = len(train), 1 + max(max(own.max(initial=0) for own in part) for part in (train, test))
-users, places = np.repeat(np.arange(U), [len(own) for own in train]), np.concatenate(train)
+U, K = (
+    len(train),
+    1 + max(max(own.max(initial=0) for own in part) for part in (train, test)),
+)
+users, places = (
+    np.repeat(np.arange(U), [len(own) for own in train]),
+    np.concatenate(train),
+)
 visits = np.bincount(places, minlength=K)
 print(f"{U} users, {K} places, {len(users)} visits")
 
 # %%
 # The model
 # ---------
-# A user's row and a place's row make a utility; popular places have a constant of their own. A
-# step touches the users of its minibatch, their places and 100 others.
+# A user's row and a place's row make a utility; popular places have a constant of
+# their own. A step touches the users of its minibatch, their places and 100 others.
 
 counts = lc.EntityCounts.of(U, users)
 proposal = lc.FrequencyProposal(visits + 1)
@@ -74,7 +83,9 @@ proposal = lc.FrequencyProposal(visits + 1)
 def model(users, places=None, rows=None):
     with lc.entity_plate("users", U, users, counts) as read:
         v = numpyro.sample("v", dist.Normal(0, 1).expand([D]).to_event(1))
-    with lc.class_plate("places", K, places, num_sampled=100, proposal=proposal) as classes:
+    with lc.class_plate(
+        "places", K, places, num_sampled=100, proposal=proposal
+    ) as classes:
         w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
         b = numpyro.sample("b", dist.Normal(0, 2))
     with lc.data_plate("data", counts.num_ids, rows) as rows:
@@ -99,8 +110,8 @@ lc.plots.elbo(result.losses)
 # %%
 # Does it find where users go next?
 # ---------------------------------
-# The share of the test's places among the best 20 that the user has not been to, beside the most
-# popular.
+# The share of the test's places among the best 20 that the user has not been to,
+# beside the most popular.
 
 fitted = lc.Fitted.from_svi(svi, result)
 some = np.random.default_rng(0).permutation(U)[:1_000]
@@ -115,7 +126,9 @@ found = []
 for own, next_places in zip(been, later, strict=True):
     best = order[~np.isin(order, own)][:20]
     found.append(
-        np.isin(next_places[next_places >= 0], best).mean() if (next_places >= 0).any() else 0
+        np.isin(next_places[next_places >= 0], best).mean()
+        if (next_places >= 0).any()
+        else 0
     )
 popularity = float(np.mean(found))
 chance = 20 / K
@@ -128,11 +141,16 @@ print(f"recall at 20: {ours:.3f}, popularity {popularity:.3f}, chance {chance:.3
 # %%
 # Which places do we know?
 # ------------------------
-# The posterior's width of a place's row shrinks with its visits. A place with few is not bad, it
-# is unknown: recommend it where its upper end is high, if you want to learn about it.
+# The posterior's width of a place's row shrinks with its visits. A place with few is
+# not bad, it is unknown: recommend it where its upper end is high, if you want to
+# learn about it.
 
 sd = np.asarray(result.params["w_auto_scale"]).mean(axis=1)
 figure, axes = plt.subplots(figsize=(6, 3.2))
 axes.scatter(visits + 1, sd, s=4, alpha=0.4)
-axes.set(xscale="log", xlabel="visits of the place, and one", ylabel="posterior sd of its features")
+axes.set(
+    xscale="log",
+    xlabel="visits of the place, and one",
+    ylabel="posterior sd of its features",
+)
 figure.tight_layout()

@@ -2,9 +2,9 @@
 From prior to trust
 ===================
 
-Before data are real: simulate from the prior, fit, and see whether what was simulated comes
-back; then compare with NUTS on a problem that is small enough for it, and read what
-``diagnose`` says.
+Before data are real: simulate from the prior, fit, and see whether what was
+simulated comes back; then compare with NUTS on a problem that is small enough for
+it, and read what ``diagnose`` says.
 """
 
 import jax
@@ -42,8 +42,8 @@ y = jax.random.categorical(keys[2], x @ true_w.T)
 # %%
 # Two guides
 # ----------
-# ``AutoNormal`` has a sd for each value, ``AutoRowNormal`` a covariance for the values of each
-# class.
+# ``AutoNormal`` has a sd for each value, ``AutoRowNormal`` a covariance for the
+# values of each class.
 
 
 def fit(guide):
@@ -60,8 +60,9 @@ by_row, _ = fit(lc.AutoRowNormal(model))
 # %%
 # Does the truth come back?
 # -------------------------
-# Only differences between classes are identified, so we look at contrasts with the mean of all
-# classes. Of intervals that hold 90 % of the posterior, 90 % should hold the truth.
+# Only differences between classes are identified, so we look at contrasts with the
+# mean of all classes. Of intervals that hold 90 % of the posterior, 90 % should hold
+# the truth.
 
 
 def contrasts(w):
@@ -87,9 +88,10 @@ def covered(draws):
 # %%
 # And beside NUTS
 # ---------------
-# With all classes the likelihood is exact; 120 weights are few enough for NUTS. It is right on
-# average over data sets; its line shows how far a single one, of 120 contrasts that hang
-# together, may be off by chance. What counts is how near to it the guides are.
+# With all classes the likelihood is exact; 120 weights are few enough for NUTS. It is
+# right on average over data sets; its line shows how far a single one, of 120
+# contrasts that hang together, may be off by chance. What counts is how near to it
+# the guides are.
 
 
 def exact(x, y):
@@ -118,8 +120,8 @@ figure.tight_layout()
 # %%
 # Without NUTS
 # ------------
-# Where the problem is too large for it, ``diagnose`` says what it can: has the ELBO settled, is
-# the bound near the exact likelihood, is the guide too narrow.
+# Where the problem is too large for it, ``diagnose`` says what it can: has the ELBO
+# settled, is the bound near the exact likelihood, is the guide too narrow.
 
 print(by_value.on().diagnose(rng_key=jax.random.key(4), batches=batches))
 
