@@ -34,7 +34,7 @@ SUBJECTS = {
     "space": "rocket orbit launch satellite astronaut shuttle crew moon engine mission",
     "film": "actor film director award scene music theater song studio show",
     "health": "patient doctor virus drug hospital disease cell study cancer test",
-    "election": "vote party campaign candidate poll senate governor debate seat",
+    "election": "vote party campaign candidate poll senate mayor debate seat ballot",
     "sport": "team game season coach player score league win match title",
 }
 
