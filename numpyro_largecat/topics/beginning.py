@@ -175,7 +175,7 @@ def first_counts(
 def _by_words_of(fit: TopicFit, corpus: Corpus) -> tuple[NDArray[np.floating], Any]:
     """Posterior (K, V) of a fit and its prior concentrations, for the words of a corpus.
 
-    Words that are new to the fit have the concentration of the others, their mean if it differs.
+    Words that are new to the fit have the least concentration that others have in the topic.
     """
     if corpus.vocabulary == fit.vocabulary or corpus.vocabulary is None or fit.vocabulary is None:
         fit.check_vocabulary(corpus)
@@ -189,6 +189,6 @@ def _by_words_of(fit: TopicFit, corpus: Corpus) -> tuple[NDArray[np.floating], A
         )
     before = np.asarray(fit.word_concentration)
     if before.ndim:
-        before = np.where(places >= 0, before[..., places], before.mean(axis=-1, keepdims=True))
+        before = np.where(places >= 0, before[..., places], before.min(axis=-1, keepdims=True))
     posterior = np.where(places >= 0, fit.posterior[:, places], before)
     return posterior, before if before.ndim else float(before)

@@ -123,8 +123,9 @@ def fit_topics(
             it took; memoized visits are none, so after a memoized fit they begin at t = 1.
         prior: An earlier fit of other documents and as many topics, whose posterior is the prior of
             this one: what is returned has learned from both, and has the words of both. Its
-            ``word_concentration`` is that of the earlier fit. A corpus on disk with words of its
-            own is read into memory for new numbers; one by the fit's vocabulary is not.
+            ``word_concentration`` is that of the earlier fit, and of new words the least in each
+            topic; its ``inference`` and ``num_active`` are not taken over. A corpus on disk with
+            words of its own is read into memory for new numbers; one with the fit's is not.
         progress_bar: Show batches, speed, time left and the bound.
         after_pass: Called with the fit so far after each pass, such as to print its ``score`` or
             keep its topics. In the first two passes it has more topics, see ``num_candidates`` of
@@ -134,7 +135,9 @@ def fit_topics(
         checkpoints: Where and how often to write the fit to disk, ``lc.Checkpoints(folder)``; a
             step is a batch. They hold the table and what is kept of each batch.
         resume: Go on from the newest checkpoint, if there is one, bit by bit as if the fit had not
-            been interrupted. Without it the folder must have no checkpoints.
+            been interrupted, given the same ``num_passes``. With more of them, a fit that began
+            with fewer than four keeps its shorter, or no, first passes with more topics, and may
+            end worse than a whole one. Without it the folder must have no checkpoints.
         mesh: Devices of this process, ``jax.make_mesh(sizes, names)``, over all of which documents
             and the words of the table of topics are spread; per batch they send O(R K) numbers.
             Each solves for 16 documents or more at once, so batches should have many times as

@@ -270,3 +270,12 @@ def test_a_prior_leaves_a_corpus_on_disk_there(tmp_path, monkeypatch) -> None:
             fit_topics(KEY, corpus, K, prior=earlier)
     assert all(isinstance(corpus.words, np.memmap) for corpus in seen) and len(seen) == 2
     assert all(corpus.vocabulary == WORDS for corpus in seen)
+
+
+def test_new_words_are_not_of_seeded_topics() -> None:
+    """They have the concentration of words that the prior does not favour."""
+    prior = np.full((K, V), 0.05)
+    prior[3, :2] = 20
+    first = fit_topics(KEY, CORPUS, K, word_concentration=prior, num_passes=2)
+    both = fit_topics(KEY, NEW_WORDS, K, prior=first, num_passes=2)
+    np.testing.assert_array_equal(both.word_concentration[:, -1], np.full(K, 0.05))
