@@ -273,10 +273,10 @@ def _choose(problem: Problem, memory: Memory) -> None:
     Those whose prior favours some words stay. Tokens of topics that leave are of none until their
     documents are visited again.
     """
-    num_topics, counts = problem.candidates.num_topics, memory.table.numpy()
-    if problem.candidates.num_passes == 0 or counts.shape[1] == num_topics:
+    num_topics = problem.candidates.num_topics
+    if problem.candidates.num_passes == 0 or memory.table.shape[1] == num_topics:
         return
-    topics, words = memory.priors
+    counts, (topics, words) = memory.table.numpy(), memory.priors
     own = words.favouring_topics
     spanning = spanning_topics(counts, words.as_given, num_topics, own.tolist())
     kept = np.full(num_topics, -1)

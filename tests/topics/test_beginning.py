@@ -279,3 +279,14 @@ def test_new_words_are_not_of_seeded_topics() -> None:
     first = fit_topics(KEY, CORPUS, K, word_concentration=prior, num_passes=2)
     both = fit_topics(KEY, NEW_WORDS, K, prior=first, num_passes=2)
     np.testing.assert_array_equal(both.word_concentration[:, -1], np.full(K, 0.05))
+
+
+@pytest.mark.parametrize("num_candidates", [K, 2 * K])
+@pytest.mark.parametrize("method", ["memoized", "stochastic"])
+def test_the_table_is_copied_once_to_choose_topics(method, num_candidates, monkeypatch) -> None:
+    """And once for what is returned; a batch touches the rows of its words alone."""
+    copies, numpy = [], topic_table.Table.numpy
+    monkeypatch.setattr(topic_table.Table, "numpy", lambda self: copies.append(1) or numpy(self))
+    options = Options(num_candidates=num_candidates)
+    fit_topics(KEY, CORPUS, K, method=method, batch_size=30, num_passes=5, options=options)
+    assert len(copies) == 1 + (num_candidates > K)
