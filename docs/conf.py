@@ -67,7 +67,7 @@ def warn_about_missing_entries(app: Sphinx, env: BuildEnvironment) -> None:
 
 
 def public_names(module: ModuleType, path: str) -> list[str]:
-    """What a module gives, and what its modules give besides, such as ``bounds.Bouchard``."""
+    """What a module gives, and what its modules give, such as ``bounds.Bouchard``."""
     names = []
     for name in module.__all__:
         value = getattr(module, name)

@@ -68,7 +68,7 @@ def draw_room(axes: Axes, room: tuple[str, str, str, float, float, float, str]) 
 
 
 def draw_way(axes: Axes) -> None:
-    """The way of a minibatch: from the loop to the plates, the bound, and back to the rows."""
+    """The way of a minibatch: from the loop to plates, bound, and back to the rows."""
     steps = [
         (7.25, "1  the loop hands a minibatch to the step"),
         (3.3, "2  its labels, and a draw, say which rows exist"),

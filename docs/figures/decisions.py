@@ -73,7 +73,10 @@ def main() -> None:
     axes.text(
         8.3, 1.6, "and in any model with classes", ha="center", va="center", fontsize=9
     )
-    extras = "a learned scale:           not_centred\na posterior that matters:  AutoRowNormal"
+    extras = (
+        "a learned scale:           not_centred\n"
+        "a posterior that matters:  AutoRowNormal"
+    )
     draw_answer(axes, 8.3, 1.05, extras)
     figure.savefig(Path(__file__).with_suffix(".png"), dpi=150, bbox_inches="tight")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw the picture of the README from recorded figures: ``python docs/figures/step_cost.py``.
+"""Draw the README's picture of recorded figures: ``python docs/figures/step_cost.py``.
 
-The figures are the medians that ``python -m benchmarks.step_cost`` printed on two CPU cores with
-JAX 0.12, the table of docs/measured_steps.md.
+The figures are the medians that ``python -m benchmarks.step_cost`` printed on two CPU
+cores with JAX 0.12, the table of docs/measured_steps.md.
 """
 
 from __future__ import annotations

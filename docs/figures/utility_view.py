@@ -36,7 +36,7 @@ def draw_noisy_utilities(axes: Axes) -> None:
 
 
 def draw_posteriors(axes: Axes) -> None:
-    """Posterior of the chosen class's error, and the q that ``sample_choice`` keeps for it."""
+    """Posterior of the chosen class's error, and the q that ``sample_choice`` keeps."""
     for noise, color in (("gumbel", "C0"), ("normal", "C1"), ("logistic", "C2")):
         distances = UTILITIES[CHOSEN] - UTILITIES
         weights = (jnp.arange(len(UTILITIES)) != CHOSEN).astype(float)
@@ -75,7 +75,7 @@ def log_normal_q(noise: str) -> Array:
 
 
 def draw_bound(axes: Axes) -> None:
-    """The softmax bound as a function of u, exact and on subsets of two other classes."""
+    """The softmax bound as a function of u, exact and on subsets of two others."""
     log_prob = float(lc.UtilityCategorical(UTILITIES).log_prob(CHOSEN))
     u = jnp.linspace(0.0, 3.5, 200)
     others = [k for k in range(len(UTILITIES)) if k != CHOSEN]
