@@ -78,7 +78,8 @@ PROPOSALS: dict[str, Callable[[int], dict[str, Any]]] = {
     "uniform": lambda k: {},
     "frequency": lambda k: {"proposal": lc.FrequencyProposal(np.arange(1, k + 1))},
     "head": lambda k: {"proposal": lc.HeadProposal(np.arange(20))},
-    "per_observation": lambda k: {"per_observation": True},
+    "shared": lambda k: {"negatives": "shared"},
+    "own": lambda k: {"negatives": "own"},
 }
 
 
@@ -114,7 +115,7 @@ class Softmax:
             with lc.class_plate("classes", num_categories, y, NUM_SAMPLED, **options) as classes:
                 w = numpyro.sample("w", dist.Normal(0, 1).expand([NUM_FEATURES]).to_event(1))
             with lc.data_plate("data", NUM_ROWS, rows) as rows:
-                utilities = jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))
+                utilities = classes.utilities(jnp.dot, (x,), (w,))
                 lc.sample_choice("y", utilities, classes=classes, rows=rows, noise=noise, obs=y)
 
         self.guide = AutoNormal(model)

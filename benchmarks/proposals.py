@@ -115,15 +115,14 @@ def ways_to_draw(problem: Problem) -> dict[str, Way]:
         "frequency": Way(NUM_SAMPLED, {"proposal": frequency[1.0]}),
         f"head of {NUM_HEAD}": Way(NUM_SAMPLED, {"proposal": head}),
         f"uniform, S = {NUM_SAMPLED + NUM_HEAD}": Way(NUM_SAMPLED + NUM_HEAD, {}),
-        "own of each observation": Way(NUM_SAMPLED, {"per_observation": True}),
+        "shared": Way(NUM_SAMPLED, {"negatives": "shared", "proposal": frequency[0.75]}),
+        "own of each observation": Way(NUM_SAMPLED, {"negatives": "own"}),
     }
 
 
 def utilities(x: Array, w: Array, b: Array, classes: lc.plates.ClassSubset) -> Array:
-    """Linear utilities, for classes shared by all observations or not."""
-    if not classes.per_observation:
-        return x @ w.T + b
-    return jnp.einsum("nd,nsd->ns", x, classes.by_observation(w)) + classes.by_observation(b)
+    """Linear utilities of the pairs that a way to draw asks for."""
+    return classes.utilities(lambda x, w, b: x @ w + b, (x,), (w, b))
 
 
 def model_of(way: Way, problem: Problem) -> Callable[..., None]:

@@ -56,7 +56,7 @@ def choice_model(noise="gumbel", **options):
         with lc.class_plate("classes", NUM_CATEGORIES, y, **options) as classes:
             w = numpyro.sample("w", dist.Normal(0, 1).expand([FEATURES]).to_event(1))
         with lc.data_plate("data", 10**6, rows) as rows:
-            utilities = jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))
+            utilities = classes.utilities(jnp.dot, (x,), (w,))
             lc.sample_choice("y", utilities, classes=classes, rows=rows, noise=noise, obs=y)
 
     return model
@@ -68,13 +68,14 @@ def proposals():
         "uniform": {},
         "frequency": {"proposal": lc.FrequencyProposal(counts)},
         "head": {"proposal": lc.HeadProposal(counts[:20])},
-        "per_observation": {"per_observation": True},
+        "shared": {"negatives": "shared"},
+        "own": {"negatives": "own"},
     }
 
 
 @pytest.mark.parametrize("noise", sorted(FAMILIES))
-@pytest.mark.parametrize("proposal", ["uniform", "frequency", "head", "per_observation"])
-@pytest.mark.some_cases(4)
+@pytest.mark.parametrize("proposal", ["uniform", "frequency", "head", "shared", "own"])
+@pytest.mark.some_cases(5)
 def test_of_a_step(proposal, noise):
     model = choice_model(noise, **proposals()[proposal])
 

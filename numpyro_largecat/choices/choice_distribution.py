@@ -99,6 +99,7 @@ class ChoiceDistribution(dist.Distribution):
         check_shape("`utilities`", utilities, (..., "K"), "the classes last", least=least)
         if classes is not None:
             _check_classes(classes, utilities)
+            utilities = classes.without_labels(utilities)
             if classes.kind == "full":
                 classes = None
         batch_shape = utilities.shape[:-1]

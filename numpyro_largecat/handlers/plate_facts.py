@@ -31,6 +31,7 @@ class PlateFacts:
         row_weights: Scale of each row, shape (M,), if the rows have one each: of class plates and
             entity plates.
         repeats: Whether a row may be there twice, as where each observation has its own classes.
+        num_scored: Of a class plate, the number of utilities that it gives one observation.
         labels: The classes, or entities, that a plate was asked for, as one axis; None if none
             were.
         reads: The classes that a class plate reads by id, as one axis, -1 for none; None if none
@@ -44,6 +45,7 @@ class PlateFacts:
     is_distinct: bool = False
     row_weights: Array | None = None
     repeats: bool = False
+    num_scored: int | None = None
     labels: Array | None = None
     reads: Array | None = None
     row_ids: Array | None = None

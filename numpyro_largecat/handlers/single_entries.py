@@ -27,9 +27,9 @@ def single_entries(fn: Callable[[], dict[str, tuple[Array, Array]]]) -> dict[str
     .. math:: \mathrm{result}_n = \mathrm{values}_{n,\, \mathrm{entry}_n}, \qquad
               (\mathrm{values}, \mathrm{entry}) = \mathrm{fn}()
 
-    Element-wise operations, broadcasts, transposes and matrix products of the last steps of ``fn``
-    are done for these entries alone: of the product of (N, D) and (D, M) only N inner products
-    remain. What comes before, and other operations, are computed whole.
+    Element-wise operations, broadcasts, transposes, joins and matrix products of the last steps of
+    ``fn`` are done for these entries alone: of the product of (N, D) and (D, M) only N inner
+    products remain, N for each of the arrays that are joined. What comes before, and other operations, are computed whole.
 
     This reads the traced program, since a model forms its utilities as it likes and there is no
     statement that could ask it for the utility of one class of each observation.
@@ -133,9 +133,24 @@ def _new_entries(node: _Node, index: Index, done: dict[Any, Array]) -> Array:
         axes = eqn.params["broadcast_dimensions"]
         spread = _unspread(inputs[0], tuple(index[axis] for axis in axes))
         return jnp.broadcast_to(_entries(inputs[0], spread, done), index[0].shape)
+    if name == "concatenate":
+        return _of_parts(inputs, eqn.params["dimension"], index, done)
     if name == "dot_general":
         return _inner_products(node, index)
     return node.whole()[index]
+
+
+def _of_parts(parts: list[_Node], axis: int, index: Index, done: dict[Any, Array]) -> Array:
+    """Entries of arrays that stand one after the other on ``axis``."""
+    found, place = None, index[axis]
+    for part in parts:
+        size = part.shape[axis]
+        inside = (*index[:axis], jnp.clip(place, 0, size - 1), *index[axis + 1 :])
+        entries = _entries(part, inside, done)
+        found = entries if found is None else jnp.where(place >= 0, entries, found)
+        place = place - size
+    assert found is not None
+    return found
 
 
 def _unspread(node: _Node, index: Index) -> Index:

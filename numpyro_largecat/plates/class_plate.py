@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,19 +19,21 @@ from numpyro_largecat.ops.subsampling import sorted_distinct
 from numpyro_largecat.plates.class_proposal import ClassProposal, draw_others
 from numpyro_largecat.plates.class_subset import (
     ClassSubset,
+    Negatives,
+    batch_subset,
     check_labels,
     check_num_sampled,
     chunk_subset,
     full_subset,
-    labels_of_each_subset,
     labels_subset,
-    per_observation_subset,
+    own_labels_subset,
+    own_subset,
     shared_subset,
 )
 from numpyro_largecat.plates.indexed_plate import indexed_plate
 from numpyro_largecat.plates.read_classes import checked_reads, with_read_rows
 from numpyro_largecat.plates.rows_by_id import KnownIds, ReadRows, reverse_if
-from numpyro_largecat.plates.uniform_classes import DrawnClasses, draw_per_observation
+from numpyro_largecat.plates.uniform_classes import DrawnClasses, draw_own
 
 
 class class_plate(indexed_plate):
@@ -67,13 +69,18 @@ class class_plate(indexed_plate):
     frequency, ``HeadProposal`` always takes the most frequent classes, and an object of your own
     does as ``ClassProposal`` says. Labels have weight 1 all the same, and the sums stay unbiased.
 
-    **Classes of each observation.** By default observations share their classes, so that the labels
-    of others are exact negatives for an observation, and utilities are one matrix product. With
-    ``per_observation=True`` each observation n has, as in the paper, its label and S classes of its
-    own, drawn from the K - 1 others, with weights 1 and about (K - 1) / S in its likelihood; prior
-    and KL terms take the mean over observations of these estimates. It costs more and has a higher
-    variance; see ``python -m benchmarks.proposals``. The model then forms utilities by
-    ``jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))``.
+    **Negatives.** By default, ``negatives="batch"``, the label of an observation is compared with
+    all that the plate holds, so that labels of others are exact negatives, in one matrix product of
+    B and B + S rows. With "shared" it is compared with the S drawn classes alone, which then come
+    from all K, with weights of about K / S (those of a proposal), and 0 where one is the label
+    itself: B (1 + S) pairs, so that a step takes less time, with somewhat more noise. Prior and KL
+    terms have weight 1 for labels, and a drawn class stands for those that are not labels. With
+    "own" each observation n has, as in the paper, its label and S classes of its own, drawn from
+    the K - 1 others, with weights 1 and about (K - 1) / S in its likelihood; prior and KL terms
+    take the mean over observations of these estimates. It costs most and has the highest variance;
+    see ``python -m benchmarks.proposals``. For "shared" and "own" the model says what the utility
+    of one pair is, ``classes.utilities(lambda x, w, b: x @ w + b, (x,), (w, b))``, which serves for
+    all three.
 
     **What a row may depend on:** its own rows of other sites and parameters, and what is outside of
     the plate. A place or a sum over the plate is one over the classes of the step: for a reference
@@ -82,32 +89,32 @@ class class_plate(indexed_plate):
     Shapes: the plate has M = min(B, K) + S rows, B the number of labels, and min(R, K) more for R
     ids that are read. Repeated labels leave padded rows, which have weight 0 and repeat a valid
     class; nothing is written to them. With a ``proposal`` S is the number of classes that it
-    returns, H more for a head of H. With ``per_observation`` the plate has M = B (1 + S) rows, in
+    returns, H more for a head of H. With "own" negatives the plate has M = B (1 + S) rows, in
     which a class may be several times.
 
     Cost: O(S sqrt(B) + B log B) time and O(S + B) memory, whatever ``num_categories``, and as much
-    for R as for B; a proposal says its own. With ``per_observation`` O(B S) time and O(B S) memory.
+    for R as for B; a proposal says its own. With "own" negatives O(B S) time and O(B S) memory.
 
     Args:
         name: Name of the plate.
         num_categories: Number of classes K, a Python int in [2, 2**31).
-        labels: Classes that must be present, integers in [0, K), any shape, (B,) with
-            ``per_observation``: the labels of the minibatch. Under ``jit`` their values cannot be
+        labels: Classes that must be present, integers in [0, K), any shape, (B,) with "shared" and
+            "own" negatives: the labels of the minibatch. Under ``jit`` their values cannot be
             checked; a bad label then makes the log probability NaN.
         num_sampled: Number of other classes S, a Python int in [1, K - 1] (K without labels).
         proposal: How to draw the other classes, an object with the method of ``ClassProposal``.
             None draws uniformly. Not used where ``num_sampled`` is left out.
         reads: Classes that are read by id, integers in [0, K), or -1 for none: an array, or a tuple
             of arrays, of any shapes. A guide that opens the plate itself needs them too.
-        per_observation: Whether each observation draws classes of its own.
+        negatives: What the label of an observation is compared with: "batch", "shared" or "own".
         dim: Batch dimension of the plate, negative; the rightmost free one by default.
 
     Raises:
         TypeError: If ``labels`` are not integers, a count is not a Python int, or ``proposal`` has
             no method ``draw``.
         ValueError: If a count or a label is out of range, if the guide opened a plate of the same
-            name that holds other rows, or if ``per_observation`` comes with a ``proposal``, with
-            ``reads``, without labels or with labels of several axes.
+            name that holds other rows, if "shared" or "own" negatives come with ``reads``, without
+            labels or with labels of several axes, or "own" ones with a ``proposal``.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro
@@ -121,7 +128,7 @@ class class_plate(indexed_plate):
 
     References:
         Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, section 2.1 ("reduce"),
-        and Algorithm 1 (``per_observation``).
+        and Algorithm 1 ("own" negatives).
     """
 
     def __init__(
@@ -133,11 +140,11 @@ class class_plate(indexed_plate):
         *,
         proposal: ClassProposal | None = None,
         reads: ArrayLike | Sequence[ArrayLike] | None = None,
-        per_observation: bool = False,
+        negatives: Negatives = "batch",
         dim: int | None = None,
     ) -> None:
         num_categories = check_count("num_categories", num_categories, 2)
-        _check_layout(name, labels, proposal, reads, per_observation)
+        _check_layout(name, labels, proposal, reads, negatives)
         if labels is not None:
             check_labels(name, labels, num_categories)
             labels = jnp.ravel(as_ids(labels))
@@ -146,14 +153,15 @@ class class_plate(indexed_plate):
         if num_sampled is not None:
             num_sampled = check_num_sampled(num_sampled, num_categories, labels)
         self.classes, is_shared = _choose_classes(
-            name, num_categories, labels, num_sampled, proposal, reads, per_observation
+            name, num_categories, labels, num_sampled, proposal, reads, negatives
         )
         is_full = self.classes.kind == "full"
         facts = PlateFacts(
             "classes",
             is_full=is_full,
             row_weights=None if is_full else self.classes.row_weights,
-            repeats=self.classes.per_observation,
+            repeats=self.classes.negatives == "own",
+            num_scored=self.classes.weights.shape[0],
             labels=labels,
             reads=reads,
         )
@@ -191,27 +199,32 @@ def _check_layout(
     labels: ArrayLike | None,
     proposal: ClassProposal | None,
     reads: Any,
-    per_observation: bool,
+    negatives: str,
 ) -> None:
+    if negatives not in get_args(Negatives):
+        raise ValueError(
+            f'`negatives` of plate \'{name}\' must be "batch", "shared" or "own"; got '
+            f"{negatives!r}."
+        )
     if proposal is not None and (isinstance(proposal, type) or not hasattr(proposal, "draw")):
         got = f"the class {proposal.__name__}" if isinstance(proposal, type) else type(proposal)
         raise TypeError(
             f"`proposal` of plate '{name}' must be an object with a method `draw`, such as "
             f"lc.FrequencyProposal(counts); got {got}."
         )
-    if per_observation and proposal is not None:
+    if negatives == "own" and proposal is not None:
         raise ValueError(
-            f"plate '{name}': with per_observation=True classes are drawn uniformly; leave out "
+            f"plate '{name}': with negatives=\"own\" classes are drawn uniformly; leave out "
             f"`proposal`, or share the classes; got {proposal!r}."
         )
-    if per_observation and reads is not None:
+    if negatives != "batch" and reads is not None:
         raise ValueError(
-            f"plate '{name}': `reads` need classes that all observations share; leave out "
-            "`per_observation`, or read from an entity plate with a table of its own."
+            f"plate '{name}': `reads` need negatives=\"batch\"; leave out `negatives`, or read "
+            "from an entity plate with a table of its own."
         )
-    if per_observation and labels is not None and np.ndim(labels) != 1:
+    if negatives != "batch" and labels is not None and np.ndim(labels) != 1:
         raise ValueError(
-            f"`labels` of plate '{name}' must have shape (B,) with per_observation=True; "
+            f"`labels` of plate '{name}' must have shape (B,) with negatives=\"{negatives}\"; "
             f"got shape {np.shape(labels)}."
         )
 
@@ -223,7 +236,7 @@ def _choose_classes(
     num_sampled: int | None,
     proposal: ClassProposal | None,
     reads: Array | None,
-    per_observation: bool,
+    negatives: Negatives,
 ) -> tuple[ClassSubset, bool]:
     """Make the subset, and say whether a handler gave the random part of it."""
     if num_sampled is None:
@@ -232,30 +245,34 @@ def _choose_classes(
         if reply.request.is_chosen:
             return _chosen_subset(name, reply, num_categories, reads), True
         return replace(subset, name=name, outer_name=reply.plate), reply.is_shared
-    given = jnp.zeros(0, jnp.int32) if labels is None else as_ids(labels)
-    distinct = sorted_distinct(given, num_categories)[:num_categories]  # K at most
-    present = given if per_observation else distinct
+    none = jnp.zeros(0, jnp.int32)
+    given = none if labels is None else as_ids(labels)
+    present = sorted_distinct(given, num_categories)[:num_categories]  # K at most
 
     def draw(rng_key: Array | None) -> DrawnClasses:
         if rng_key is None:
             raise _no_key(name)
-        if not per_observation:
-            return draw_others(proposal, rng_key, present, num_categories, num_sampled)
-        if labels is None:
-            raise _no_labels(name)
-        return draw_per_observation(rng_key, present, num_categories, num_sampled)
+        if labels is None and negatives != "batch":
+            raise _no_labels(name, negatives)
+        if negatives == "own":
+            return draw_own(rng_key, given, num_categories, num_sampled)
+        taken = present if negatives == "batch" else none
+        return draw_others(proposal, rng_key, taken, num_categories, num_sampled)
 
     reply = ask_for_rows(name, num_categories, None, draw, source="drawn classes")
     if reply.request.is_chosen:
         return _chosen_subset(name, reply, num_categories, reads), True
     if reply.request.is_read:
         also = reply.request.also
-        subset = _read_subset(labels, reads, also, num_categories, per_observation)
+        subset = _read_subset(labels, reads, also, num_categories, negatives)
         return replace(subset, name=name, outer_name=reply.plate), True
-    join = per_observation_subset if per_observation else shared_subset
     drawn, is_reversed = DrawnClasses(*reply.value), reply.request.is_reversed
     drawn = DrawnClasses(*reverse_if(is_reversed, *drawn))
-    subset = join(present, drawn, num_categories)
+    if negatives == "shared":
+        subset = shared_subset(given, present, drawn, num_categories)
+    else:
+        join, own = (batch_subset, present) if negatives == "batch" else (own_subset, given)
+        subset = join(own, drawn, num_categories)
     if reads is not None:
         subset = with_read_rows(subset, reads, is_reversed=is_reversed)
     return replace(subset, name=name, outer_name=reply.plate), reply.is_shared
@@ -276,13 +293,13 @@ def _read_subset(
     reads: Array | None,
     also: Array | None,
     num_categories: int,
-    per_observation: bool,
+    negatives: Negatives,
 ) -> ClassSubset:
     """The classes that a model asks for by its labels or by id, or all classes."""
     if labels is None and reads is None:
         return full_subset(num_categories)
-    if labels is not None and per_observation:
-        return labels_of_each_subset(labels, num_categories)
+    if labels is not None and negatives == "own":
+        return own_labels_subset(labels, num_categories)
     asked = jnp.concatenate([ids for ids in (labels, reads, also) if ids is not None])
     subset = labels_subset(asked, num_categories)
     if reads is None or subset.labels is None:
@@ -298,8 +315,8 @@ def _no_key(name: str) -> ValueError:
     )
 
 
-def _no_labels(name: str) -> ValueError:
+def _no_labels(name: str, negatives: str) -> ValueError:
     return ValueError(
-        f"`labels` of plate '{name}' are needed with per_observation=True, one for each "
+        f"`labels` of plate '{name}' are needed with negatives=\"{negatives}\", one for each "
         "observation; got None."
     )

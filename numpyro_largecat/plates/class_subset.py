@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +26,22 @@ from numpyro_largecat.plates.rows_by_id import ReadRows, take_rows
 from numpyro_largecat.plates.uniform_classes import DrawnClasses
 
 _ROWS_FIRST = "the rows of the class plate first"
+# What an observation's label is compared with, see ``class_plate``.
+Negatives = Literal["batch", "shared", "own"]
+
+
+class SharedNegatives(NamedTuple):
+    """The drawn classes that all observations share, each beside the label of its own."""
+
+    label_rows: Array  # (B,), rows of the labels of the observations
+    drawn_rows: Array  # (S,), rows of the drawn classes, those of labels where they are labels
+    row_weights: Array  # (M,), weights of all rows of the plate in prior and KL terms
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("indices", "weights", "labels", "reads"),
-    meta_fields=("num_categories", "kind", "per_observation", "name", "outer_name"),
+    data_fields=("indices", "weights", "labels", "reads", "shared"),
+    meta_fields=("num_categories", "kind", "negatives", "name", "outer_name"),
 )
 @dataclass(frozen=True)
 class ClassSubset:
@@ -40,22 +51,25 @@ class ClassSubset:
         indices: Class of each row of the plate, shape (M,), integers in [0, K). Use it to gather
             features of the classes.
         weights: Weight of each class in the likelihood of an observation, on the last axis as in
-            ``utilities``: shape (M,), or (1 + S,) with ``per_observation``, or without the rows
-            that are only read. For any f, the sum of
+            ``utilities``: shape (M,), without the rows that are only read, or (1 + S,) with
+            "shared" or "own" ``negatives``, the label first. For any f, the sum of
             ``weights[m] * f(classes of an observation[m])`` estimates the sum of f over all K
-            classes without bias. A padded row has weight 0.
+            classes without bias; a shared negative that is the label of an observation does not
+            count there. A padded row has weight 0.
         labels: The distinct labels, sorted, then padding equal to K, shape (min(B, K),), which are
-            the first rows of the plate. With ``per_observation`` the labels as they were given.
-            None for all classes, and for consecutive ones.
+            the first rows of the plate. With "shared" or "own" ``negatives`` the labels as they
+            were given. None for all classes, and for consecutive ones.
         num_categories: Number of classes K.
         kind: "full" for all K classes in order, "sample" for a weighted subset. Classes that stand
             for no others are "chunk" for those chosen by ``class_chunk``, and "labels" for the
             labels alone, as predictions read them.
-        per_observation: Whether each observation has classes of its own: rows n (1 + S) to
-            (n + 1) (1 + S) of the plate are those of observation n, its label first.
+        negatives: What the label of an observation is compared with, see ``class_plate``. With
+            "own" ones rows n (1 + S) to (n + 1) (1 + S) of the plate are those of observation n,
+            its label first.
         name: Name of the plate.
         outer_name: Its name as handlers further out see it: ``numpyro.handlers.scope`` renames it.
         reads: What ``rows_of`` finds: the distinct ids of ``reads`` and where their rows are.
+        shared: Where the rows of labels and of shared negatives are.
 
     Example:
         >>> import jax.numpy as jnp
@@ -70,9 +84,10 @@ class ClassSubset:
     labels: Array | None
     num_categories: int
     kind: Literal["full", "sample", "chunk", "labels"]
-    per_observation: bool = False
+    negatives: Negatives = "batch"
     name: str = ""
     reads: ReadRows | None = None
+    shared: SharedNegatives | None = None
     outer_name: str = ""
 
     @property
@@ -84,20 +99,22 @@ class ClassSubset:
     def row_weights(self) -> Array:
         """Weight of each row of the plate, shape (M,), as prior and KL terms have them.
 
-        With ``per_observation`` the mean of the observations' estimates is the estimate.
+        With negatives of their own the mean of the observations' estimates is the estimate.
         """
         if self.reads is not None:
             return self.reads.row_weights
-        if not self.per_observation:
+        if self.shared is not None:
+            return self.shared.row_weights
+        if self.negatives != "own":
             return self.weights
         num_observations = self.indices.shape[0] // self.weights.shape[0]
         return jnp.tile(self.weights / num_observations, num_observations)
 
     def place(self, value: Array) -> Array:
-        """Place of each class in ``value`` among the rows of the plate.
+        """Place of each class in ``value`` among the columns of the utilities.
 
-        With ``per_observation``, among the classes of its observation. Only for classes that
-        ``holds`` is true of. Where all classes are there, a class is its own place.
+        They are the rows of the plate, or those of one observation, its label first. Only for
+        classes that ``holds`` is true of. Where all classes are there, a class is its own place.
 
         Cost: O(sqrt(B)) for each class.
 
@@ -113,7 +130,7 @@ class ClassSubset:
                 "of a choice does in predictions. Tell the plate which classes are read by id, "
                 "`lc.class_plate(..., reads=ids)`, and read `classes.rows_of(values, ids)`."
             )
-        if self.per_observation:
+        if self.negatives != "batch":
             return jnp.zeros(jnp.shape(value), jnp.int32)
         _refuse_steps(self.labels)
         return place_among(value, self.labels)
@@ -121,12 +138,12 @@ class ClassSubset:
     def holds(self, value: Array) -> Array:
         """Whether each class in ``value`` is among the labels, and so has a row of weight 1.
 
-        With ``per_observation``, whether it is the label of its observation. Where the plate has no
-        labels, whether the class is there.
+        With "shared" or "own" ``negatives``, whether it is the label of its observation. Where the
+        plate has no labels, whether the class is there.
         """
         if self.labels is None:
             return jnp.isin(value, self.indices)
-        if self.per_observation:
+        if self.negatives != "batch":
             return self.labels == value
         _refuse_steps(self.labels)
         return is_among(value, self.labels)
@@ -190,32 +207,106 @@ class ClassSubset:
         check_shape("`rows`", rows, (num_rows, *np.shape(rows)[1:]), _ROWS_FIRST)
         return rows if self.reads is None else rows[: self.weights.shape[0]]
 
-    def by_observation(self, rows: Array) -> Array:
-        """Give each observation the rows of its own classes.
+    def utilities(
+        self, function: Callable[..., Any], observations: Sequence[Any], rows: Sequence[Any]
+    ) -> Array:
+        r"""Evaluate utilities of the pairs of an observation and a class that a step asks for.
 
-        A model whose plate may be ``per_observation`` forms utilities such as
-        ``jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))``. Where the classes are shared by
-        all observations, as they are in prediction, the first axis has size 1 and broadcasts.
+        .. math:: \psi_{nm} = \mathrm{function}(\mathrm{observations}_n, \mathrm{rows}_m)
 
-        Shapes: (M, ...) to (B, 1 + S, ...), or to (1, M, ...) if the classes are shared.
+        The plate knows the pairs: all of them with "batch" ``negatives``, with all classes, and in
+        predictions; the label and the negatives of each observation with others. A model that says
+        what the utility of one pair is can therefore be fitted with any ``negatives``.
 
-        Cost: O(1), a reshape.
+        Shapes: (B, C), C the number of ``weights``; the label is first with "shared" and "own".
+
+        Cost: that of these pairs, B C. Where the function is an inner product and a sum, pairs with
+        classes that observations share are one matrix product.
+
+        Args:
+            function: Utility of one class for one observation, a scalar, in nats: a function of the
+                entries of ``observations`` without their first axis, and then of those of ``rows``
+                without theirs. It may read values from outside that have neither axis.
+            observations: Arrays (or trees of arrays) with an observation on each entry of the first
+                axis, (B, ...).
+            rows: Arrays (or trees) with the M rows of the plate on their first axis, as sites in
+                the plate and ``indices`` have them.
 
         Raises:
-            ValueError: If ``rows`` has not the M rows of the plate on its first axis.
+            ValueError: If ``rows`` have not the M rows of the plate first, ``observations`` not one
+                entry for each label of the plate, or the function gives no scalar.
 
         Example:
-            >>> import jax.numpy as jnp, numpyro
+            >>> import jax.numpy as jnp
             >>> import numpyro_largecat as lc
-            >>> with numpyro.handlers.seed(rng_seed=0):
-            ...     plate = lc.class_plate("k", 9, jnp.array([4, 2]), 3, per_observation=True)
-            >>> plate.classes.by_observation(plate.classes.indices)[:, 0].tolist()
-            [4, 2]
+            >>> classes = lc.class_plate("classes", 3).classes
+            >>> x, w, b = jnp.ones((4, 2)), jnp.eye(3, 2), jnp.arange(3.0)
+            >>> classes.utilities(lambda x, w, b: x @ w + b, (x,), (w, b))[0].tolist()
+            [1.0, 2.0, 2.0]
         """
-        num_rows = self.indices.shape[0]
-        check_shape("`rows`", rows, (num_rows, *np.shape(rows)[1:]), _ROWS_FIRST)
-        num_together = self.weights.shape[0] if self.per_observation else num_rows
-        return rows.reshape(num_rows // num_together, num_together, *rows.shape[1:])
+        num_observations = self._check_pairs(observations, rows)
+        in_axes = (*(0 for _ in observations), *(None for _ in rows))
+        per_observation = jax.vmap(_scalar(function), in_axes)
+        over_rows = (*(None for _ in observations), *(0 for _ in rows))
+        if self.negatives == "batch":
+            scored = jax.tree.map(self.scored, tuple(rows))
+            return jax.vmap(per_observation, over_rows, out_axes=1)(*observations, *scored)
+        if self.shared is None:
+            shape = (num_observations, self.weights.shape[0])
+            own = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), tuple(rows))
+            of_one = jax.vmap(_scalar(function), over_rows)
+            return jax.vmap(of_one)(*observations, *own)
+        labels, drawn = (
+            jax.tree.map(lambda x, place=place: x[place], tuple(rows))
+            for place in (self.shared.label_rows, self.shared.drawn_rows)
+        )
+        of_labels = jax.vmap(_scalar(function))(*observations, *labels)
+        of_drawn = jax.vmap(per_observation, over_rows, out_axes=1)(*observations, *drawn)
+        return jnp.concatenate([of_labels[:, None], of_drawn], axis=1)
+
+    def _check_pairs(self, observations: Sequence[Any], rows: Sequence[Any]) -> int:
+        """Check the axes of ``utilities``; return the number of observations."""
+        leaves = jax.tree.leaves(tuple(observations))
+        for name, value, size in (
+            *(("rows", value, self.indices.shape[0]) for value in jax.tree.leaves(tuple(rows))),
+            *(("observations", value, self._num_observations(leaves)) for value in leaves),
+        ):
+            first = _ROWS_FIRST if name == "rows" else "an entry for each observation first"
+            check_shape(f"`{name}`", value, (size, *np.shape(value)[1:]), first)
+        return self._num_observations(leaves)
+
+    def _num_observations(self, observations: Sequence[Any]) -> int:
+        """Number of labels of the plate, or of entries of the first array."""
+        if self.negatives != "batch" and self.labels is not None:
+            return self.labels.shape[0]
+        return np.shape(observations[0])[0] if observations and np.ndim(observations[0]) else 0
+
+    def without_labels(self, utilities: Array) -> Array:
+        """Take a shared negative that is an observation's label from its alternatives, by -inf.
+
+        Shapes: (..., B, 1 + S), as they come.
+
+        Raises:
+            ValueError: If there is no row of utilities for each label.
+        """
+        if self.shared is None or self.labels is None:
+            return utilities
+        wanted = (..., self.labels.shape[0], self.weights.shape[0])
+        check_shape("`utilities`", utilities, wanted, "a row for each label of the class plate")
+        is_label = self.shared.drawn_rows == self.shared.label_rows[:, None]
+        is_own = jnp.pad(is_label, ((0, 0), (1, 0)))  # but for the label's own column
+        return jnp.where(is_own, -jnp.inf, utilities)
+
+
+def _scalar(function: Callable[..., Any]) -> Callable[..., Array]:
+    """Refuse a function whose value is no scalar."""
+
+    def checked(*arguments: Any) -> Array:
+        utility = jnp.asarray(function(*arguments))
+        check_shape("`function(observation, row)`", utility, (), "the utility of one class")
+        return utility
+
+    return checked
 
 
 def _refuse_steps(labels: Array) -> None:
@@ -228,7 +319,7 @@ def _refuse_steps(labels: Array) -> None:
 
 
 @partial(jax.jit, static_argnums=2)
-def shared_subset(present: Array, others: DrawnClasses, num_categories: int) -> ClassSubset:
+def batch_subset(present: Array, others: DrawnClasses, num_categories: int) -> ClassSubset:
     """Join sorted distinct labels, of weight 1, and drawn classes, which stand for all others."""
     weights = (present < num_categories).astype(others.weights.dtype)
     indices = jnp.concatenate([present, others.classes])
@@ -241,8 +332,35 @@ def shared_subset(present: Array, others: DrawnClasses, num_categories: int) -> 
     )
 
 
+@partial(jax.jit, static_argnums=3)
+def shared_subset(
+    labels: Array, present: Array, drawn: DrawnClasses, num_categories: int
+) -> ClassSubset:
+    r"""Compare each label with the same classes, drawn from all K.
+
+    With drawn classes d and their weights v, the sum over the classes other than the label y of an
+    observation, and that over all classes in prior and KL terms, for the distinct labels L, are
+
+    .. math::
+        \sum_{k \ne y} f(k) = E \sum_s v_s \, [d_s \ne y] \, f(d_s), \qquad
+        \sum_k f(k) = \sum_{k \in L} f(k) + E \sum_s v_s \, [d_s \notin L] \, f(d_s).
+
+    A class that is drawn and a label has one row. ``present`` are the sorted distinct labels.
+    """
+    rows = batch_subset(present, drawn, num_categories)
+    is_label = is_among(drawn.classes, present)
+    places = present.shape[0] + jnp.arange(drawn.classes.shape[0], dtype=jnp.int32)
+    shared = SharedNegatives(
+        place_among(labels, present),
+        jnp.where(is_label, place_among(drawn.classes, present), places),
+        rows.weights.at[present.shape[0] :].multiply(~is_label),
+    )
+    weights = jnp.append(jnp.ones(1, drawn.weights.dtype), drawn.weights)
+    return replace(rows, weights=weights, labels=labels, negatives="shared", shared=shared)
+
+
 @partial(jax.jit, static_argnums=2)
-def per_observation_subset(labels: Array, others: DrawnClasses, num_categories: int) -> ClassSubset:
+def own_subset(labels: Array, others: DrawnClasses, num_categories: int) -> ClassSubset:
     """Join each label, of weight 1, and the classes drawn for its observation, shape (B, S)."""
     indices = jnp.concatenate([labels[:, None], others.classes], axis=1)
     return ClassSubset(
@@ -251,7 +369,7 @@ def per_observation_subset(labels: Array, others: DrawnClasses, num_categories: 
         labels,
         num_categories,
         "sample",
-        per_observation=True,
+        negatives="own",
     )
 
 
@@ -265,13 +383,13 @@ def labels_subset(asked: Array, num_categories: int) -> ClassSubset:
     others = DrawnClasses(
         jnp.full(1, num_categories - 1), jnp.where(is_whole, 0.0, jnp.full(1, jnp.nan))
     )
-    return replace(shared_subset(present, others, num_categories), kind="labels")
+    return replace(batch_subset(present, others, num_categories), kind="labels")
 
 
-def labels_of_each_subset(labels: Array, num_categories: int) -> ClassSubset:
+def own_labels_subset(labels: Array, num_categories: int) -> ClassSubset:
     """Hold the label of each observation, and one row for all others, of weight NaN."""
     others = DrawnClasses(jnp.zeros((*labels.shape, 1), labels.dtype), jnp.full(1, jnp.nan))
-    return replace(per_observation_subset(labels, others, num_categories), kind="labels")
+    return replace(own_subset(labels, others, num_categories), kind="labels")
 
 
 def chunk_subset(classes: Array, num_categories: int) -> ClassSubset:

@@ -44,9 +44,7 @@ def draw_uniform(
 
 
 @partial(jax.jit, static_argnums=(2, 3))
-def draw_per_observation(
-    rng_key: Array, labels: Array, num_categories: int, num_sampled: int
-) -> DrawnClasses:
+def draw_own(rng_key: Array, labels: Array, num_categories: int, num_sampled: int) -> DrawnClasses:
     """Draw for each label one class from each of S intervals of the other K - 1 classes.
 
     Shapes: classes (B, S); weights (S,), the same for each observation.

@@ -156,12 +156,8 @@ def _subsets(sites: Sites, size: int) -> Iterator[str]:
     for name, facts in class_plates(sites).items():
         if facts.row_weights is None:
             continue
-        together = facts.row_weights.shape[0]
-        if facts.labels is not None and facts.repeats:
-            together //= facts.labels.shape[0]
-        num_categories = sites[name]["args"][0]
-        num_read = 0 if facts.reads is None else min(facts.reads.shape[0], num_categories)
-        if size in (together, together - num_read) and size != num_categories:
+        of_subset = (facts.row_weights.shape[0], facts.num_scored)
+        if size in of_subset and size != sites[name]["args"][0]:
             yield name
 
 

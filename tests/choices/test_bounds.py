@@ -179,7 +179,7 @@ def test_each_observation_may_have_its_own_classes(make):
     """Its label comes first, and 49 other classes are represented by five, of weight 10 or 9."""
     labels = jnp.array([4, 1, 4])
     with handlers.seed(rng_seed=0):
-        plate = lc.class_plate("classes", 50, labels, num_sampled=5, per_observation=True)
+        plate = lc.class_plate("classes", 50, labels, num_sampled=5, negatives="own")
     found = make(UTILITIES, plate.classes).log_prob(labels)
     weights = np.array([1.0, 10, 10, 10, 10, 9])
     expected = {

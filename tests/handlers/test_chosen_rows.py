@@ -96,13 +96,12 @@ def test_rows_that_the_fit_has_not_seen_have_no_latent_values():
     assert sites["read"]["value"].tolist() == [40, 20]
 
 
-@pytest.mark.parametrize("per_observation", [False, True])
-def test_labels_that_are_read_alone_are_a_kind_of_their_own(per_observation):
+@pytest.mark.parametrize("negatives", ["batch", "shared", "own"])
+def test_labels_that_are_read_alone_are_a_kind_of_their_own(negatives):
     """They are no chunk: a label is found among them, but no sum over classes is known."""
     labels = np.array([4, 2, 4])
     with only_read(is_choice=is_choice):
-        options = {"per_observation": per_observation}
-        classes = lc.class_plate("rows", 10, labels, 3, **options).classes
+        classes = lc.class_plate("rows", 10, labels, 3, negatives=negatives).classes
         whole = lc.class_plate("rows", 10, None, 3).classes
     assert (classes.kind, whole.kind) == ("labels", "full")
     assert classes.is_part and not whole.is_part

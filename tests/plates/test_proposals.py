@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws of classes by frequency, with a fixed head, by a user's rule, or for each observation."""
+"""Draws of classes by frequency, with a fixed head or by a user's rule, in fits too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
-from scipy.stats import norm
 
 import numpyro_largecat as lc
 from numpyro_largecat.plates.frequency_proposal import FrequencyProposal
@@ -23,20 +22,16 @@ from numpyro_largecat.plates.head_proposal import HeadProposal
 from tests import reference
 from tests.memory import temp_bytes
 from tests.models import class_points_of
+from tests.plates.many_draws import (
+    LABELS,
+    K,
+    assert_means,
+    draw_classes,
+    draw_often,
+    weight_of_each_class,
+)
 
-# How often a correct program fails a random check; a check compares about 400 means, with the
-# standard errors of many draws, which are close to Normal.
-FALSE_ALARM = 1e-5
-STANDARD_ERRORS = norm.isf(FALSE_ALARM / 2 / 400)
-
-K = 9
 COUNTS = np.array([100, 40, 10, 1, 3, 20, 2, 7, 1])  # very uneven
-LABELS = {
-    "all equal": [3, 3, 3, 3],
-    "all distinct": [0, 8, 2, 5],
-    "repeated": [0, 6, 6, 0],
-    "rare and frequent": [0, 3, 3, 3],
-}
 
 
 class WithRepeats:
@@ -56,37 +51,6 @@ PROPOSALS = {
     "a user's own": WithRepeats(),
 }
 proposals = pytest.mark.parametrize("name", PROPOSALS)
-
-
-def draw_classes(rng_key, labels, num_sampled, **options):
-    num_categories = options.pop("num_categories", K)
-    with handlers.seed(rng_seed=rng_key):
-        return lc.class_plate("classes", num_categories, labels, num_sampled, **options).classes
-
-
-def draw_often(labels, num_sampled, repeats, **options):
-    """Subsets for each row of ``labels``, leading axes (len(labels), repeats)."""
-
-    @jax.jit
-    def draw(labels, keys):
-        return jax.vmap(lambda key: draw_classes(key, labels, num_sampled, **options))(keys)
-
-    keys = jax.random.split(jax.random.key(0), repeats)
-    return jax.vmap(draw, (0, None))(jnp.array(labels), keys)
-
-
-def weight_of_each_class(indices, weights, num_categories=K):
-    """Total weight of each class: the weighted sum of f is its product with f, whatever f."""
-    return jnp.zeros(num_categories).at[indices].add(weights)
-
-
-def assert_means(samples, expected, axis=0):
-    """Compare means over the draws with what they should be, by their standard errors."""
-    samples = np.asarray(samples, np.float64)
-    assert np.isfinite(samples).all()
-    error = samples.std(axis=axis, ddof=1) / np.sqrt(samples.shape[axis])
-    gap = np.abs(samples.mean(axis=axis) - expected)
-    assert (gap <= STANDARD_ERRORS * error + 1e-5 * (1 + np.abs(expected))).all()
 
 
 @cache
@@ -229,21 +193,6 @@ ERRORS = {
         TypeError,
         "`proposal` of plate 'classes' must be an object with a method `draw`.*got <class 'str'>",
     ),
-    "a proposal for each observation": (
-        lambda: draw_classes(0, np.array([4]), 3, proposal=WithRepeats(), per_observation=True),
-        ValueError,
-        "with per_observation=True classes are drawn uniformly; leave out `proposal`",
-    ),
-    "observations without labels": (
-        lambda: draw_classes(0, None, 3, per_observation=True),
-        ValueError,
-        "`labels` of plate 'classes' are needed with per_observation=True",
-    ),
-    "labels of two axes": (
-        lambda: draw_classes(0, np.array([[4]]), 3, per_observation=True),
-        ValueError,
-        r"`labels` of plate 'classes' must have shape \(B,\).*got shape \(1, 1\)",
-    ),
     "no weights": (
         lambda: draw_classes(0, None, 3, proposal=returning(jnp.ones(2, int))),
         TypeError,
@@ -313,68 +262,6 @@ def test_bad_arguments_are_refused(make, error, message):
         make()
 
 
-# Classes for each observation.
-
-
-@pytest.mark.parametrize("num_sampled", [2, K - 1])
-def test_each_observation_has_its_label_and_distinct_others(num_sampled):
-    labels = np.array(LABELS["repeated"])
-    drawn = draw_often([labels], num_sampled, 100, per_observation=True)
-    assert drawn.weights.shape == (1, 100, 1 + num_sampled)
-    np.testing.assert_allclose(drawn.weights[..., 0], 1)
-    np.testing.assert_allclose(drawn.weights[..., 1:], (K - 1) / num_sampled, rtol=1e-6)
-    sets = np.asarray(drawn.indices).reshape(100, 4, 1 + num_sampled)
-    assert (sets[..., 0] == labels).all()
-    assert all(len(set(row)) == 1 + num_sampled for row in sets.reshape(-1, 1 + num_sampled))
-
-
-@pytest.mark.parametrize("num_sampled", [1, 5])
-def test_the_mean_weight_of_each_class_is_one_for_each_observation(num_sampled):
-    """And in the plate, whose rows have the mean over observations of these weights."""
-    labels = np.array(list(LABELS.values()))
-    drawn = draw_often(labels, num_sampled, 4000, per_observation=True)
-
-    @jax.jit
-    @jax.vmap
-    @jax.vmap
-    def totals(classes):
-        own = jax.vmap(weight_of_each_class, (0, None))
-        by_observation = own(classes.by_observation(classes.indices), classes.weights)
-        return by_observation, weight_of_each_class(classes.indices, classes.row_weights)
-
-    by_observation, of_plate = totals(drawn)
-    assert by_observation.shape == (4, 4000, 4, K)
-    assert_means(by_observation, 1, axis=1)
-    assert_means(of_plate, 1, axis=1)
-
-
-def test_observations_draw_independently():
-    """Of 2000 pairs of sets of one draw each from 8, about one in eight is equal."""
-    drawn = draw_often([[4, 4]], 1, 2000, per_observation=True)
-    others = np.asarray(drawn.indices)[0].reshape(2000, 2, 2)[..., 1]
-    equal = (others[:, 0] == others[:, 1]).mean()
-    error = np.sqrt(1 / 8 * 7 / 8 / 2000)
-    assert abs(equal - 1 / 8) < norm.isf(FALSE_ALARM / 2) * error
-
-
-def test_place_and_holds_are_those_of_the_observation():
-    classes = draw_classes(0, np.array([4, 2, 4]), 3, per_observation=True)
-    assert classes.kind == "sample"
-    assert classes.place(jnp.array([4, 2, 4])).tolist() == [0, 0, 0]
-    assert classes.holds(jnp.array([4, 4, 2])).tolist() == [True, False, False]
-
-
-def test_rows_by_observation():
-    classes = draw_classes(0, np.array([4, 2]), 3, per_observation=True)
-    rows = jnp.arange(8 * 5).reshape(8, 5)
-    np.testing.assert_array_equal(classes.by_observation(rows), rows.reshape(2, 4, 5))
-    shared = draw_classes(0, np.array([4, 2]), 3)
-    assert shared.by_observation(jnp.zeros((5, 7))).shape == (1, 5, 7)
-    assert draw_classes(0, None, None).by_observation(jnp.zeros(K)).shape == (1, K)
-    with pytest.raises(ValueError, match=r"\(8, 5\), the rows of the class plate.*\(4, 5\)"):
-        classes.by_observation(rows[:4])
-
-
 # In likelihoods, guides and SVI.
 
 N, D, NUM_SAMPLED = 20, 2, 3
@@ -386,11 +273,15 @@ LAYOUTS = {
     "frequency": dict(proposal=PROPOSALS["frequency"]),
     "head": dict(proposal=PROPOSALS["head"]),
     "a user's own": dict(proposal=PROPOSALS["a user's own"]),
-    "for each observation": dict(per_observation=True),
+    "own": dict(negatives="own"),
+    "shared": dict(negatives="shared"),
+    "shared, by frequency": dict(negatives="shared", proposal=PROPOSALS["frequency"]),
+    "shared, with repeats": dict(negatives="shared", proposal=PROPOSALS["a user's own"]),
 }
 layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-two_layouts = pytest.mark.parametrize(
-    "layout", [LAYOUTS["frequency"], LAYOUTS["for each observation"]], ids=["frequency", "own"]
+SOME_LAYOUTS = ("frequency", "own", "shared, by frequency")
+some_layouts = pytest.mark.parametrize(
+    "layout", [LAYOUTS[name] for name in SOME_LAYOUTS], ids=SOME_LAYOUTS
 )
 
 
@@ -399,7 +290,7 @@ def open_classes(layout, y, num_sampled=NUM_SAMPLED):
 
 
 def utilities_of(x, w, classes):
-    return jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))
+    return classes.utilities(jnp.dot, (x,), (w,))
 
 
 def classifier(layout, num_sampled=NUM_SAMPLED):
@@ -454,7 +345,7 @@ def test_bounds_have_the_exact_ones_as_means(layout):
 
 
 @pytest.mark.slow
-@two_layouts
+@some_layouts
 def test_steps_follow_the_full_gradient(layout):
     """The mean step of the engine is the gradient of the ELBO over all classes.
 
@@ -478,7 +369,7 @@ def test_steps_follow_the_full_gradient(layout):
 
 
 @pytest.mark.slow
-@two_layouts
+@some_layouts
 def test_svi_of_numpyro_with_create_plates(layout):
     """A guide's copy of the plate and the model have the same rows."""
     model = classifier(layout)
@@ -495,7 +386,7 @@ def test_svi_of_numpyro_with_create_plates(layout):
 
 
 @pytest.mark.slow
-@two_layouts
+@some_layouts
 def test_fit_and_predict_with_kept_u(layout):
     """Two particles, in a compiled loop; prediction visits all classes in chunks."""
     model = choice_model(layout)
@@ -518,14 +409,6 @@ def test_the_same_model_with_all_classes_is_exact(layout):
     np.testing.assert_allclose(
         sites["y"]["fn"].log_prob(Y), reference.softmax_log_probs(psi, Y), rtol=1e-4
     )
-
-
-def test_a_label_that_the_observation_does_not_have_is_nan():
-    classes = draw_classes(0, Y[BATCH], NUM_SAMPLED, per_observation=True)
-    psi = utilities_of(X[BATCH], jnp.asarray(W)[classes.indices], classes)
-    other = np.where(np.arange(6) == 2, (Y[BATCH] + 1) % K, Y[BATCH])
-    log_probs = lc.UtilityCategorical(psi, classes, u=2.5).log_prob(other)
-    assert np.isnan(log_probs).tolist() == [False, False, True, False, False, False]
 
 
 @pytest.mark.parametrize("bound", [lc.UtilityCategorical, lc.bounds.OneVsEach, "logistic"])

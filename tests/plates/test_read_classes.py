@@ -91,8 +91,8 @@ def test_what_cannot_be_read_is_refused() -> None:
         opened(0, np.array([0.5]))
     with pytest.raises(ValueError, match="`reads` of plate 'words' must not be empty"):
         opened(0, np.zeros((2, 0), int))
-    with pytest.raises(ValueError, match="plate 'words': `reads` need classes that all obs"):
-        opened(0, per_observation=True)
+    with pytest.raises(ValueError, match="plate 'words': `reads` need negatives="):
+        opened(0, negatives="own")
     words = opened(0)
     with pytest.raises(ValueError, match=r"`ids` must be among the ids that plate 'words' was gi"):
         words.rows_of(words.indices, np.array([17, 18]))

@@ -122,11 +122,11 @@ def test_any_likelihood_and_layout_can_be_looked_at():
     """One-vs-each, no local variable, classes of each observation, and rows that are masked."""
 
     def model(x, y, rows):
-        plate = lc.class_plate("classes", NUM_CATEGORIES, y, 3, per_observation=True)
+        plate = lc.class_plate("classes", NUM_CATEGORIES, y, 3, negatives="own")
         with plate as classes:
             w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
         with lc.data_plate("data", NUM_ROWS, rows):
-            psi = jnp.einsum("nd,nsd->ns", x, classes.by_observation(w))
+            psi = classes.utilities(jnp.dot, (x,), (w,))
             with numpyro.handlers.mask(mask=rows % 2 == 0):
                 numpyro.sample("y", lc.bounds.OneVsEach(psi, classes), obs=y)
 

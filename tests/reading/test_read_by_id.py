@@ -159,10 +159,10 @@ def test_classes_of_each_observation_are_read_as_in_training():
     def model(u, y=None):
         with lc.class_plate("classes", K, y, 3) as classes:
             w = numpyro.sample("w", dist.Normal(0, 1))
-        with lc.class_plate("users", U, u, 1, per_observation=True) as users:
+        with lc.class_plate("users", U, u, 1, negatives="own") as users:
             v = numpyro.sample("v", dist.Normal(0, 1))
         with lc.data_plate("data", 4) as rows:
-            psi = users.by_observation(v)[:, 0, None] * w
+            psi = users.utilities(lambda u, v: v, (u,), (v,))[:, :1] * w
             lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
 
     guide, params = AutoDelta(model), locations()

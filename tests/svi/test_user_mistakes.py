@@ -55,9 +55,9 @@ def test_a_subset_of_classes_that_is_not_named_is_refused():
 def sampled_softmax(fn_of, obs_of, y, *, plate_labels=True, **layout):
     with lc.class_plate("classes", K, y if plate_labels else None, 5, **layout) as classes:
         w = numpyro.sample("w", dist.Normal(0, 1))
-    columns = classes.by_observation(w) if layout else w
+    psi = classes.utilities(lambda x, w: x * w, (X,), (w,))
     with numpyro.plate("data", N):
-        numpyro.sample("y", fn_of(X[:, None] * columns), obs=obs_of(classes, y))
+        numpyro.sample("y", fn_of(psi), obs=obs_of(classes, y))
 
 
 def logits_of(utilities):
@@ -74,7 +74,8 @@ def probs_of(utilities):
         (logits_of, {}),
         (probs_of, {}),
         (logits_of, {"plate_labels": False}),
-        (logits_of, {"per_observation": True}),
+        (logits_of, {"negatives": "shared"}),
+        (logits_of, {"negatives": "own"}),
     ],
 )
 def test_labels_for_columns_of_a_subset_are_refused(fn_of, layout):
