@@ -15,6 +15,7 @@ LEARNING_RATE = 0.01
 # Tables of size (K, D). Each parameter has two moments of Adam.
 POSTERIOR_TABLES = 6  # location and scale
 POINT_TABLES = 3  # the weights alone
+POINT_METHODS = ("delta", "shared_delta", "torch")
 
 
 class Cell(NamedTuple):
@@ -38,7 +39,7 @@ class Cell(NamedTuple):
     @property
     def table_mb(self) -> float:
         """Memory that parameters and moments need, in MB."""
-        num_tables = POINT_TABLES if self.method in ("delta", "torch") else POSTERIOR_TABLES
+        num_tables = POINT_TABLES if self.method in POINT_METHODS else POSTERIOR_TABLES
         num_bytes = 2 if self.method == "bfloat16" else 4
         return 1e-6 * num_bytes * num_tables * self.num_categories * self.num_features
 
@@ -55,6 +56,10 @@ FULL_CELLS = (
     Cell("logistic", 10**6, 128, 100),
     Cell("delta", 10**5, 128, 100),
     Cell("delta", 10**6, 128, 100),
+    Cell("shared", 10**5, 128, 100),
+    Cell("shared", 10**6, 128, 100),
+    Cell("shared_delta", 10**5, 128, 100),
+    Cell("shared_delta", 10**6, 128, 100),
     Cell("torch", 10**5, 128, 100),
     Cell("torch", 10**6, 128, 100),
     Cell("numpyro", 10**3, 128, 50),
@@ -68,6 +73,8 @@ QUICK_CELLS = (
     Cell("probit", 10**3, 8, 5),
     Cell("logistic", 10**3, 8, 5),
     Cell("delta", 10**3, 8, 5),
+    Cell("shared", 10**3, 8, 5),
+    Cell("shared_delta", 10**3, 8, 5),
     Cell("torch", 10**3, 8, 5),
     Cell("numpyro", 10**3, 8, 2),
     Cell("numpyro", 10**4, 8, 2),

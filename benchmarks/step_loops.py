@@ -21,6 +21,7 @@ from benchmarks.step_cells import (
     LEARNING_RATE,
     NUM_ROWS,
     NUM_SAMPLED,
+    POINT_METHODS,
     Cell,
     make_data,
 )
@@ -29,9 +30,12 @@ NOISES = {
     "subsampled": "gumbel",
     "bfloat16": "gumbel",
     "delta": "gumbel",
+    "shared": "gumbel",
+    "shared_delta": "gumbel",
     "probit": "normal",
     "logistic": "logistic",
 }
+SHARED = ("shared", "shared_delta")  # the label against the sampled classes alone
 METHODS = (*NOISES, "numpyro")
 
 
@@ -75,8 +79,9 @@ def make_svi(cell: Cell) -> SVI:
     if cell.method == "numpyro":
         model = exact_model(cell.num_categories)
         return SVI(model, AutoNormal(model), optimizer, TraceMeanField_ELBO())
-    model = subsampled_model(cell.num_categories, NOISES[cell.method])
-    if cell.method == "delta":
+    negatives = "shared" if cell.method in SHARED else "batch"
+    model = subsampled_model(cell.num_categories, NOISES[cell.method], negatives)
+    if cell.method in POINT_METHODS:
         return lc.SubsampledSVI(model, AutoDelta(model), optimizer, Trace_ELBO())
     guide, loss = AutoNormal(model), TraceMeanField_ELBO()
     table_dtype = jnp.bfloat16 if cell.method == "bfloat16" else None
@@ -96,13 +101,15 @@ def exact_model(num_categories: int) -> Callable[..., None]:
     return model
 
 
-def subsampled_model(num_categories: int, noise: str) -> Callable[..., None]:
+def subsampled_model(num_categories: int, noise: str, negatives: Any) -> Callable[..., None]:
     """Make the same model, or that of other errors, on a weighted subset of classes."""
 
     def model(x: Any, y: Any, rows: Any) -> None:
-        with lc.class_plate("classes", num_categories, y, num_sampled=NUM_SAMPLED) as classes:
+        plate = lc.class_plate("classes", num_categories, y, NUM_SAMPLED, negatives=negatives)
+        with plate as classes:
             w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
         with lc.data_plate("data", NUM_ROWS, rows) as batch:
-            lc.sample_choice("y", x @ w.T, classes=classes, rows=batch, noise=noise, obs=y)
+            psi = classes.utilities(jnp.dot, (x,), (w,))
+            lc.sample_choice("y", psi, classes=classes, rows=batch, noise=noise, obs=y)
 
     return model

@@ -29,7 +29,8 @@ def single_entries(fn: Callable[[], dict[str, tuple[Array, Array]]]) -> dict[str
 
     Element-wise operations, broadcasts, transposes, joins and matrix products of the last steps of
     ``fn`` are done for these entries alone: of the product of (N, D) and (D, M) only N inner
-    products remain, N for each of the arrays that are joined. What comes before, and other operations, are computed whole.
+    products remain, N for each of the arrays that are joined. What comes before, and other
+    operations, are computed whole.
 
     This reads the traced program, since a model forms its utilities as it likes and there is no
     statement that could ask it for the utility of one class of each observation.

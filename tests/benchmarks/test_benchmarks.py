@@ -148,6 +148,8 @@ def test_step_cost(tmp_path: Path) -> None:
             "probit": (10**3,),
             "logistic": (10**3,),
             "delta": (10**3,),
+            "shared": (10**3,),
+            "shared_delta": (10**3,),
             "torch": () if torch_is_missing() else (10**3,),
             "numpyro": (10**3, 10**4),
         }.items()
@@ -165,14 +167,19 @@ def test_step_cost(tmp_path: Path) -> None:
 
 def test_step_cost_compares_with_torch_where_it_was_measured() -> None:
     """The posterior takes 4 ms, our point estimate 1 ms and PyTorch's 2 ms."""
-    times = {"subsampled": 4.0, "delta": 1.0, "torch": 2.0}
+    times = {"subsampled": 4.0, "delta": 1.0, "shared": 3.0, "shared_delta": 0.8, "torch": 2.0}
     measured = {
         Cell(method, 10**5, 128, 100): Measured([ms, ms, ms], 1000.0, 9.0)
         for method, ms in times.items()
     }
     records = [record for cell, m in measured.items() for record in cell_records(cell, m)]
     figures = {(r["metric"], r["setting"]["K"]): r["value"] for r in wanted_figures(records)}
-    assert figures == {("ratio_to_torch", 10**5): 2.0, ("delta_ratio_to_torch", 10**5): 0.5}
+    assert figures == {
+        ("ratio_to_torch", 10**5): 2.0,
+        ("delta_ratio_to_torch", 10**5): 0.5,
+        ("shared_ratio_to_torch", 10**5): 1.5,
+        ("shared_delta_ratio_to_torch", 10**5): 0.4,
+    }
     without = [record for record in records if record["method"] != "torch"]
     assert wanted_figures(without) == []
 
