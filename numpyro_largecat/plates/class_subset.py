@@ -267,6 +267,11 @@ class ClassSubset:
     def _check_pairs(self, observations: Sequence[Any], rows: Sequence[Any]) -> int:
         """Check the axes of ``utilities``; return the number of observations."""
         leaves = jax.tree.leaves(tuple(observations))
+        if not leaves:
+            raise ValueError(
+                "`observations` must have an array with an entry for each observation, such as the "
+                f"features or `jnp.arange(B)`; got {observations!r}."
+            )
         for name, value, size in (
             *(("rows", value, self.indices.shape[0]) for value in jax.tree.leaves(tuple(rows))),
             *(("observations", value, self._num_observations(leaves)) for value in leaves),
@@ -279,7 +284,7 @@ class ClassSubset:
         """Number of labels of the plate, or of entries of the first array."""
         if self.negatives != "batch" and self.labels is not None:
             return self.labels.shape[0]
-        return np.shape(observations[0])[0] if observations and np.ndim(observations[0]) else 0
+        return np.shape(observations[0])[0] if np.ndim(observations[0]) else 1
 
     def without_labels(self, utilities: Array) -> Array:
         """Take a shared negative that is an observation's label from its alternatives, by -inf.

@@ -227,6 +227,14 @@ ERRORS = {
         ),
         r"`observations` must have shape \(3, 2\), an entry for each observation first",
     ),
+    "no observations": (
+        lambda: draw_classes(0, None, None).utilities(lambda w: w[0], (), (ROWS,)),
+        r"`observations` must have an array .* got \(\)",
+    ),
+    "an observation without an axis": (
+        lambda: draw_classes(0, None, None).utilities(lambda x, w: x * w[0], (1.0,), (ROWS,)),
+        r"`observations` must have shape \(1,\), an entry for each .* got shape \(\)",
+    ),
     "no scalar": (
         lambda: draw_classes(0, None, None).utilities(lambda x, w: x * w, (X4,), (ROWS,)),
         r"`function\(observation, row\)` must have shape \(\), .* got shape \(2,\)",
