@@ -51,9 +51,9 @@ def in_pieces(tokens: np.ndarray, num_before: int) -> tuple[np.ndarray, np.ndarr
 
 
 def encoder(args: argparse.Namespace) -> Callable[[jax.Array], jax.Array]:
-    """From features of the words that are read, (B, n + T - 1, D), to those of the T next ones.
+    """From features of words that are read, (B, n + T - 1, D), to those of the T next ones.
 
-    They are a weighted sum of those of the n words before, plus a network of one layer of them.
+    They are a weighted sum of those of the n words before, plus a network of one layer.
     """
     rng = np.random.default_rng(args.seed)
     n, d, h = args.num_before, args.num_features, args.num_hidden
@@ -65,28 +65,31 @@ def encoder(args: argparse.Namespace) -> Callable[[jax.Array], jax.Array]:
     }
 
     def encode(read: jax.Array) -> jax.Array:
-        p = {name: numpyro.param(name, jnp.asarray(v, jnp.float32)) for name, v in start.items()}
+        p = {k: numpyro.param(k, jnp.asarray(v, jnp.float32)) for k, v in start.items()}
         num_places = read.shape[1] - n + 1
-        before = read[:, np.arange(num_places)[:, None] + np.arange(n)[::-1]]  # (B, T, n, D)
-        hidden = jnp.tanh(before.reshape(len(read), num_places, -1) @ p["into"] + p["bias"])
+        places = np.arange(num_places)[:, None] + np.arange(n)[::-1]
+        before = read[:, places]  # (B, T, n, D)
+        flat = before.reshape(len(read), num_places, -1)
+        hidden = jnp.tanh(flat @ p["into"] + p["bias"])
         return hidden @ p["out"] + (before * p["nearness"]).sum(axis=2)
 
     return encode
 
 
 def make_model(problem: Problem, num_sampled: int | None, args: argparse.Namespace):
-    """One table of words, read for those before and chosen from; None makes the softmax exact."""
+    """One table of words, read for those before and chosen from; None: exact softmax."""
     num_rows, num_words = len(problem.before), len(problem.counts)
     encode = encoder(args)
-    log_frequency = jnp.asarray(np.log(problem.counts / problem.counts.sum()), jnp.float32)
+    shares = problem.counts / problem.counts.sum()
+    log_frequency = jnp.asarray(np.log(shares), jnp.float32)
     proposal = lc.FrequencyProposal(problem.counts)
 
     def model(before, y=None, rows=None):
         with lc.class_plate(
             "words", num_words, y, num_sampled, proposal=proposal, reads=before
         ) as words:
-            prior = dist.Normal(0, args.prior_scale).expand([args.num_features]).to_event(1)
-            weight = numpyro.sample("weight", prior)
+            prior = dist.Normal(0, args.prior_scale).expand([args.num_features])
+            weight = numpyro.sample("weight", prior.to_event(1))
             intercept = numpyro.sample("intercept", dist.Normal(0, 1))
         features = encode(words.rows_of(weight, before))
         utilities = features @ words.scored(weight).T

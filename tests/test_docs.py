@@ -14,6 +14,7 @@ import numpyro_largecat as lc
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+GALLERY = sorted((ROOT / "docs" / "gallery").glob("plot_*.py"))
 PUBLIC_NAMES = {f"numpyro_largecat.{name}": getattr(lc, name) for name in lc.__all__}
 for path, module in list(PUBLIC_NAMES.items()):
     if inspect.ismodule(module):
@@ -45,6 +46,13 @@ def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
             _run_doctest(code, names, page, line)
         else:
             exec(compile("\n" * line + code, str(page), "exec", dont_inherit=True), names)
+
+
+@pytest.mark.parametrize("program", GALLERY, ids=lambda program: program.stem)
+def test_gallery_program_is_on_the_first_page(program: Path) -> None:
+    """The build of the documentation runs the programs; the first page names each."""
+    first = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert f"(auto_gallery/{program.stem}.rst)" in first
 
 
 def test_files_that_the_architecture_names_are_there() -> None:
