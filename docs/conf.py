@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from types import ModuleType
 
 from sphinx.application import Sphinx
@@ -35,9 +36,14 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "plot_gallery": "True",
     "run_stale_examples": True,
+    "remove_config_comments": True,
 }
 suppress_warnings = ["config.cache"]  # of sphinx-gallery's own settings
+# ArviZ 0.23 says on its first import of the day that 1.x is different, on a page too.
+warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing a major refactor")
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["style.css"]
 html_title = f"numpyro_largecat {release}"
 # Lines of 88 characters then fit beside both lists.
 _SMALL_CODE = {"code-font-size": "81.25%"}
@@ -46,7 +52,7 @@ html_theme_options = {
     "dark_css_variables": _SMALL_CODE,
 }
 
-myst_enable_extensions = ["amsmath", "dollarmath"]
+myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_inherit_docstrings = False  # NumPyro's own are for NumPyro's documentation
