@@ -51,7 +51,7 @@ def in_pieces(tokens: np.ndarray, num_before: int) -> tuple[np.ndarray, np.ndarr
 
 
 def encoder(args: argparse.Namespace) -> Callable[[jax.Array], jax.Array]:
-    """From features of words that are read, (B, n + T - 1, D), to those of the T next ones.
+    """From features of words that are read, (B, n + T - 1, D), to those of T next ones.
 
     They are a weighted sum of those of the n words before, plus a network of one layer.
     """

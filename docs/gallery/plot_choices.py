@@ -10,6 +10,8 @@ Real data: ``choice/swissmetro.csv.gz``, from `github.com/artefactory/choice-lea
 make 2,000 such choices.
 """
 
+# sphinx_gallery_thumbnail_number = 2
+
 import csv
 import gzip
 import os

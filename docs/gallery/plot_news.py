@@ -11,6 +11,8 @@ Associated Press, from `github.com/blei-lab/lda-c
 subjects ourselves.
 """
 
+# sphinx_gallery_thumbnail_number = 2
+
 import os
 from pathlib import Path
 

@@ -12,6 +12,8 @@ Without it we make 20,000 sentences about six places of work. The program takes 
 model from the folder ``examples``: run it in ``docs/gallery`` of a clone.
 """
 
+# sphinx_gallery_thumbnail_number = 2
+
 import itertools
 import os
 import random

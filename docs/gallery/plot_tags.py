@@ -12,6 +12,8 @@ Real data: ``xml/bibtex_train.txt.gz`` and ``xml/bibtex_test.txt.gz``, 7,395 pap
 numbers in place of words and tags. Without it we make 2,500 documents with 24 tags.
 """
 
+# sphinx_gallery_thumbnail_number = 2
+
 import os
 from pathlib import Path
 
