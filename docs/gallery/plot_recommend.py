@@ -11,6 +11,8 @@ Real data: ``choice/gowalla_train.txt.gz`` and ``choice/gowalla_test.txt.gz``,
 2,000 places.
 """
 
+# sphinx_gallery_thumbnail_number = 3
+
 import gzip
 import os
 from pathlib import Path
@@ -114,7 +116,8 @@ lc.plots.elbo(result.losses)
 # beside the most popular.
 
 fitted = lc.Fitted.from_svi(svi, result)
-some = np.random.default_rng(0).permutation(U)[:1_000]
+some = np.flatnonzero([len(own) for own in test])  # users who went anywhere later
+some = np.random.default_rng(0).permutation(some)[:1_000]
 been = lc.data.padded_lists(users, places, U)[some]
 later = lc.data.padded_lists(
     np.repeat(np.arange(U), [len(own) for own in test]), np.concatenate(test), U
@@ -125,11 +128,7 @@ order = np.argsort(-visits, kind="stable")
 found = []
 for own, next_places in zip(been, later, strict=True):
     best = order[~np.isin(order, own)][:20]
-    found.append(
-        np.isin(next_places[next_places >= 0], best).mean()
-        if (next_places >= 0).any()
-        else 0
-    )
+    found.append(np.isin(next_places[next_places >= 0], best).mean())
 popularity = float(np.mean(found))
 chance = 20 / K
 figure, axes = plt.subplots(figsize=(5, 2.6))

@@ -78,7 +78,10 @@ def score_predictions(
     is_new = np.diff(labels, axis=-1, prepend=-1) > 0  # a label that is given twice counts once
     num_labels = ((labels >= 0) & is_new).sum(axis=-1)
     if (num_labels == 0).any():
-        raise ValueError(f"observation {np.argmin(num_labels)} of `obs` has no label.")
+        raise ValueError(
+            f"observation {np.argmin(num_labels)} of `obs` has no label; leave out those without, "
+            "of `obs` and of `top` alike."
+        )
     if max(at, default=0) > num_top or min(at, default=1) < 1:
         raise ValueError(f"`at` must be ranks in [1, {num_top}], the classes in `top`; got {at}.")
     hits = _are_labels(classes, labels)
