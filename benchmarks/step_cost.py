@@ -14,8 +14,9 @@ same data.
 
 Each method and K has a process of its own, for its peak memory, and these processes take turns in
 running a chunk of steps, so that all of them meet the same load of the machine. The figures are the
-median over chunks; the least and the greatest show how noisy the machine was. The whole takes about
-22 GB of memory. Without PyTorch (the extra ``benchmarks``) its cells are left out.
+median over chunks; the least and the greatest show how noisy the machine was. There are two groups
+of them, one after the other, of which the larger takes about 22 GB of memory. Without PyTorch (the
+extra ``benchmarks``) its cells are left out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from benchmarks.records import (
     torch_is_missing,
     write_json,
 )
-from benchmarks.step_cells import FULL_CELLS, QUICK_CELLS, Cell, make_data
+from benchmarks.step_cells import FULL_GROUPS, QUICK_GROUPS, Cell, make_data
 from benchmarks.turns import Measured, choose_threads, measure, serve_cell
 
 NAME = "step_cost"
@@ -138,16 +139,26 @@ def main() -> None:
     if arguments.cell is not None:
         serve_cell(Cell(*json.loads(arguments.cell)), make_chunk, choose_threads)
         return
-    cells = QUICK_CELLS if arguments.quick else FULL_CELLS
+    groups = QUICK_GROUPS if arguments.quick else FULL_GROUPS
     if torch_is_missing():
-        cells = tuple(cell for cell in cells if cell.method != "torch")
         say_that_torch_is_missing(["torch"])
-    measured, device = measure(NAME, cells, arguments.rounds or (2 if arguments.quick else 9))
-    records = [record for cell, m in measured.items() for record in cell_records(cell, m)]
-    figures = wanted_figures(records)
-    report(measured, figures)
-    ratios = [figure for figure in figures if figure not in records]
-    write_json(arguments.json, [machine_record(NAME, device), *records, *ratios])
+        groups = tuple(tuple(c for c in cells if c.method != "torch") for cells in groups)
+    num_rounds = arguments.rounds or (2 if arguments.quick else 9)
+    records: list[Record] = []
+    for cells in groups:
+        measured, device = measure(NAME, cells, num_rounds, one_by_one=True)
+        own = [record for cell, m in measured.items() for record in cell_records(cell, m)]
+        figures = wanted_figures(own)
+        report(measured, figures)
+        found = [*own, *(figure for figure in figures if figure not in own)]
+        known = {_names(record) for record in records}
+        records += [record for record in found if _names(record) not in known]
+    write_json(arguments.json, [machine_record(NAME, device), *records])
+
+
+def _names(record: Record) -> tuple[str, int, str]:
+    """What two groups may have both measured."""
+    return record["method"], record["setting"]["K"], record["metric"]
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def _priors(given: Given, corpus: Corpus) -> Priors:
     if not (of_word is None or isinstance(of_word, str)):
         words = of_word
     each = as_positive("concentration", topics, "for each topic", (num_topics,))
-    of_topics = jnp.asarray(np.broadcast_to(each, num_topics), jnp.result_type(float))
+    of_topics = np.full(num_topics, each, jnp.result_type(float))
     return Priors(of_topics, WordPrior.of(words, corpus.num_words, num_topics))
 
 

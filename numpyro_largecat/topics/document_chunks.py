@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.rows_by_device import num_devices
+from numpyro_largecat.ops.topics.collapsed_documents import most_topics
 from numpyro_largecat.topics.local_steps import Documents, Given, LocalStep, Posterior, Solved
 
 CHUNK = 128  # documents of one compiled call at most
-FEWEST = 16  # and at least, what is solved together on a CPU
-SLOTS_OF_CHUNK = 2**16  # a chunk of longer documents has fewer of them
+FEWEST = 16  # what is solved together on a CPU
+NUMBERS_OF_CHUNK = 2**22  # slots times topics that go on; of longer documents a chunk has fewer
 SLOTS_FOR_CODE = 2_000_000  # of padding, which cost about what compiling for a width does
 T = TypeVar("T")
 
@@ -36,7 +37,8 @@ class Shapes(NamedTuple):
 
     def documents_of(self, width: int) -> int:
         """Documents of a chunk of this width, on each device."""
-        return max(FEWEST, min(self.num_documents, SLOTS_OF_CHUNK // width // FEWEST * FEWEST))
+        fits = max(1, NUMBERS_OF_CHUNK // (width * most_topics(width)))
+        return min(self.num_documents, fits if fits < FEWEST else fits // FEWEST * FEWEST)
 
 
 class Batch(NamedTuple):
@@ -201,7 +203,7 @@ def solve_batch(
         left = None if last is None else jax.tree.map(lambda x: jnp.asarray(x[dealt]), last(chunk))
         fit = local_step.solve(given, documents, left)
         own = np.argsort(dealt)[: len(chunk.documents)]
-        return then(chunk, Solved(documents, fit, own))
+        return then(chunk, Solved(documents, fit, len(given.concentration), own))
 
     chunks = chunks_of(corpus, batch.documents, shapes, num_devices(mesh))
     return on_all_cores(solve, chunks, mesh)
@@ -225,7 +227,7 @@ def topic_counts(
     counts = np.zeros((corpus.num_documents, num_topics), dtype)
 
     def keep(chunk: Chunk, solved: Solved) -> None:
-        counts[chunk.documents] = np.asarray(solved.fit.counts)[solved.places]
+        counts[chunk.documents] = local_step.counts(solved).toarray()
 
     for batch in batches_within(corpus, shapes.num_rows):
         is_whole = len(batch.rows) == corpus.num_words

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-import jax
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
@@ -179,8 +178,7 @@ def fit_topics(
     corpus, priors, candidates = beginning.corpus, beginning.priors, beginning.candidates
     devices = mesh_of_one_process(mesh)
     goes_on = has_checkpoint(checkpoints, resume, KIND)
-    division_key, order_key = jax.random.split(rng_key)
-    batches = make_batches(numpy_generator(division_key), corpus, batch_size)
+    batches = make_batches(numpy_generator(rng_key, 0), corpus, batch_size)
     shapes = shapes_of(corpus, batch_size, len(batches[0].rows), num_passes)
     settings = None
     if checkpoints is not None:
@@ -212,7 +210,7 @@ def fit_topics(
         concentration, words = memory.priors
         return TopicFit(
             np.ascontiguousarray(table.numpy().T) + words.each.T.astype(table.dtype),
-            np.asarray(concentration),
+            concentration,
             words.as_given if beginning.before is None else beginning.before,
             active,
             corpus.vocabulary,
@@ -224,9 +222,9 @@ def fit_topics(
 
     about = {"settings": settings, "shapes": shapes, "candidates": candidates}
     if method == "memoized":
-        steps = memoized_steps(problem, batches, memory, num_passes, order_key)
+        steps = memoized_steps(problem, batches, memory, num_passes, rng_key)
     else:
-        shared = problem, batches, memory, num_passes, options, order_key
+        shared = problem, batches, memory, num_passes, options, rng_key
         steps = stochastic_steps(*shared, num_before)
     with (
         exit_at_sigterm(checkpoints is not None),

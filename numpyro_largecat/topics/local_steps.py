@@ -14,15 +14,18 @@ from jax import Array
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
+from scipy.special import gammaln, xlogy
 
 from numpyro_largecat.ops.rows_by_device import by_device, sums_by_device, total
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.collapsed_documents import (
     Assignments,
     CollapsedFit,
+    Largest,
     TopicProbs,
     collapsed_fit,
     no_assignments,
+    through_largest,
 )
 from numpyro_largecat.ops.topics.document_fit import (
     DocumentFit,
@@ -35,6 +38,8 @@ from numpyro_largecat.ops.topics.document_fit import (
 from numpyro_largecat.ops.topics.learned_concentrations import log_absence, rises
 from numpyro_largecat.ops.topics.sweeps import digamma
 from numpyro_largecat.ops.topics.word_topic_counts import word_topic_counts
+
+AnyArray = Array | NDArray[Any]
 
 
 class Posterior(NamedTuple):
@@ -49,7 +54,7 @@ class Given(NamedTuple):
     """What all documents of a batch share."""
 
     topics: Any  # of its words, as a local step needs them
-    concentration: Array  # (K,)
+    concentration: AnyArray  # (K,)
 
 
 class Documents(NamedTuple):
@@ -64,6 +69,7 @@ class Solved(NamedTuple):
 
     documents: Documents  # with others that are empty
     fit: Any  # as ``LocalStep.solve`` gives it
+    num_topics: int
     places: NDArray[np.intp]  # (n,), the rows of these where the documents are
 
 
@@ -74,6 +80,12 @@ class Sums(NamedTuple):
     rest: float  # the bound without the term of log phi
     log_absence: csr_array | None = None  # (R, K), log probability that no token is of the topic
     rises: NDArray[Any] | None = None  # (K,), see ``ops.topics.learned_concentrations``
+
+
+def log_rise(counts: csr_array, concentration: NDArray[np.floating]) -> float:
+    """Sum of log(Gamma(a + N) / Gamma(a)) over topics of documents, in float64."""
+    a = concentration.astype(np.float64)[counts.indices]
+    return float((gammaln(a + counts.data) - gammaln(a)).sum())
 
 
 class LocalStep(Protocol):
@@ -99,12 +111,16 @@ class LocalStep(Protocol):
         """Whether a visit needs what the last one left, also without a warm start."""
         ...
 
-    def given(self, posterior: Posterior, concentration: Array, *, is_cold: bool) -> Given:
+    def given(self, posterior: Posterior, concentration: AnyArray, *, is_cold: bool) -> Given:
         """What all documents share; ``is_cold`` if they start from scratch."""
         ...
 
     def solve(self, given: Given, documents: Documents, last: Any) -> Any:
-        """Topics of documents, with ``counts`` (n, K); ``last`` is of their last visit, or None."""
+        """Topics of documents; ``last`` is of their last visit, or None."""
+        ...
+
+    def counts(self, solved: Solved) -> csr_array:
+        """Expected tokens of each topic in each document, (n, K)."""
         ...
 
     def kept(self, solved: Solved) -> csr_array:
@@ -132,29 +148,36 @@ class Collapsed:
     by_word: ClassVar[bool] = True
     always_keeps: ClassVar[bool] = True
 
-    def given(self, posterior: Posterior, concentration: Array, *, is_cold: bool) -> Given:
+    def given(self, posterior: Posterior, concentration: AnyArray, *, is_cold: bool) -> Given:
         """The mean of phi, and the part of a token in it."""
         del is_cold
-        probs, of_token = posterior.words / posterior.totals, 1 / posterior.totals
-        return Given(TopicProbs(probs, of_token, posterior.least * of_token), concentration)
+        return Given(_topic_probs(posterior), concentration)
 
     def solve(self, given: Given, documents: Documents, last: Assignments | None) -> CollapsedFit:
         """See ``collapsed_fit``."""
         is_warm = self.is_warm and last is not None
         if last is None:
             dtype = given.concentration.dtype
-            last = no_assignments(documents.words.shape, self.num_active, dtype)
-        shared, own = (given, self.effort, is_warm), (documents, last)
-        return _solve_collapsed(shared, own, num_active=self.num_active, mesh=self.mesh)
+            none = no_assignments(documents.words.shape, self.num_active, dtype)
+            last = jax.tree.map(jnp.asarray, none)
+        largest = _through_largest((given, is_warm), (documents, last), mesh=self.mesh)
+        own = largest, documents.counts
+        return _solve_collapsed(self.effort, own, num_active=self.num_active, mesh=self.mesh)
+
+    def counts(self, solved: Solved) -> csr_array:
+        """Those of the topics that were in question."""
+        topics, counts = (np.asarray(x)[solved.places] for x in solved.fit[:2])
+        ends = np.arange(len(topics) + 1) * topics.shape[1]
+        return csr_array((counts.ravel(), topics.ravel(), ends), (len(topics), solved.num_topics))
 
     def kept(self, solved: Solved) -> csr_array:
         """Shares of the topics, (words, K)."""
         is_word = np.asarray(solved.documents.counts)[solved.places] > 0
-        fit = solved.fit
-        shares, topics = (np.asarray(x)[solved.places][is_word] for x in fit.assignments)
+        assignments = solved.fit.assignments
+        shares, topics = (np.asarray(x)[solved.places][is_word] for x in assignments)
         is_used = shares > 0
         ends = np.concatenate([[0], np.cumsum(is_used.sum(axis=1))])
-        shape = len(shares), fit.counts.shape[1]
+        shape = len(shares), solved.num_topics
         return csr_array((shares[is_used], topics[is_used], ends), shape)
 
     def last(self, kept: csr_array, is_word: NDArray[np.bool_]) -> Assignments:
@@ -168,8 +191,7 @@ class Collapsed:
             padded = np.zeros((*is_word.shape, self.num_active), values.dtype)
             padded[is_word] = of_words
             found.append(padded)
-        shares, topics = map(jnp.asarray, found)
-        return Assignments(shares, topics)
+        return Assignments(*found)
 
     def sums(self, given: Given, solved: Solved, kept: csr_array, *, learns: bool) -> Sums:
         """By products of sparse matrices, O(U L) for each document."""
@@ -183,7 +205,7 @@ class Collapsed:
             return csr_array((tokens, entries), (size, num_words))
 
         by_word = tokens_of(words[is_word], num_rows)
-        rest = float(np.asarray(solved.fit.rest, np.float64)[solved.places].sum())
+        rest = self._rest(counts, kept, self.counts(solved), concentration)
         if not learns:
             return Sums(by_word @ kept, rest)
         absence = csr_array((log_absence(kept.data), kept.indices, kept.indptr), kept.shape)
@@ -193,17 +215,33 @@ class Collapsed:
         gains = np.bincount(of_topics.indices, own, len(concentration))
         return Sums(by_word @ kept, rest, by_word @ absence, gains)
 
+    def _rest(
+        self,
+        word_counts: NDArray[np.integer],
+        shares: csr_array,
+        counts: csr_array,
+        concentration: NDArray[np.float64],
+    ) -> float:
+        """The mean-field bound less that of log phi, nats.
+
+        With q(z) the shares and q(pi) the best Dirichlet, a + N, it is for each document
+
+            log(Gamma(sum a) / Gamma(sum a + sum c)) - sum_u c[u] sum_k r[u, k] log r[u, k]
+            + sum_k log(Gamma(a[k] + N[k]) / Gamma(a[k])).
+        """
+        tokens = np.repeat(word_counts[word_counts > 0], np.diff(shares.indptr))
+        total, lengths = concentration.sum(), word_counts.sum(axis=1)
+        falls = gammaln(total + lengths) - gammaln(total)
+        # No product of vectors: the threads of a BLAS would wait for work on cores in use.
+        negentropy = (tokens * xlogy(shares.data, shares.data)).sum(dtype=np.float64)
+        return log_rise(counts, concentration) - float(falls.sum() + negentropy)
+
 
 class FitOfSize(NamedTuple):
     """The fit of documents by their bounds, and the number of topics code was compiled for."""
 
     fit: DocumentFit
     size: int  # holds the active topics of each document
-
-    @property
-    def counts(self) -> Array:
-        """Expected tokens of each topic, (n, K)."""
-        return self.fit.counts
 
 
 @dataclass(frozen=True)
@@ -218,7 +256,7 @@ class MeanField:
     by_word: ClassVar[bool] = False
     always_keeps: ClassVar[bool] = False
 
-    def given(self, posterior: Posterior, concentration: Array, *, is_cold: bool) -> Given:
+    def given(self, posterior: Posterior, concentration: AnyArray, *, is_cold: bool) -> Given:
         """E[log phi], with exponentials of it if documents start from scratch."""
         log_probs = digamma(posterior.words) - digamma(posterior.totals)
         topics = prepare_topics(log_probs, concentration, for_most=is_cold)
@@ -234,9 +272,13 @@ class MeanField:
         fit = _solve_mean_field(shared, (documents, start), size=size, mesh=self.mesh)
         return FitOfSize(fit, size)
 
+    def counts(self, solved: Solved) -> csr_array:
+        """See ``DocumentFit``."""
+        return csr_array(np.asarray(solved.fit.fit.counts)[solved.places])
+
     def kept(self, solved: Solved) -> csr_array:
-        """Counts of the topics, (documents, K)."""
-        return csr_array(np.asarray(solved.fit.counts)[solved.places])
+        """The counts."""
+        return self.counts(solved)
 
     def last(self, kept: csr_array, is_word: NDArray[np.bool_]) -> NDArray[np.floating]:
         """The same, dense, with rows for documents that pad."""
@@ -261,13 +303,25 @@ INFERENCE: dict[str, type[Collapsed | MeanField]] = {
 }
 
 
+@jax.jit
+def _topic_probs(posterior: Posterior) -> TopicProbs:
+    of_token = 1 / posterior.totals
+    return TopicProbs(posterior.words * of_token, of_token, posterior.least * of_token)
+
+
+@partial(jax.jit, static_argnames="mesh")
+def _through_largest(shared: Any, own: Any, *, mesh: Mesh | None) -> Largest:
+    def look(shared: tuple[Given, Array], own: tuple[Documents, Assignments]) -> Largest:
+        ((topics, concentration), is_warm), (documents, last) = shared, own
+        return through_largest(topics, concentration, *documents, last, is_warm)
+
+    return by_device(look, mesh)(shared, own)
+
+
 @partial(jax.jit, static_argnames=("num_active", "mesh"))
 def _solve_collapsed(shared: Any, own: Any, *, num_active: int, mesh: Mesh | None) -> CollapsedFit:
-    def solve(
-        shared: tuple[Given, Effort, Array], own: tuple[Documents, Assignments]
-    ) -> CollapsedFit:
-        (given, effort, is_warm), (documents, last) = shared, own
-        return collapsed_fit(*given, *documents, num_active, effort, last, is_warm)
+    def solve(effort: Effort, own: tuple[Largest, Array]) -> CollapsedFit:
+        return collapsed_fit(*own, num_active, effort)
 
     return by_device(solve, mesh)(shared, own)
 

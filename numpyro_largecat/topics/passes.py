@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
-from scipy.special import gammaln
 
 from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.data.corpus import Corpus
@@ -33,7 +31,7 @@ from numpyro_largecat.topics.document_chunks import (
     solve_batch,
     tokens_of_documents,
 )
-from numpyro_largecat.topics.local_steps import LocalStep, Solved, Sums
+from numpyro_largecat.topics.local_steps import LocalStep, Solved, Sums, log_rise
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.topic_table import Table, topic_term
 from numpyro_largecat.topics.word_prior import WordPrior
@@ -42,7 +40,7 @@ from numpyro_largecat.topics.word_prior import WordPrior
 class Priors(NamedTuple):
     """Dirichlet concentrations."""
 
-    topics: Array  # (K,), of the topic frequencies of a document
+    topics: NDArray[np.floating]  # (K,), of the topic frequencies of a document
     words: WordPrior
 
 
@@ -64,7 +62,8 @@ class Candidates(NamedTuple):
         """With the same concentration over all topics of a document."""
         if self.num_passes == 0:
             return priors
-        topics = jnp.full(self.num_first, priors.topics.mean() * self.num_topics / self.num_first)
+        each = priors.topics.mean() * self.num_topics / self.num_first
+        topics = np.full(self.num_first, each, priors.topics.dtype)
         return Priors(topics, priors.words.with_topics(self.num_first))
 
 
@@ -120,8 +119,7 @@ def visit_batch(
     """
     concentration, local_step = priors.topics, problem.local_step
     if is_first:
-        all_alike = np.asarray(concentration)
-        concentration = jnp.asarray(np.full_like(all_alike, all_alike.mean()))
+        concentration = np.full_like(concentration, concentration.mean())
     posterior = table.posterior(batch.rows, priors.words)
     given = local_step.given(posterior, concentration, is_cold=stored is None)
     rows = _RowsKept(problem.corpus, batch.documents, by_word=local_step.by_word)
@@ -130,9 +128,8 @@ def visit_batch(
         own = local_step.kept(solved)
         sums = local_step.sums(given, solved, own, learns=any(problem.learns))
         if is_first:
-            counts = csr_array(np.asarray(solved.fit.counts)[solved.places])
-            rise = _rise(counts, np.asarray(priors.topics)[counts.indices])
-            rise -= _rise(counts, np.asarray(concentration)[counts.indices])
+            counts = local_step.counts(solved)
+            rise = log_rise(counts, priors.topics) - log_rise(counts, concentration)
             sums = sums._replace(rest=sums.rest + rise)
         return sums, chunk.documents, own
 
@@ -174,12 +171,6 @@ class _RowsKept:
         first, sizes = self._ends[places], np.diff(self._ends)[places]
         before = np.cumsum(sizes) - sizes
         return np.repeat(first - before, sizes) + np.arange(sizes.sum())
-
-
-def _rise(counts: csr_array, concentration: NDArray[np.floating]) -> float:
-    """Sum of log Gamma(a + N) / Gamma(a), what the bound of documents has of a's shares."""
-    a = concentration.astype(np.float64)
-    return float((gammaln(a + counts.data) - gammaln(a)).sum())
 
 
 class Memory:
@@ -258,8 +249,8 @@ def _learned(
     topics, words = memory.priors
     if problem.learns.topics:
         lengths = tokens_of_documents(problem.corpus)
-        found = next_concentration(np.asarray(topics), memory.rises.sum(axis=0), lengths)
-        topics = jnp.asarray(found, topics.dtype)
+        found = next_concentration(topics, memory.rises.sum(axis=0), lengths)
+        topics = found.astype(topics.dtype)
     if problem.learns.words:
         absence = _sum_of(batches, memory.log_absence, counts.shape)
         learned = next_word_concentration(words.as_given, counts, absence)
@@ -309,7 +300,7 @@ def _batches_to_go(
     """
     first, place = divmod(num_done, num_batches)
     for i in range(first, num_passes):
-        order = numpy_generator(jax.random.fold_in(rng_key, i)).permutation(num_batches)
+        order = numpy_generator(rng_key, 1, i).permutation(num_batches)
         for n in range(place, num_batches):
             yield i, int(order[n]), n == num_batches - 1
         place = 0

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
@@ -62,7 +61,7 @@ def arrays_of(memory: Memory) -> dict[str, NDArray[Any]]:
         "rest": memory.rest,
         "bounds": np.array(memory.bounds),
     }
-    arrays |= {"concentration": np.asarray(memory.priors.topics), "rises": memory.rises}
+    arrays |= {"concentration": memory.priors.topics, "rises": memory.rises}
     arrays |= {"word_concentration": np.array(memory.priors.words.as_given)}
     arrays |= _joined("counts", memory.counts)
     arrays |= _joined("log_absence", memory.log_absence)
@@ -77,7 +76,7 @@ def go_on(memory: Memory, arrays: Mapping[str, NDArray[Any]], num_done: int) -> 
     memory.table.changes = num_done
     memory.rest = np.array(arrays["rest"])
     memory.bounds = arrays["bounds"].tolist()
-    topics = jnp.asarray(arrays["concentration"])
+    topics = arrays["concentration"]
     words = WordPrior.of(arrays["word_concentration"], *arrays["table"].shape)
     memory.priors = Priors(topics, words)
     memory.rises = np.array(arrays["rises"])

@@ -10,6 +10,7 @@ from scipy.sparse import csr_array
 
 from numpyro_largecat.data import Corpus
 from numpyro_largecat.ops.topics.active_search import Effort
+from numpyro_largecat.ops.topics.collapsed_documents import most_topics
 from numpyro_largecat.topics import (
     Options,
     document_chunks,
@@ -78,7 +79,8 @@ def test_a_width_must_be_worth_its_compilation(sizes, num_passes, widths) -> Non
     chunks = [make() for make in chunks_of(corpus, np.arange(len(sizes)), shapes)]
     assert sorted(d for chunk in chunks for d in chunk.documents) == list(range(len(sizes)))
     assert all(chunk.counts.sum() == sum(sizes[d] for d in chunk.documents) for chunk in chunks)
-    assert all(chunk.words.size <= document_chunks.SLOTS_OF_CHUNK for chunk in chunks)
+    numbers = [chunk.words.size * most_topics(chunk.words.shape[1]) for chunk in chunks]
+    assert max(numbers) <= document_chunks.NUMBERS_OF_CHUNK
     one_size = {(shapes.documents_of(width), width) for width in widths}
     assert {chunk.words.shape for chunk in chunks} <= one_size
 
@@ -118,6 +120,18 @@ def test_what_is_read_from_a_fit_compiles_nothing_new(make) -> None:
     programs = local_steps._solve_mean_field._cache_size()
     assert np.isfinite(fit.score(corpus)) and np.isfinite(fit.proportions(corpus)).all()
     assert local_steps._solve_mean_field._cache_size() == programs
+
+
+@pytest.mark.slow
+def test_candidates_share_the_code_of_the_sweeps() -> None:
+    """Code for both numbers of topics is only that which looks at all of them."""
+    programs = local_steps._solve_collapsed, local_steps._through_largest
+    before = [program._cache_size() for program in programs]
+    options = Options(num_candidates=70)
+    fit = fit_topics(KEY, topic_corpus(40), 40, num_passes=4, num_active=3, options=options)
+    assert len(fit.shapes.widths) == 1
+    grown = [program._cache_size() - n for program, n in zip(programs, before, strict=True)]
+    assert grown == [1, 2]
 
 
 def test_batches_within_rows_have_all_documents() -> None:

@@ -284,12 +284,12 @@ def test_a_fit_that_is_interrupted_is_not_lost(method, error, monkeypatch) -> No
     two = fit_topics(KEY, corpus, num_passes=2, **options)
     calls = []
 
-    def generator(key):
+    def generator(key, *numbers):
         """Presses Ctrl-C, or fails, at the start of the third pass."""
         calls.append(key)
         if len(calls) == 3:
             raise error
-        return numpy_generator(key)
+        return numpy_generator(key, *numbers)
 
     monkeypatch.setattr(passes, "numpy_generator", generator)
     with pytest.raises(type(error)) as raised:

@@ -101,12 +101,21 @@ def test_devices_solve_for_their_own_documents(kind) -> None:
     )
     if kind is Collapsed:
         topics = TopicProbs(jnp.ones((V, K)), jnp.ones(K), jnp.ones(K))
-        shared = Given(topics, jnp.ones(K)), Effort(), True
-        options, solve = {"num_active": 2}, local_steps._solve_collapsed
-        start = Assignments(jnp.ones((128, 16, 2)), jnp.zeros((128, 16, 2), int))
-        start = jax.device_put(start, over_all_devices(MESH))
+        last = Assignments(jnp.ones((128, 16, 2)), jnp.zeros((128, 16, 2), int))
+        own = documents, jax.device_put(last, over_all_devices(MESH))
+        largest = local_steps._through_largest.lower(
+            (Given(topics, jnp.ones(K)), True), own, mesh=MESH
+        ).compile()
+        assert shapes_sent(largest) == []
+        shared, solve, options = (
+            Effort(),
+            local_steps._solve_collapsed,
+            {"num_active": 2},
+        )
+        own = largest((Given(topics, jnp.ones(K)), True), own), documents.counts
     else:
         shared = prepare_topics(jnp.zeros((V, K)), jnp.ones(K)), 2, Effort()
         options, solve = {"size": K}, local_steps._solve_mean_field
-    lowered = solve.lower(shared, (documents, start), mesh=MESH, **options)
+        own = documents, start
+    lowered = solve.lower(shared, own, mesh=MESH, **options)
     assert shapes_sent(lowered.compile()) == []

@@ -11,26 +11,30 @@ where S counts the tokens of a word in a topic. A token's share leaves S[u, k] a
 the document left it there, and not the sum S[k] over words, which hardly knows it. Without that, a
 rare word holds itself in the topic that it started in.
 
+A document is solved in two programs: ``through_largest`` looks at all K topics and finds the A that
+the document uses, and ``collapsed_fit`` sweeps these. The second is most of the code and does not
+depend on K, so it is compiled once for a fit that begins with more topics than it ends with.
+
 See Asuncion, Welling, Smyth and Teh, On Smoothing and Inference for Topic Models, 2009, on CVB0.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.scipy.special import gammaln
+from jax.typing import DTypeLike
+from numpy.typing import NDArray
 
 from numpyro_largecat.ops.finfo import finfo
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.document_fit import block_size_for, in_blocks
 from numpyro_largecat.ops.topics.sweeps import (
     einsum,
-    length_term,
     next_largest,
     num_places,
     order_keys,
@@ -41,6 +45,7 @@ MOST_TOPICS = 32  # that go on, of a document that has no more than
 WORDS_PER_TOPIC = 8  # as many words for each; of a longer one more
 NUMBERS_IN_CACHE = 2**21  # words times topics of a block of documents on a CPU
 NUMBERS_ELSEWHERE = 2**27
+T = TypeVar("T")
 
 
 class TopicProbs(NamedTuple):
@@ -54,79 +59,106 @@ class TopicProbs(NamedTuple):
 class Assignments(NamedTuple):
     """Topics of the words of documents, of which each has at most L."""
 
-    shares: Array  # (N, U, L), of a token of the word; 0 in empty slots
-    topics: Array  # (N, U, L), which topics
+    shares: Array | NDArray[np.floating]  # (N, U, L), of a token of the word; 0 in empty slots
+    topics: Array | NDArray[np.int32]  # (N, U, L), which topics
+
+
+class Largest(NamedTuple):
+    """N documents, each seen through its A largest topics."""
+
+    topics: Array  # (N, A), which topics
+    probs: Array  # (N, U, A), of each word without the token that it is about; 0 in empty slots
+    concentration: Array  # (N, A)
+    counts: Array  # (N, A), expected tokens after the first sweeps
 
 
 class CollapsedFit(NamedTuple):
     """Topics of the words of N documents."""
 
-    counts: Array  # (N, K), expected tokens of each topic
+    topics: Array  # (N, A), the topics that were in question
+    counts: Array  # (N, A), expected tokens of these; of all others 0
     assignments: Assignments
-    rest: Array  # (N,), the mean-field bound less that of log phi, nats
 
 
-@partial(jax.jit, static_argnames="num_active")
-def collapsed_fit(
+def through_largest(
     topics: TopicProbs,
-    concentration: Array,
+    concentration: Array | NDArray[np.floating],
     words: Array,
     word_counts: Array,
-    num_active: int,
-    effort: Effort,
-    last: Assignments | None = None,
-    is_warm: bool | Array = False,
-) -> CollapsedFit:
-    """Sweep documents until their counts are those of their responsibilities, L topics a word.
+    last: Assignments,
+    is_warm: bool | Array,
+) -> Largest:
+    """The A largest topics of each document, 32 or an eighth of its slots for words if more.
 
-    Cost per document of U words: O(U K) for each of ten first sweeps, one from a warm start; then
-    the A largest topics go on, 32 or an eighth of the slots for words, whichever is more, at O(U A)
-    for each further sweep. Others leave the document. Memory is O(U K) for a document at a time.
+    Cost per document of U words: O(U K) for each of ten first sweeps, one from a warm start. Memory
+    is O(U K) for a document at a time, and O(U A) for each.
 
     Args:
         topics: Probability of each word in each topic, positive.
         concentration: Dirichlet concentration of the topic frequencies, (K,).
         words: Distinct words of each document, integers in [0, V), (N, U).
         word_counts: Tokens of each, 0 for an empty slot, (N, U).
-        num_active: Largest number L of topics of a word.
-        effort: How hard to solve; there are no restarts.
-        last: What the last visit found, which is in ``topics``; None if they do not have it.
+        last: What the last visit found, which is in ``topics``; ``no_assignments`` if there was
+            none.
         is_warm: Start from ``last``. Code is compiled once for both.
     """
     word_counts = word_counts.astype(topics.probs.dtype)
-    last = no_assignments(words.shape, num_active, topics.probs.dtype) if last is None else last
+    a = jnp.asarray(concentration)
 
-    def solve(block: tuple[Array, Array, Assignments]) -> CollapsedFit:
+    def look(block: tuple[Array, Array, Assignments]) -> Largest:
         words, tokens, last = block
         rows = _rows_without(topics, words, tokens, last)
-        counts = _first_counts(rows, concentration, tokens, last, is_warm)
-        own, ids = lax.top_k(counts, most_topics(words.shape[1], counts.shape[1]))
-        rows, a = jnp.take_along_axis(rows, ids[:, None], axis=2), concentration[ids]
-        shares = _converge(rows, a, tokens, _normalised(rows * (a + own)[:, None]), effort)
-        places = _places_of_largest(shares, min(num_active, shares.shape[2]))
-        if num_active < shares.shape[2]:
-            rows = jnp.where(_is_in(places, shares.shape[2]), rows, 0)
-            start = _normalised(jnp.where(rows > 0, shares, 0))
-            shares = _converge(rows, a, tokens, start, effort)
-        return _summary(shares, a, tokens, ids, places, (num_active, counts.shape))
+        counts = _first_counts(rows, a, tokens, last, is_warm)
+        own, ids = lax.top_k(counts, min(most_topics(words.shape[1]), counts.shape[1]))
+        rows = jnp.take_along_axis(rows, ids[:, None], axis=2)
+        return Largest(ids, rows, a[ids], own)
 
     num_docs, num_slots = words.shape
     size = _block_size(num_docs, num_slots, topics.probs.shape[1])
-    inputs = jax.tree.map(partial(_in_blocks, size), (words, word_counts, last))
-    fits = lax.map(solve, inputs)
-    found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: len(words)], fits)
-    return found._replace(rest=found.rest + length_term(concentration, word_counts))
+    return _map_blocks(look, size, (words, word_counts, last))
 
 
-def no_assignments(shape: tuple[int, ...], num_active: int, dtype: jnp.dtype) -> Assignments:
-    """Of documents (N, U) that were never visited."""
+def collapsed_fit(
+    documents: Largest, word_counts: Array, num_active: int, effort: Effort
+) -> CollapsedFit:
+    """Sweep documents until their counts are those of their responsibilities, L topics a word.
+
+    Topics that are not among those of ``documents`` have none of a document.
+
+    Cost per document of U words: O(U A) for each sweep. Memory beside the arguments is that of a
+    few documents at a time, and of what is returned.
+
+    Args:
+        documents: From ``through_largest``.
+        word_counts: Tokens of each word, 0 for an empty slot, (N, U).
+        num_active: Largest number L of topics of a word.
+        effort: How hard to solve; there are no restarts.
+    """
+    word_counts = word_counts.astype(documents.probs.dtype)
+
+    def solve(block: tuple[Largest, Array]) -> CollapsedFit:
+        (ids, rows, a, own), tokens = block
+        start = _normalised(rows * (a + own)[:, None])
+        shares, places = _converge_on_few(rows, a, tokens, start, num_active, effort)
+        largest = jnp.take_along_axis(shares, places, axis=2)
+        topics = jnp.take_along_axis(ids[:, None], places, axis=2)
+        missing = (0, 0), (0, 0), (0, num_active - places.shape[2])
+        found = Assignments(jnp.pad(largest, missing), jnp.pad(topics, missing))
+        return CollapsedFit(ids, _counts_of(shares, tokens), found)
+
+    size = _block_size(*documents.probs.shape)
+    return _map_blocks(solve, size, (documents, word_counts))
+
+
+def no_assignments(shape: tuple[int, ...], num_active: int, dtype: DTypeLike) -> Assignments:
+    """Of documents (N, U) that were never visited; arrays of NumPy."""
     shape = (*shape, num_active)
-    return Assignments(jnp.zeros(shape, dtype), jnp.zeros(shape, jnp.int32))
+    return Assignments(np.zeros(shape, dtype), np.zeros(shape, np.int32))
 
 
-def most_topics(num_slots: int, num_topics: int) -> int:
+def most_topics(num_slots: int) -> int:
     """Topics of a document with so many slots for words that go on after the first sweeps."""
-    return min(max(MOST_TOPICS, num_slots // WORDS_PER_TOPIC), num_topics)
+    return max(MOST_TOPICS, num_slots // WORDS_PER_TOPIC)
 
 
 def _block_size(num_docs: int, num_slots: int, num_topics: int) -> int:
@@ -135,10 +167,17 @@ def _block_size(num_docs: int, num_slots: int, num_topics: int) -> int:
     return min(block_size_for(num_docs), max(1, most // (num_slots * num_topics)))
 
 
-def _in_blocks(size: int, values: Array) -> Array:
-    """Fold (N, ...) to (N / size, size, ...) as ``in_blocks`` does, also with more axes."""
-    (folded,) = in_blocks((values.reshape(len(values), -1),), size)
-    return folded.reshape(*folded.shape[:2], *values.shape[1:])
+def _map_blocks(function: Callable[[Any], T], size: int, documents: Any) -> T:
+    """``function`` of so many documents at a time; documents that fill the last block are empty."""
+    num_docs = len(jax.tree.leaves(documents)[0])
+
+    def fold(values: Array) -> Array:  # (N, ...) to (N / size, size, ...)
+        (folded,) = in_blocks((values.reshape(num_docs, -1),), size)
+        return folded.reshape(*folded.shape[:2], *values.shape[1:])
+
+    found = lax.map(function, jax.tree.map(fold, documents))
+    unfolded: T = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_docs], found)
+    return unfolded
 
 
 def _rows_without(topics: TopicProbs, words: Array, tokens: Array, last: Assignments) -> Array:
@@ -168,8 +207,34 @@ def _first_counts(
     shares = jnp.where(is_warm, last.shares, 0)
     counts = jnp.zeros((len(rows), len(concentration)), rows.dtype)
     counts = counts.at[places].add(tokens[..., None] * shares)
-    is_whole = is_warm | (most_topics(rows.shape[1], rows.shape[2]) == rows.shape[2])
+    is_whole = is_warm | (most_topics(rows.shape[1]) >= rows.shape[2])
     return lax.fori_loop(0, jnp.where(is_whole, 1, FIRST_SWEEPS), sweep, counts)
+
+
+def _converge_on_few(
+    rows: Array, a: Array, tokens: Array, shares: Array, num_active: int, effort: Effort
+) -> tuple[Array, Array]:
+    """Shares (B, U, A) of which a word has few, and where these are, (B, U, L).
+
+    All topics go to where they converge, and then the largest of each word.
+    """
+    num = min(num_active, shares.shape[2])
+
+    def go_on(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        rows, shares, _ = state
+        places, is_largest = _largest_of(shares, num)
+        rows = jnp.where(is_largest, rows, 0)
+        return rows, _normalised(jnp.where(rows > 0, shares, 0)), places
+
+    def stage(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        rows, shares, places = lax.cond(i == 0, lambda state: state, go_on, state)
+        return rows, _converge(rows, a, tokens, shares, effort), places
+
+    # A loop, so that the code of a sweep is compiled once.
+    everywhere = jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), (*shares.shape[:2], num))
+    num_stages = 1 + (num < shares.shape[2])
+    _, shares, places = lax.fori_loop(0, num_stages, stage, (rows, shares, everywhere))
+    return shares, places
 
 
 class _State(NamedTuple):
@@ -215,65 +280,21 @@ def _normalised(weights: Array) -> Array:
     return jnp.where(norm > 0, weights / norm, 0)
 
 
-def _places_of_largest(shares: Array, num: int) -> Array:
-    """Where so many largest shares of each word are, (B, U, num), largest first, ties by position.
+def _largest_of(shares: Array, num: int) -> tuple[Array, Array]:
+    """Where so many largest shares of each word are, and whether each is one of them.
+
+    Places are (B, U, num), largest first; of equal ones the first is larger.
 
     Cost: a pass over the shares for each, a fifth of the time of ``lax.top_k`` on a CPU.
     """
     num_topics = shares.shape[2]
-    if num == num_topics:
-        return jnp.broadcast_to(jnp.arange(num), shares.shape)
     keys = order_keys(shares.swapaxes(1, 2))
 
     def following(last: Array, _: None) -> tuple[Array, Array]:
         found = next_largest(keys, last)
-        return found, num_topics - 1 - (found & (num_places(num_topics) - 1))
+        place = num_topics - 1 - (found & (num_places(num_topics) - 1))
+        return found, place.astype(jnp.int32)
 
     above = jnp.full_like(keys[:, 0], np.iinfo(keys.dtype).max)
-    return jnp.moveaxis(lax.scan(following, above, length=num)[1], 0, 2)
-
-
-def _is_in(places: Array, num_topics: int) -> Array:
-    """Whether a topic is at one of the places (B, U, L) of a word, (B, U, A)."""
-    topics = jnp.arange(num_topics)
-
-    def either(n: int, found: Array) -> Array:
-        return found | (places[..., n, None] == topics)
-
-    none = jnp.zeros((*places.shape[:2], num_topics), bool)
-    return lax.fori_loop(0, places.shape[2], either, none)
-
-
-def _summary(
-    shares: Array,
-    a: Array,
-    tokens: Array,
-    ids: Array,
-    places: Array,
-    sizes: tuple[int, tuple[int, ...]],
-) -> CollapsedFit:
-    """What a block of documents leaves, of shares (B, U, A) of the topics ``ids`` (B, A).
-
-    Each word has those at its ``places`` (B, U, L). ``sizes`` are L and the shape of counts (B, K).
-
-    With q(z) these shares and q(pi) the best Dirichlet, a + N, the bound is
-
-        sum_u c[u] sum_k r[u, k] (log phi[u, k] - log r[u, k])
-        + sum_k log(Gamma(a[k] + N[k]) / Gamma(a[k])) + ``length_term``.
-    """
-    (num_active, shape), counts = sizes, _counts_of(shares, tokens)
-    entropy = -einsum("bu,bua->b", tokens, jax.scipy.special.xlogy(shares, shares))
-    rises = gammaln(a + counts) - gammaln(a)
-
-    def of_all(values: Array) -> Array:
-        none = jnp.zeros(shape, values.dtype)
-        return jnp.put_along_axis(none, ids, values, axis=1, inplace=False)
-
-    largest = jnp.take_along_axis(shares, places, axis=2)
-    topics = jnp.take_along_axis(ids[:, None], places, axis=2)
-    missing = (0, 0), (0, 0), (0, num_active - largest.shape[2])
-    return CollapsedFit(
-        of_all(counts),
-        Assignments(jnp.pad(largest, missing), jnp.pad(topics, missing)),
-        entropy + rises.sum(axis=1),
-    )
+    least, places = lax.scan(following, above, length=num)
+    return jnp.moveaxis(places, 0, 2), (keys >= least[:, None]).swapaxes(1, 2)

@@ -156,7 +156,7 @@ def solve_documents(
     fits = lax.map(solve, in_blocks(inputs, block_size_for(num_docs)))
     place = order.argsort()
     found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[place], fits)
-    return found._replace(bound=found.bound + length_term(topics.concentration, word_counts))
+    return found._replace(bound=found.bound + length_term(topics.concentration.sum(), word_counts))
 
 
 def may_be_log_probs(log_probs: Array, words: Array, word_counts: Array, excess: float) -> Array:

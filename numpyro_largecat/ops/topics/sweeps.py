@@ -152,9 +152,12 @@ def sweep(document: ActiveTopics, probs: Array, counts: Array) -> Sweep:
     return Sweep(weights * einsum("bau,bu->ba", probs, ratios), weights, norm)
 
 
-def length_term(concentration: Array, word_counts: Array) -> Array:
-    """The part of the bounds that only depends on the lengths of documents (N, U), (N,)."""
-    total, num_tokens = concentration.sum(), word_counts.sum(axis=1)
+def length_term(total: Array, word_counts: Array) -> Array:
+    """The part of the bounds that only depends on the lengths of documents (N, U), (N,).
+
+    ``total`` is the sum of the concentrations of all topics.
+    """
+    num_tokens = word_counts.sum(axis=1)
     return jnp.where(num_tokens > 0, gammaln(total) - gammaln(total + num_tokens), 0)
 
 
