@@ -21,8 +21,10 @@ from jax import Array, lax
 from jax.scipy.special import ndtri
 
 from numpyro_largecat.ops.finfo import finfo
+from numpyro_largecat.ops.hash_bits import hash_bits
 
 _STEP, _REACH = 0.4, 5.6  # of the trapezoidal rule, in standard deviations
+_FEW = 32  # draws
 
 
 def log_sums_of_draws(mean: Array, scale: Array, normals: Array) -> Array:
@@ -41,13 +43,11 @@ def log_sums_of_draws(mean: Array, scale: Array, normals: Array) -> Array:
     high = (mean + 2 * scale).max(axis=-1, keepdims=True)
     high = jnp.where(jnp.isfinite(high), high, 0)
 
-    def in_one_pass(z: Array) -> Array:
-        return jnp.exp(mean - high + scale * z).sum(axis=-1)
-
     def with_maxima(z: Array) -> Array:
         return jax.nn.logsumexp(mean + scale * z, axis=-1)
 
-    sums = lax.map(in_one_pass, normals)
+    z = normals.reshape(len(normals), *[1] * (mean.ndim - 1), -1)
+    sums = jnp.exp(mean - high + scale * z).sum(axis=-1)
     is_kept = (sums > 0) & (sums < jnp.inf)
     is_empty = (mean == -jnp.inf).all(axis=-1)
     return lax.cond(
@@ -96,12 +96,18 @@ def stratified_normals(rng_key: Array, ids: Array, num_draws: int, dtype: jnp.dt
     random order, so that their mean of a function varies less (Latin hypercube sampling).
     """
     exact = jnp.promote_types(dtype, jnp.float32)  # narrower types have few places in an interval
+    salts = jax.random.bits(rng_key, (2, 2, num_draws, *[1] * ids.ndim), jnp.uint32)
+    order, place = hash_bits(hash_bits(ids.astype(jnp.uint32) ^ salts[0]) ^ salts[1])
+    inside = (place >> 9).astype(exact) * 2.0**-23
+    uniform = (_ranks(order) + inside) / num_draws
+    return ndtri(jnp.clip(uniform, finfo(exact).tiny, 1 - finfo(exact).eps)).astype(dtype)
 
-    def of_id(id_: Array) -> Array:
-        key = jax.random.fold_in(rng_key, id_)
-        order, place = jax.random.uniform(key, (2, num_draws), exact)
-        place = (jnp.argsort(order) + place) / num_draws
-        return ndtri(jnp.clip(place, finfo(exact).tiny, 1 - finfo(exact).eps)).astype(dtype)
 
-    draws = jax.vmap(of_id)(ids.reshape(-1))
-    return jnp.moveaxis(draws, -1, 0).reshape(num_draws, *ids.shape)
+def _ranks(values: Array) -> Array:
+    """Places of values (T, ...) in their order along the first axis."""
+    if len(values) > _FEW:  # a sort takes much longer than a few comparisons
+        return jnp.argsort(values, axis=0)  # as random as its inverse
+    before = jnp.tri(len(values), k=-1, dtype=bool).reshape(
+        *[len(values)] * 2, *[1] * (values.ndim - 1)
+    )
+    return ((values < values[:, None]) | ((values == values[:, None]) & before)).sum(axis=1)

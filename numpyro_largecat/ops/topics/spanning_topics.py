@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 NUM_STEPS = 30  # of expectation maximisation
 LITTLE = np.float32(0.02)  # share of topics that are gone, without which a mixture is near enough
-NUM_WORDS, NUM_GROUPS = 8_000, 2_000  # the most frequent alone, and groups of all others
+NUM_WORDS, NUM_GROUPS = 2_000, 500  # the most frequent alone, and groups of all others
 MUCH = 0.2  # share of a topic in the mixture that stands for another, which then must stay
 
 
@@ -65,7 +65,7 @@ def spanning_topics(
     """Remove topics that others can stand in for, cheapest first, until so many are left.
 
     At most half of those to be removed go at once, and none on which one that goes relies. Then
-    those that relied on them are solved for again. Cost: as ``best_stand_ins`` with 10,000 words at
+    those that relied on them are solved for again. Cost: as ``best_stand_ins`` with 2,500 words at
     most, and less for each further time.
 
     Args:
