@@ -26,20 +26,11 @@ from benchmarks.readers import find_file
 
 def draw(fit: lc.TopicFit, shown: Sequence[int], shares: np.ndarray, path: Path) -> None:
     """Bars of the top words of some topics, with the topic's share of all tokens."""
-    figure, axes = plt.subplots(3, 4, figsize=(13, 8), layout="constrained")
     tops = fit.top_words(8)
-    for axis, k in zip(axes.flat, shown, strict=False):
-        words = tops[k][::-1]
-        axis.barh([w.word for w in words], [w.probability for w in words], color="#4477aa")
-        axis.set_title(f"topic {k}, {100 * shares[k]:.1f} % of the tokens", fontsize=10)
-        axis.locator_params(axis="x", nbins=4)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(axis="x", labelsize=8)
-    for axis in axes.flat[len(shown) :]:
-        axis.set_visible(False)
-    figure.supxlabel("probability of the word in the topic")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    titles = [f"topic {k}, {100 * shares[k]:.1f} % of the tokens" for k in shown]
+    axes = lc.plots.topics([tops[k] for k in shown], titles)
+    axes[0].figure.savefig(path, dpi=110)
+    plt.close(axes[0].figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> lc.TopicFit:

@@ -96,13 +96,10 @@ coherence = fit.coherence(train)
 largest = np.argsort(-fit.proportions(train).mean(axis=0))[:8]
 tops = fit.top_words(8, by="relevance")
 
-figure, grid = plt.subplots(2, 4, figsize=(11, 5))
-for axes, k in zip(grid.flat, largest, strict=True):
-    words = tops[k][::-1]
-    axes.barh([top.word for top in words], [top.probability for top in words])
-    axes.set_title(f"topic {k}, coherence {coherence[k]:.2f}", fontsize=9)
-    axes.tick_params(labelsize=8)
-figure.tight_layout()
+lc.plots.topics(
+    [tops[k] for k in largest],
+    [f"topic {k}, coherence {coherence[k]:.2f}" for k in largest],
+)
 
 # %%
 # How sure is a document?

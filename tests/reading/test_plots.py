@@ -85,3 +85,21 @@ def test_confusion_shows_the_classes_in_most_errors():
 def test_axes_may_be_given():
     ax = plt.subplots()[1]
     assert lc.plots.elbo([1.0], ax=ax) is ax
+
+
+def test_topics_have_their_words_from_the_top_on_one_scale():
+    words = [[lc.topics.TopWord("sea", 0.3), lc.topics.TopWord("ship", 0.1)], [("moon", 0.2)]] * 3
+    axes = lc.plots.topics(words)
+    assert [ax.get_title() for ax in axes] == [f"topic {k}" for k in range(6)]
+    first, second = axes[:2]
+    assert [label.get_text() for label in first.get_yticklabels()] == ["sea", "ship"]
+    np.testing.assert_allclose([bar.get_width() for bar in first.patches], [0.3, 0.1])
+    assert first.yaxis_inverted() and first.get_xlim() == second.get_xlim()
+    unused = [ax for ax in first.figure.axes if not ax.get_visible()]
+    assert len(unused) == 2
+    again = lc.plots.topics(words[:2], ["one", "two"], axes[:2])
+    assert again[1] is second and second.get_title() == "two"
+    with pytest.raises(ValueError, match="at least one topic"):
+        lc.plots.topics([])
+    with pytest.raises(ValueError, match="`titles` must have one for each of the 6 topics; got 1"):
+        lc.plots.topics(words, ["one"])
