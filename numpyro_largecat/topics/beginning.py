@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -78,6 +79,13 @@ def begin(
         raise ValueError("`corpus` must have a document with words; all are empty.")
     priors = _priors(given, corpus)
     goes_on = prior is not None or isinstance(start, TopicFit)
+    num_filled = int((np.diff(corpus.offsets) > 0).sum())
+    if num_filled < num_topics and not goes_on:
+        warnings.warn(
+            f"`num_topics` is {num_topics}, more than the {num_filled} documents with words: some "
+            "topics will be alike or have no words.",
+            stacklevel=3,
+        )
     differ = goes_on or np.ndim(given.concentration) > 0
     candidates = _candidates(options, num_topics, num_passes, differ=differ, may_choose=may_choose)
     return Beginning(corpus, priors, candidates, goes_on, before)

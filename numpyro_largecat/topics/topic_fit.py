@@ -7,7 +7,7 @@ import itertools
 import warnings
 from dataclasses import dataclass, fields
 from os import PathLike
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +25,7 @@ from numpyro_largecat.topics.word_order import frex, relevance
 
 SHOWN = 20  # topics that ``print`` lists
 PRECISE = Effort(100, 1e-3, 5)
+AnyCorpus: TypeAlias = Corpus | sparray | spmatrix  # counts (N, V) have the words of the fit
 
 
 class TopWord(NamedTuple):
@@ -181,7 +182,7 @@ class TopicFit:
         tokens = self.posterior - np.asarray(self.word_concentration, dtype)
         return np.where(tokens > 8 * np.finfo(dtype).eps * self.posterior, tokens, 0)
 
-    def proportions(self, corpus: Corpus | sparray | spmatrix) -> NDArray[np.floating]:
+    def proportions(self, corpus: AnyCorpus) -> NDArray[np.floating]:
         """Posterior mean topic frequencies of documents, (N, K), each row summing to 1.
 
         A document without words has those of the prior, and a warning says how many there are.
@@ -196,9 +197,7 @@ class TopicFit:
         Raises:
             ValueError: If the corpus has another vocabulary.
         """
-        if isinstance(corpus, (sparray, spmatrix)):
-            corpus = Corpus.from_csr(corpus)
-        self.check_vocabulary(corpus)
+        corpus = self._own_corpus(corpus)
         empty = int((np.diff(corpus.offsets) == 0).sum())
         if empty:
             prior = "their topic frequencies are those of the prior"
@@ -213,7 +212,7 @@ class TopicFit:
         counts = topic_counts(corpus, topics, concentration, local_step, self.shapes)
         return _shares(counts + self.concentration)
 
-    def score(self, corpus: Corpus, *, seed: int = 0, fraction: float = 0.2) -> float:
+    def score(self, corpus: AnyCorpus, *, seed: int = 0, fraction: float = 0.2) -> float:
         r"""Mean log likelihood of held-out words by document completion, nats per word.
 
         A share of each document's distinct words is held out at random. From the rest come its
@@ -225,27 +224,28 @@ class TopicFit:
         over the tokens held out. Documents with no word held out have no part in it.
 
         Args:
-            corpus: Documents that were not fitted, with the same vocabulary.
+            corpus: Documents that were not fitted, as for ``proportions``.
             seed: Of the division.
             fraction: Share of the distinct words of each document to hold out, in (0, 1).
 
         References:
             Hughes and Sudderth, arXiv:1609.07521, Appendix E.
         """
-        self.check_vocabulary(corpus)
+        corpus = self._own_corpus(corpus)
         check_interval("fraction", fraction, "(0, 1)")
         seen, unseen = corpus.split_words(seed, fraction)
         return completion_score(self.topics, self.concentration, seen, unseen, self.shapes)
 
-    def coherence(self, corpus: Corpus, num_words: int = 10) -> NDArray[np.floating]:
+    def coherence(self, corpus: AnyCorpus, num_words: int = 10) -> NDArray[np.floating]:
         r"""Mean normalised pointwise mutual information of each topic's top words, (K,).
 
         .. math:: \mathrm{NPMI}(v, w) = \frac{\log (p_{vw} / (p_v p_w))}{-\log p_{vw}}
 
         with p the shares of documents that have a word, or both; -1 for a pair that never occurs
-        together. Cost: O(entries) and the square of K ``num_words`` at worst.
+        together. The corpus is as for ``proportions``. Cost: O(entries) and the square of K
+        ``num_words`` at worst.
         """
-        self.check_vocabulary(corpus)
+        corpus = self._own_corpus(corpus)
         check_count("num_words", num_words, 2)
         if len(corpus) == 0:
             raise ValueError("`corpus` must have a document; it has none.")
@@ -269,7 +269,7 @@ class TopicFit:
             )
         return scores
 
-    def for_pyldavis(self, corpus: Corpus) -> dict[str, Any]:
+    def for_pyldavis(self, corpus: AnyCorpus) -> dict[str, Any]:
         """What ``pyLDAvis.prepare(**fit.for_pyldavis(corpus))`` takes for its interactive page.
 
         Documents without words, and words without tokens in the corpus, are left out: it divides by
@@ -278,7 +278,7 @@ class TopicFit:
         Raises:
             ValueError: If the corpus has another vocabulary, or fewer than two words with tokens.
         """
-        self.check_vocabulary(corpus)
+        corpus = self._own_corpus(corpus)
         counts = corpus.to_csr()
         lengths, frequency = counts.sum(axis=1), counts.sum(axis=0)
         is_used = frequency > 0
@@ -294,6 +294,13 @@ class TopicFit:
             "vocab": [name for name, used in zip(names, is_used, strict=True) if used],
             "term_frequency": frequency[is_used],
         }
+
+    def _own_corpus(self, corpus: AnyCorpus) -> Corpus:
+        """A corpus with the vocabulary of the fit, also from counts (N, V)."""
+        if isinstance(corpus, (sparray, spmatrix)):
+            corpus = Corpus.from_csr(corpus)
+        self.check_vocabulary(corpus)
+        return corpus
 
     def check_vocabulary(self, corpus: Corpus) -> None:
         """Raise unless it is a corpus that has the vocabulary of the fit."""

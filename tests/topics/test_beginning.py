@@ -154,6 +154,14 @@ def test_what_a_prior_decides_cannot_be_given_too() -> None:
         fit_topics(KEY, nameless, K, prior=first)
 
 
+def test_more_topics_than_documents_are_warned_of() -> None:
+    corpus = Corpus.from_documents([["a", "b"], ["b", "c"], []])
+    with pytest.warns(UserWarning, match="`num_topics` is 3, more than the 2 documents with words"):
+        fit = fit_topics(KEY, corpus, 3, num_passes=2)
+    assert fit.topics.shape == (3, 3)
+    fit_topics(KEY, corpus[:1], 3, num_passes=1, start=fit)  # goes on, so it may be few
+
+
 def many_topics(seed, num_topics=12, num_documents=400, num_words=300):
     """Topics (K, V), and documents of 60 tokens of a few of them."""
     rng = np.random.default_rng(seed)

@@ -196,6 +196,15 @@ def test_a_pipeline_of_scikit_learn_takes_proportions(fit) -> None:
         fit.proportions(counts[:, 1:])
 
 
+def test_sparse_counts_are_read_as_a_corpus(fit) -> None:
+    counts = CORPUS.to_csr()
+    assert fit.score(counts, seed=1) == fit.score(CORPUS, seed=1)
+    np.testing.assert_array_equal(fit.coherence(counts), fit.coherence(CORPUS))
+    assert fit.for_pyldavis(counts)["vocab"] == fit.for_pyldavis(CORPUS)["vocab"]
+    with pytest.raises(ValueError, match="60 words; got 59"):
+        fit.score(counts[:, 1:])
+
+
 def test_pyldavis_gets_what_it_checks(fit) -> None:
     """Its own checks: rows sum to 1, sizes agree, and all words and documents have tokens."""
     corpus = Corpus.concatenate([CORPUS[:20], Corpus.from_documents([[], ["w0"]], WORDS)])
