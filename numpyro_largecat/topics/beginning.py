@@ -21,7 +21,7 @@ from numpyro_largecat.topics.word_prior import WordPrior
 
 DEFAULT_TOTAL = 0.5  # concentration of topic frequencies over all topics
 DEFAULT_WORD = 0.1  # concentration of each word, also where the learning of it starts
-CANDIDATES = 2  # for each topic, in the first passes
+CANDIDATES = 3  # for each topic, in the first passes
 CANDIDATE_PASSES = 2
 
 

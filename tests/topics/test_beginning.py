@@ -181,8 +181,8 @@ def worst_distance(found, topics):
 def test_no_topic_is_missed() -> None:
     """Twelve true topics, from each of five seeds.
 
-    Of a hundred seeds 98 find all (26 without more topics at first), so a correct program would
-    fail for one set of five in ten.
+    A hundred of a hundred seeds find all (98 with 2 K topics at first, 26 with K), so a correct
+    program would fail for less than one set of five in twenty.
     """
     found = []
     for seed in range(5):

@@ -305,7 +305,7 @@ def test_each_pass_is_shown_to_who_asks(method) -> None:
     seen = []
     options = dict(num_topics=K, num_active=2, num_passes=6, batch_size=50, method=method)
     whole = fit_topics(KEY, CORPUS, after_pass=seen.append, **options)
-    assert [len(fit.posterior) for fit in seen] == [12, 12, *[K] * 4]
+    assert [len(fit.posterior) for fit in seen] == [18, 18, *[K] * 4]
     np.testing.assert_array_equal(seen[-1].posterior, whole.posterior)
 
     def enough(fit):
