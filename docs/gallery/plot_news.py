@@ -126,5 +126,18 @@ axes.legend(fontsize=8)
 figure.tight_layout()
 
 # %%
+# Which documents are about it?
+# -----------------------------
+# The shares of topics in some documents, coloured by topic; each topic has its three
+# most relevant words.
+
+some = train[:12]
+lc.plots.responsibilities(
+    fit.proportions(some),
+    [f"document {d}" for d in range(len(some))],
+    {k: " ".join(top.word for top in tops[k][:3]) for k in range(best)},
+)
+
+# %%
 # For a page to click through: ``pyLDAvis.prepare(**fit.for_pyldavis(train))``.
 # Covariates, seeds and time are in the recipes for topic models.

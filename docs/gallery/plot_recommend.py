@@ -15,9 +15,11 @@ Real data: ``choice/gowalla_train.txt.gz`` and ``choice/gowalla_test.txt.gz``,
 
 import gzip
 import os
+import tempfile
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
@@ -153,3 +155,27 @@ axes.set(
     ylabel="posterior sd of its features",
 )
 figure.tight_layout()
+
+# %%
+# Which places are alike?
+# -----------------------
+# Places that the same people go to have similar rows: here the most visited, on the
+# plane that holds most of what differs between them, with their numbers.
+
+often = np.argsort(-visits)[:400]
+w = np.asarray(result.params["w_auto_loc"])[often]
+lc.plots.class_map(
+    w, {k: str(often[k]) for k in range(12)}, color=np.log(visits[often] + 1)
+)
+
+# %%
+# Saved and served
+# ----------------
+# A fit is saved in a folder. A program that has the model and the guide reads it, and
+# answers for one user or for many.
+
+with tempfile.TemporaryDirectory() as folder:
+    svi.save(folder + "/fit", result)
+    loaded = svi.load(folder + "/fit", users[:2], places[:2], jnp.arange(2))
+served = lc.Fitted.from_svi(svi, loaded)
+print(served.on(some[:2]).top_classes(5, exclude=been[:2]).classes)

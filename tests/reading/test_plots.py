@@ -103,3 +103,63 @@ def test_topics_have_their_words_from_the_top_on_one_scale():
         lc.plots.topics([])
     with pytest.raises(ValueError, match="`titles` must have one for each of the 6 topics; got 1"):
         lc.plots.topics(words, ["one"])
+
+
+def test_a_map_of_classes_is_turned_and_not_stretched():
+    """Points of a plane in five dimensions keep their distances; the wider axis comes first."""
+    rng = np.random.default_rng(0)
+    plane = rng.normal(size=(30, 2)) * [1, 4]
+    turn = np.linalg.qr(rng.normal(size=(5, 5)))[0][:2]
+    ax = lc.plots.class_map(plane @ turn + 7, {2: "two"}, color=np.arange(30))
+    points = np.asarray(ax.collections[0].get_offsets())
+    centred = plane - plane.mean(axis=0)
+    np.testing.assert_allclose(points @ points.T, centred @ centred.T, atol=1e-8)
+    assert points[:, 0].var() > points[:, 1].var()
+    (text,) = ax.texts
+    assert text.get_text() == "two"
+    np.testing.assert_allclose(text.xy, points[2])
+    share = points[:, 0].var() / points.var(axis=0).sum()
+    assert ax.get_xlabel() == f"first component ({share:.0%} of the variance)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((np.ones((3, 1)),), r"\(K, D\) with K and D at least 2"),
+        ((np.full((3, 2), np.nan),), "`weights`.*finite"),
+        ((np.eye(3), {3: "none"}), "the keys of `labels`"),
+        ((np.eye(3), None, np.ones(2)), "one for each row of `weights`"),
+    ],
+)
+def test_a_map_of_what_are_no_classes_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        lc.plots.class_map(*arguments)
+
+
+def test_responsibilities_stack_the_largest_components_and_the_rest():
+    """Twelve components: the nine largest of these rows by name, the others in one grey bar."""
+    shares = np.zeros((2, 12))
+    shares[0] = np.arange(12) / 66
+    shares[1, 11] = 0.75  # a row need not sum to 1: its posterior is over L components
+    ax = lc.plots.responsibilities(shares, ["a", "b"], {11: "sea"})
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == ["sea", *"10 9 8 7 6 5 4 3".split(), "others"]
+    widths = np.array([[bar.get_width() for bar in bars] for bars in ax.containers])
+    np.testing.assert_allclose(widths[:, 0], np.append(np.arange(11, 2, -1), 3) / 66)
+    np.testing.assert_allclose(widths[:, 1], np.eye(10)[0] * 0.75, atol=1e-12)
+    ends = [bars[0].get_x() for bars in ax.containers][1:]
+    np.testing.assert_allclose(ends, np.cumsum(widths[:-1, 0]))
+
+
+@pytest.mark.parametrize(
+    ("shares", "labels", "message"),
+    [
+        (np.ones(3) / 3, None, r"\(rows, K\)"),
+        ([[0.5, -0.1]], None, "at least 0"),
+        ([[0.7, 0.7]], None, "at most 1 in sum"),
+        ([[0.7, 0.3]], ["a", "b"], "one for each row of `shares`"),
+    ],
+)
+def test_shares_that_are_none_are_refused(shares, labels, message):
+    with pytest.raises(ValueError, match=message):
+        lc.plots.responsibilities(shares, labels)
