@@ -48,6 +48,47 @@ def collapsed_bound(log_probs, word_counts, concentration, responsibilities):
     return words + log_normalizer(concentration) - log_normalizer(concentration + counts)
 
 
+def rise_if_any(concentration, shares, repeats):
+    """Lower bound of E log(Gamma(a + n) / Gamma(a)), n of tokens with these shares of a topic.
+
+    Jensen's inequality given that there is a token; shares and repeats have the same shape.
+    """
+    absent = np.prod((1 - np.minimum(shares, 1 - 1e-6)) ** repeats)
+    if absent == 1:
+        return 0.0
+    if_any = repeats @ shares / (1 - absent)
+    return (1 - absent) * (gammaln(concentration + if_any) - gammaln(concentration))
+
+
+def rise_by_counting(concentration, shares, repeats):
+    """E log(Gamma(a + n) / Gamma(a)) itself, from the distribution of n."""
+    distribution = np.ones(1)
+    for share in np.repeat(shares, repeats):
+        distribution = np.convolve(distribution, [1 - share, share])
+    n = np.arange(len(distribution))
+    return distribution @ (gammaln(concentration + n) - gammaln(concentration))
+
+
+def integrated_bound(documents, responsibilities, concentration, prior, rise=rise_if_any):
+    """Of a corpus with topics and frequencies integrated out, q(z) the responsibilities (U, K).
+
+    With sums of topics over all words at their means.
+    """
+    value, num_topics = 0.0, len(concentration)
+    for (_, c), r in zip(documents, responsibilities, strict=True):
+        value += gammaln(concentration.sum()) - gammaln(concentration.sum() + c.sum())
+        value += sum(rise(concentration[k], r[:, k], c) for k in range(num_topics))
+        value -= (c[:, None] * r)[r > 0] @ np.log(r[r > 0])
+    words = np.concatenate([words for words, _ in documents])
+    counts = np.concatenate([c for _, c in documents])
+    shares = np.concatenate(responsibilities)
+    for k, of_words in enumerate(prior):
+        for v in np.unique(words):
+            value += rise(of_words[v], shares[words == v, k], counts[words == v])
+        value -= gammaln(of_words.sum() + counts @ shares[:, k]) - gammaln(of_words.sum())
+    return value
+
+
 def softmax_of_largest(weights, num_active):
     """Alg. 1, right: the best responsibilities with at most L above zero; ties by position."""
     last = np.sort(weights, axis=1)[:, -num_active, None]

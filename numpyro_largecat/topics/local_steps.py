@@ -35,7 +35,7 @@ from numpyro_largecat.ops.topics.document_fit import (
     solve_documents,
     start_documents,
 )
-from numpyro_largecat.ops.topics.learned_concentrations import log_absence, rises
+from numpyro_largecat.ops.topics.presence import log_absence, log_rises, rises
 from numpyro_largecat.ops.topics.sweeps import digamma
 from numpyro_largecat.ops.topics.word_topic_counts import word_topic_counts
 
@@ -78,14 +78,9 @@ class Sums(NamedTuple):
 
     counts: csr_array  # (R, K), expected tokens of words in topics
     rest: float  # the bound without the term of log phi
+    # Of ``Collapsed`` alone, see ``ops.topics.presence``:
     log_absence: csr_array | None = None  # (R, K), log probability that no token is of the topic
-    rises: NDArray[Any] | None = None  # (K,), see ``ops.topics.learned_concentrations``
-
-
-def log_rise(counts: csr_array, concentration: NDArray[np.floating]) -> float:
-    """Sum of log(Gamma(a + N) / Gamma(a)) over topics of documents, in float64."""
-    a = concentration.astype(np.float64)[counts.indices]
-    return float((gammaln(a + counts.data) - gammaln(a)).sum())
+    rises: NDArray[Any] | None = None  # (K,), of documents
 
 
 class LocalStep(Protocol):
@@ -127,8 +122,10 @@ class LocalStep(Protocol):
         """What the next visit needs: a row for each document, or for each word if ``by_word``."""
         ...
 
-    def sums(self, given: Given, solved: Solved, kept: csr_array, *, learns: bool) -> Sums:
-        """What a batch sums of them; what priors are learned from if it ``learns``."""
+    def sums(
+        self, given: Given, solved: Solved, kept: csr_array, concentration: NDArray[np.floating]
+    ) -> Sums:
+        """What a batch sums of them; ``concentration`` is that of the bound, (K,)."""
         ...
 
     def last(self, kept: csr_array, is_word: NDArray[np.bool_]) -> Any:
@@ -138,7 +135,7 @@ class LocalStep(Protocol):
 
 @dataclass(frozen=True)
 class Collapsed:
-    """Topic frequencies and topics are integrated out, to zeroth order."""
+    """Topic frequencies and topics are integrated out; steps are to zeroth order."""
 
     num_active: int
     effort: Effort
@@ -193,48 +190,44 @@ class Collapsed:
             found.append(padded)
         return Assignments(*found)
 
-    def sums(self, given: Given, solved: Solved, kept: csr_array, *, learns: bool) -> Sums:
+    def sums(
+        self, given: Given, solved: Solved, kept: csr_array, concentration: NDArray[np.floating]
+    ) -> Sums:
         """By products of sparse matrices, O(U L) for each document."""
         words, counts = (np.asarray(x)[solved.places] for x in solved.documents)
-        is_word, concentration = counts > 0, np.asarray(given.concentration, np.float64)
+        is_word, a = counts > 0, np.asarray(concentration, np.float64)
         num_words, num_rows = len(kept.indptr) - 1, len(given.topics.probs)
         tokens = counts[is_word].astype(kept.dtype)
-
-        def tokens_of(rows: NDArray[np.integer], size: int) -> csr_array:
-            entries = rows, np.arange(num_words)
-            return csr_array((tokens, entries), (size, num_words))
-
-        by_word = tokens_of(words[is_word], num_rows)
-        rest = self._rest(counts, kept, self.counts(solved), concentration)
-        if not learns:
-            return Sums(by_word @ kept, rest)
         absence = csr_array((log_absence(kept.data), kept.indices, kept.indptr), kept.shape)
-        by_document = tokens_of(np.nonzero(is_word)[0], len(is_word))
-        of_topics, absent = (by_document @ of_words for of_words in (kept, absence))
-        own = rises(of_topics.data, absent.data, concentration[of_topics.indices])
-        gains = np.bincount(of_topics.indices, own, len(concentration))
-        return Sums(by_word @ kept, rest, by_word @ absence, gains)
 
-    def _rest(
-        self,
-        word_counts: NDArray[np.integer],
-        shares: csr_array,
-        counts: csr_array,
-        concentration: NDArray[np.float64],
-    ) -> float:
-        """The mean-field bound less that of log phi, nats.
+        def of_shares_and_absence(rows: NDArray[np.integer], size: int) -> list[csr_array]:
+            entries = rows, np.arange(num_words)
+            tokens_of = csr_array((tokens, entries), (size, num_words))
+            return [tokens_of @ kept, tokens_of @ absence]
 
-        With q(z) the shares and q(pi) the best Dirichlet, a + N, it is for each document
+        found, absent = of_shares_and_absence(np.nonzero(is_word)[0], len(is_word))
+        own = found.data, absent.data, a[found.indices]  # of topics in documents
+        rest = log_rises(*own).sum(dtype=np.float64) - _falls_and_negentropy(counts, kept, a.sum())
+        of_words, absent_of_words = of_shares_and_absence(words[is_word], num_rows)
+        gains = np.bincount(found.indices, rises(*own), len(a))
+        return Sums(of_words, float(rest), absent_of_words, gains)
 
-            log(Gamma(sum a) / Gamma(sum a + sum c)) - sum_u c[u] sum_k r[u, k] log r[u, k]
-            + sum_k log(Gamma(a[k] + N[k]) / Gamma(a[k])).
-        """
-        tokens = np.repeat(word_counts[word_counts > 0], np.diff(shares.indptr))
-        total, lengths = concentration.sum(), word_counts.sum(axis=1)
-        falls = gammaln(total + lengths) - gammaln(total)
-        # No product of vectors: the threads of a BLAS would wait for work on cores in use.
-        negentropy = (tokens * xlogy(shares.data, shares.data)).sum(dtype=np.float64)
-        return log_rise(counts, concentration) - float(falls.sum() + negentropy)
+
+def _falls_and_negentropy(
+    word_counts: NDArray[np.integer], shares: csr_array, total: float
+) -> float:
+    """What the bound of documents is less than its rises, nats.
+
+    With q(z) the shares and pi integrated out, the bound without the term of log phi is for each
+
+        log(Gamma(sum a) / Gamma(sum a + sum c)) - sum_u c[u] sum_k r[u, k] log r[u, k]
+        + sum_k E log(Gamma(a[k] + N[k]) / Gamma(a[k])).
+    """
+    tokens = np.repeat(word_counts[word_counts > 0], np.diff(shares.indptr))
+    falls = gammaln(total + word_counts.sum(axis=1)) - gammaln(total)
+    # No product of vectors: the threads of a BLAS would wait for work on cores in use.
+    negentropy = (tokens * xlogy(shares.data, shares.data)).sum(dtype=np.float64)
+    return float(falls.sum() + negentropy)
 
 
 class FitOfSize(NamedTuple):
@@ -285,16 +278,23 @@ class MeanField:
         counts = kept.toarray()
         return np.pad(counts, ((0, len(is_word) - len(counts)), (0, 0)))
 
-    def sums(self, given: Given, solved: Solved, kept: csr_array, *, learns: bool) -> Sums:
+    def sums(
+        self, given: Given, solved: Solved, kept: csr_array, concentration: NDArray[np.floating]
+    ) -> Sums:
         """See ``word_topic_counts``."""
-        del kept
-        assert not learns
         fit, size = solved.fit
         shared = given.topics.table, given.concentration
         options = {"num_active": self.num_active, "size": size, "mesh": self.mesh}
         found, rests = _sum_mean_field(shared, (solved.documents, fit), **options)
         rest = float(np.asarray(rests, np.float64).sum())
+        rest += _log_rise(kept, concentration) - _log_rise(kept, np.asarray(given.concentration))
         return Sums(csr_array(np.asarray(total(found))), rest)
+
+
+def _log_rise(counts: csr_array, concentration: NDArray[np.floating]) -> float:
+    """Sum of log(Gamma(a + N) / Gamma(a)) over topics of documents, in float64."""
+    a = concentration.astype(np.float64)[counts.indices]
+    return float((gammaln(a + counts.data) - gammaln(a)).sum())
 
 
 INFERENCE: dict[str, type[Collapsed | MeanField]] = {

@@ -31,7 +31,7 @@ from numpyro_largecat.topics.document_chunks import (
     solve_batch,
     tokens_of_documents,
 )
-from numpyro_largecat.topics.local_steps import LocalStep, Solved, Sums, log_rise
+from numpyro_largecat.topics.local_steps import LocalStep, Solved, Sums
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.topic_table import Table, topic_term
 from numpyro_largecat.topics.word_prior import WordPrior
@@ -126,11 +126,7 @@ def visit_batch(
 
     def keep(chunk: Chunk, solved: Solved) -> tuple[Sums, NDArray[np.intp], csr_array]:
         own = local_step.kept(solved)
-        sums = local_step.sums(given, solved, own, learns=any(problem.learns))
-        if is_first:
-            counts = local_step.counts(solved)
-            rise = log_rise(counts, priors.topics) - log_rise(counts, concentration)
-            sums = sums._replace(rest=sums.rest + rise)
+        sums = local_step.sums(given, solved, own, priors.topics)
         return sums, chunk.documents, own
 
     def last(chunk: Chunk) -> Any:
@@ -183,7 +179,7 @@ class Memory:
         self.table, self.priors = table, priors
         self.counts: list[csr_array | None] = [None] * num_batches
         self.own: list[csr_array | None] = [None] * num_batches
-        self.log_absence: list[csr_array | None] = [None] * num_batches  # where words learn
+        self.log_absence: list[csr_array | None] = [None] * num_batches  # if collapsed
         self.rises = np.zeros((num_batches, len(priors.topics)))  # where topics learn
         self.rest = np.zeros(num_batches)
         self.bounds: list[float] = []  # of the corpus, after each pass
@@ -228,32 +224,36 @@ def memoized_steps(
         with held_signals():
             table.add(batch.rows, sums.counts, less=memory.counts[b])
             memory.counts[b], memory.rest[b], memory.own[b] = sums.counts, sums.rest, found.own
-            memory.log_absence[b] = sums.log_absence if problem.learns.words else None
-            if problem.learns.topics:
+            memory.log_absence[b] = sums.log_absence
+            if sums.rises is not None:
                 memory.rises[b] = sums.rises
             if is_last:
                 # Sum again: the start leaves with the first pass, and rounding does not add up.
                 total = _sum_of(batches, memory.counts, table.shape)
-                bound = topic_term(total, memory.priors.words) + float(memory.rest.sum())
+                absence = _sum_of(batches, memory.log_absence, table.shape)
+                of_topics = topic_term(total, memory.priors.words, absence)
+                bound = of_topics + float(memory.rest.sum())
                 table.set(total)
                 memory.bounds.append(bound)
                 if not is_first:
-                    memory.priors = _learned(problem, batches, memory, total)
+                    memory.priors = _learned(problem, memory, total, absence)
         yield bound
 
 
 def _learned(
-    problem: Problem, batches: list[Batch], memory: Memory, counts: NDArray[np.float64]
+    problem: Problem,
+    memory: Memory,
+    counts: NDArray[np.float64],
+    log_absence: NDArray[np.float64],
 ) -> Priors:
-    """The next priors, of those that learn, after a pass that left these counts (V, K)."""
+    """The next priors, of those that learn, after a pass that left these of words (V, K)."""
     topics, words = memory.priors
     if problem.learns.topics:
         lengths = tokens_of_documents(problem.corpus)
         found = next_concentration(topics, memory.rises.sum(axis=0), lengths)
         topics = found.astype(topics.dtype)
     if problem.learns.words:
-        absence = _sum_of(batches, memory.log_absence, counts.shape)
-        learned = next_word_concentration(words.as_given, counts, absence)
+        learned = next_word_concentration(words.as_given, counts, log_absence)
         words = WordPrior.of(learned, *counts.shape)
     return Priors(topics, words)
 

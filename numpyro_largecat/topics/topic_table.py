@@ -17,6 +17,7 @@ from scipy.special import gammaln
 
 from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.ops.rows_by_device import num_devices, over_all_devices
+from numpyro_largecat.ops.topics.presence import log_rises
 from numpyro_largecat.topics.local_steps import Posterior
 from numpyro_largecat.topics.word_prior import WordPrior
 
@@ -118,10 +119,20 @@ def _add(
     return counts.at[rows].add(change), totals + change.sum(axis=0)
 
 
-def topic_term(posterior_counts: NDArray[np.floating], prior: WordPrior) -> float:
-    """The part of the bound that is about topics at their best posterior (Eq. 35), in float64."""
-    counts = np.maximum(np.asarray(posterior_counts, np.float64), 0)
+def topic_term(
+    counts: NDArray[np.floating], prior: WordPrior, log_absence: NDArray[np.floating]
+) -> float:
+    """The part of the bound that is about topics, in float64.
+
+    With expected counts (V, K), and 0 for the log probability that there are none, it is that of
+    the best q(phi), Eq. 35; with that probability phi is integrated out. To take the sums over
+    words at their means then adds less than half a nat for each topic.
+    """
+    counts = np.maximum(np.asarray(counts, np.float64), 0)
     is_used = counts > 0
     each = np.broadcast_to(prior.each, counts.shape)[is_used]
-    own = (gammaln(each + counts[is_used]) - gammaln(each)).sum()
+    used, absence = counts[is_used], log_absence[is_used]
+    present = absence < 0
+    own = (gammaln(each + used) - gammaln(each))[~present].sum()
+    own += log_rises(used[present], absence[present], each[present]).sum()
     return float(own - (gammaln(prior.totals + counts.sum(axis=0)) - gammaln(prior.totals)).sum())

@@ -145,16 +145,14 @@ def test_a_bound_is_that_of_what_a_collapsed_fit_found() -> None:
     fit = fit_topics(KEY, corpus, K, **arguments, options=exact)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(KEY)))
     start = start_from_documents(rng, corpus, K, ONE) + 0.1
-    probs, posterior, value = start / start.sum(axis=0), np.full((K, V), 0.1), 0.0
-    for d in range(corpus.num_documents):
-        words, counts = corpus[d]
+    probs, posterior, found = start / start.sum(axis=0), np.full((K, V), 0.1), []
+    for words, counts in corpus:
         r = reference.collapsed_document(probs[words], counts, np.full(K, 0.2), num_sweeps=300)
-        none = np.zeros_like(probs[words])  # the term of log phi is in that of the topics
-        value += reference.collapsed_bound(none, counts, np.full(K, 0.2), r)
         posterior[:, words] += counts * r.T
+        found.append(r)
     np.testing.assert_allclose(fit.posterior, posterior, atol=1e-6)
-    value += reference.topic_term(0.1, posterior)
-    assert fit.bounds[0] == pytest.approx(value, rel=1e-8)
+    value = reference.integrated_bound(list(corpus), found, np.full(K, 0.2), np.full((K, V), 0.1))
+    assert fit.bounds[0] == pytest.approx(value, rel=1e-7)
 
 
 @pytest.mark.usefixtures("x64")

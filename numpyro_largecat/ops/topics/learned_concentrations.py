@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Dirichlet concentrations that fit expected counts best, by Minka's fixed point.
 
-Counts n of draws from a Dirichlet of concentrations a have a log probability with the sum of
-log(Gamma(a[k] + n[k]) / Gamma(a[k])), which is 0 for n = 0 and steep up to 1: expected counts well
-below 1 say how likely one token is, not that there is a little of one. With P the probability that
-there is any, and the expected counts in that case, n / P, in place of the counts in it,
+With ``rises`` of ``presence`` in place of those of known counts,
 
-    rises[k] = sum_d P[d, k] (digamma(a[k] + n[d, k] / P[d, k]) - digamma(a[k]))
-    a[k] <- a[k] rises[k] / sum_d (digamma(sum a + n[d]) - digamma(sum a)).
+    a[k] <- a[k] sum_d rises[d, k] / sum_d (digamma(sum a + n[d]) - digamma(sum a)).
 
-Minka, Estimating a Dirichlet distribution, 2000. For counts above 0 and their probability: Teh,
-Newman and Welling, A Collapsed Variational Bayesian Inference Algorithm for LDA, 2007.
+Minka, Estimating a Dirichlet distribution, 2000.
 """
 
 from __future__ import annotations
@@ -19,24 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import digamma
 
-MOST_SHARE = 1 - 1e-6  # of a token, whose complement has a logarithm in float32
+from numpyro_largecat.ops.topics.presence import rises
+
 LEAST = 1e-5  # concentration of a topic that is nowhere
-
-
-def log_absence(shares: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Log probability that a token is not of a topic."""
-    return np.log1p(-np.minimum(shares, MOST_SHARE))
-
-
-def rises(
-    counts: NDArray[np.floating],
-    log_absence: NDArray[np.floating],
-    concentration: NDArray[np.floating] | float,
-) -> NDArray[np.floating]:
-    """P (digamma(a + n / P) - digamma(a)), for each count above 0."""
-    presence = -np.expm1(log_absence)
-    if_any = np.maximum(counts / presence, 1)
-    return presence * (digamma(concentration + if_any) - digamma(concentration))
 
 
 def next_concentration(

@@ -9,11 +9,10 @@ from scipy.optimize import minimize
 from scipy.special import gammaln
 
 from numpyro_largecat.ops.topics.learned_concentrations import (
-    log_absence,
     next_concentration,
     next_word_concentration,
-    rises,
 )
+from numpyro_largecat.ops.topics.presence import rises
 
 CERTAIN = np.log(1e-12)  # log probability of absence of what is known to be there
 
@@ -51,13 +50,6 @@ def test_known_counts_give_the_most_likely_word_concentration() -> None:
     for _ in range(300):
         found = next_word_concentration(found, counts.T.astype(float), absence.T)
     assert found == pytest.approx(best, abs=1e-3)
-
-
-def test_rare_topics_count_as_often_as_they_are_there() -> None:
-    """A topic with a share of 1 % of one token is there once in a hundred times, with a token."""
-    shares = np.array([0.01, 1.0])
-    found = rises(shares, log_absence(shares), 0.1)
-    np.testing.assert_allclose(found, np.array([0.01, 1.0]) / 0.1, rtol=1e-5)
 
 
 def test_a_topic_that_is_nowhere_keeps_a_concentration() -> None:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Expected counts of tokens, and how likely there are any.
+
+Counts n of draws from a Dirichlet of concentrations a have a log probability with the sum of
+log(Gamma(a[k] + n[k]) / Gamma(a[k])), which is 0 for n = 0, steep up to 1, and convex: expected
+counts well below 1 say how likely one token is, not that there is a little of one. With P the
+probability that there is any, and n / P the expected count in that case, Jensen's inequality is
+applied in that case alone,
+
+    E log(Gamma(a + n) / Gamma(a)) >= P log(Gamma(a + E n / P) / Gamma(a)),
+
+which is at least as large as the same at E n. Teh, Newman and Welling, A Collapsed Variational
+Bayesian Inference Algorithm for LDA, 2007, treat counts above 0 so.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import digamma, gammaln
+
+MOST_SHARE = 1 - 1e-6  # of a token, whose complement has a logarithm in float32
+
+
+def log_absence(shares: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Log probability that a token is not of a topic."""
+    return np.log1p(-np.minimum(shares, MOST_SHARE))
+
+
+def log_rises(
+    counts: NDArray[np.floating],
+    log_absence: NDArray[np.floating],
+    concentration: NDArray[np.floating] | float,
+) -> NDArray[np.floating]:
+    """P log(Gamma(a + n / P) / Gamma(a)), for each count above 0."""
+    presence, if_any = _if_any(counts, log_absence)
+    return presence * (gammaln(concentration + if_any) - gammaln(concentration))
+
+
+def rises(
+    counts: NDArray[np.floating],
+    log_absence: NDArray[np.floating],
+    concentration: NDArray[np.floating] | float,
+) -> NDArray[np.floating]:
+    """Their derivatives, P (digamma(a + n / P) - digamma(a))."""
+    presence, if_any = _if_any(counts, log_absence)
+    return presence * (digamma(concentration + if_any) - digamma(concentration))
+
+
+def _if_any(
+    counts: NDArray[np.floating], log_absence: NDArray[np.floating]
+) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
+    """P, and the expected counts if there are any: 1 or more, but for rounding."""
+    presence = -np.expm1(log_absence)
+    return presence, np.maximum(counts / presence, 1)
