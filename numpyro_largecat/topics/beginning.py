@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,12 +23,13 @@ DEFAULT_TOTAL = 0.5  # concentration of topic frequencies over all topics
 DEFAULT_WORD = 0.1  # concentration of each word, also where the learning of it starts
 CANDIDATES = 3  # for each topic, in the first passes
 CANDIDATE_PASSES = 2
+MOST_TOPICS = 300  # where their number is learned
 
 
 class Given(NamedTuple):
     """What ``fit_topics`` was given about priors and the start."""
 
-    num_topics: int
+    num_topics: int | Literal["learned"]
     concentration: Any
     word_concentration: Any
     start: Any
@@ -54,15 +55,11 @@ def begin(
     given: Given, corpus: Corpus, options: Options, num_passes: int, *, may_choose: bool
 ) -> Beginning:
     """Check what was given; ``may_choose`` if there are more topics at first by default."""
-    num_topics, _, _, start, prior = given
+    start, prior = given.start, given.prior
     before = None
     for name, fit in (("start", start), ("prior", prior)):
-        if isinstance(fit, TopicFit) and len(fit.posterior) != num_topics:
-            raise ValueError(
-                f"`{name}` must be a fit with {num_topics} topics; got {len(fit.posterior)}. A fit "
-                "that ended in its first passes has its candidates still, see `num_candidates` of "
-                "`lc.topics.Options`."
-            )
+        if isinstance(fit, TopicFit):
+            _check_earlier(name, fit, given.num_topics)
     if prior is not None:
         _check_prior(given)
         if corpus.vocabulary is None or prior.vocabulary is None:
@@ -77,9 +74,14 @@ def begin(
         check_one_of("start", start, ("documents", "random"), or_else=" or an earlier fit")
     if corpus.num_tokens == 0:
         raise ValueError("`corpus` must have a document with words; all are empty.")
-    priors = _priors(given, corpus)
     goes_on = prior is not None or isinstance(start, TopicFit)
     num_filled = int((np.diff(corpus.offsets) > 0).sum())
+    if given.num_topics == "learned":
+        candidates = _of_unknown_number(given, options, num_passes, num_filled)
+        priors = _priors(given, candidates.num_first, corpus)
+        return Beginning(corpus, priors, candidates, goes_on, before)
+    num_topics = given.num_topics
+    priors = _priors(given, num_topics, corpus)
     if num_filled < num_topics and not goes_on:
         warnings.warn(
             f"`num_topics` is {num_topics}, more than the {num_filled} documents with words: some "
@@ -91,6 +93,18 @@ def begin(
     return Beginning(corpus, priors, candidates, goes_on, before)
 
 
+def _check_earlier(name: str, fit: TopicFit, num_topics: int | Literal["learned"]) -> None:
+    if len(fit.posterior) == num_topics:
+        return
+    needed = f"a fit with {num_topics} topics"
+    if num_topics == "learned":
+        needed = "None where the number of topics is learned; give `num_topics` the fit's number"
+    raise ValueError(
+        f"`{name}` must be {needed}; got {len(fit.posterior)}. A fit that ended in its first "
+        "passes has its candidates still, see `num_candidates` of `lc.topics.Options`."
+    )
+
+
 def _check_prior(given: Given) -> None:
     check_kind("prior", given.prior, TopicFit, "an earlier fit of other documents")
     for name in ("start", "word_concentration"):
@@ -99,6 +113,27 @@ def _check_prior(given: Given) -> None:
                 f"`{name}` must be None beside `prior`, which has the topics to begin with and the "
                 "concentrations of their words."
             )
+
+
+def _of_unknown_number(
+    given: Given, options: Options, num_passes: int, num_filled: int
+) -> Candidates:
+    """As many at first as asked, or 300, or one for each document with words."""
+    for name in ("concentration", "word_concentration"):
+        value = getattr(given, name)
+        most, may_be = (0, "'learned'") if name == "concentration" else (2, "one or (V,) numbers")
+        is_number = value is not None and not isinstance(value, str)
+        if is_number and np.ndim(value) >= most:
+            raise ValueError(
+                f"`{name}` must be None or {may_be} where `num_topics` is 'learned': how many "
+                "topics there are is not known before."
+            )
+    if num_passes == 1:
+        raise ValueError("`num_passes` must be at least 2 where `num_topics` is 'learned'; got 1.")
+    most = min(MOST_TOPICS, num_filled)
+    if options.num_candidates is not None:
+        most = options.num_candidates
+    return Candidates(min(CANDIDATE_PASSES, num_passes // 2), most, None)
 
 
 def _candidates(
@@ -122,9 +157,9 @@ def _candidates(
     return Candidates(min(CANDIDATE_PASSES, num_passes // 2), most, num_topics)
 
 
-def _priors(given: Given, corpus: Corpus) -> Priors:
+def _priors(given: Given, num_topics: int, corpus: Corpus) -> Priors:
     """Those given, or where learning starts: the defaults, or what an earlier fit ended with."""
-    num_topics, concentration, of_word, start, prior = given
+    _, concentration, of_word, start, prior = given
     earlier = prior if prior is not None else start
     topics: Any = DEFAULT_TOTAL / num_topics
     words: Any = DEFAULT_WORD
@@ -151,8 +186,10 @@ def learns_of(given: Given, inference: str, method: str) -> Learns:
             check_one_of(name, value, ("learned",), or_else=" or numbers")
     topics, words = (isinstance(value, str) for value in asked.values())
     can = inference == "collapsed" and method == "memoized"
-    if (topics or words) and not can:
-        name = "concentration" if topics else "word_concentration"
+    number = given.num_topics == "learned"
+    if (number or topics or words) and not can:
+        names = "num_topics", "concentration", "word_concentration"
+        name = names[(number, topics, words).index(True)]
         raise ValueError(
             f"`{name}='learned'` needs `inference='collapsed'` and `method='memoized'`; got "
             f"{inference!r} and {method!r}."

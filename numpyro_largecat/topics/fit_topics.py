@@ -52,7 +52,7 @@ DEFAULTS = Options()
 def fit_topics(
     rng_key: Array,
     corpus: Corpus,
-    num_topics: int,
+    num_topics: int | Literal["learned"],
     *,
     concentration: ArrayLike | Literal["learned"] | None = None,
     word_concentration: ArrayLike | Literal["learned"] | None = None,
@@ -96,7 +96,12 @@ def fit_topics(
     Args:
         rng_key: A JAX random key.
         corpus: The documents.
-        num_topics: Number of topics K, at least 1.
+        num_topics: Number of topics K, at least 1; or "learned", for the number with the largest
+            bound. Two passes have 300 topics, or one for each document with words, or
+            ``num_candidates`` of ``lc.topics.Options``. From there ten to twenty smaller numbers
+            have a pass each, and the best goes on with those topics that the others are mixtures
+            of: from the start, in two passes more, as long as it falls by 3 %. So it takes two
+            to four times as long as if K had been given. A warning if none was better than all.
         concentration: a, positive: one number for each topic, shape (K,), or the same for all, as
             for ``TopicDocument`` and like scikit-learn's ``doc_topic_prior``. None for 0.5 / K, the
             paper's choice: the smaller, the fewer topics in a document. "learned" for one of each
@@ -165,8 +170,10 @@ def fit_topics(
     """
     check_key("rng_key", rng_key)
     check_corpus(corpus)
-    num_topics = check_count("num_topics", num_topics, 1)
-    active = check_num_active(num_active, num_topics, "topics")
+    if isinstance(num_topics, str):
+        check_one_of("num_topics", num_topics, ("learned",), or_else=" or a number")
+    else:
+        num_topics = check_count("num_topics", num_topics, 1)
     check_count("num_passes", num_passes, 1)
     check_count("batch_size", batch_size, 1)
     check_one_of("inference", inference, tuple(INFERENCE))
@@ -176,14 +183,15 @@ def fit_topics(
     may_choose = inference == "collapsed"
     beginning = begin(given, corpus, options, num_passes, may_choose=may_choose)
     corpus, priors, candidates = beginning.corpus, beginning.priors, beginning.candidates
+    active = check_num_active(num_active, len(priors.topics), "topics")
     devices = mesh_of_one_process(mesh)
     goes_on = has_checkpoint(checkpoints, resume, KIND)
     batches = make_batches(numpy_generator(rng_key, 0), corpus, batch_size)
     shapes = shapes_of(corpus, batch_size, len(batches[0].rows), num_passes)
     settings = None
     if checkpoints is not None:
-        how = inference, method, options
-        settings = settings_of(rng_key, corpus, priors, learns, active, batch_size, *how, start)
+        how = num_topics, active, batch_size, inference, method, options, start
+        settings = settings_of(rng_key, corpus, priors, learns, *how)
     saved = None
     if goes_on:
         assert checkpoints is not None and settings is not None
@@ -201,9 +209,11 @@ def fit_topics(
         first = first_counts(numpy_generator(rng_key), given, beginning)
     table = Table(first, priors.topics.dtype, devices)
     memory = Memory(len(batches), table, candidates.first_priors(priors))
+    memory.next_choice = candidates.num_passes or -1
     if saved is not None:
         go_on(memory, saved.arrays, saved.number)
     num_done, total = table.changes, num_passes * len(batches)
+    in_all = None if candidates.num_topics is None else total  # more where topics are counted
     num_before = start.num_steps if isinstance(start, TopicFit) else 0
 
     def fit() -> TopicFit:
@@ -212,7 +222,7 @@ def fit_topics(
             np.ascontiguousarray(table.numpy().T) + words.each.T.astype(table.dtype),
             concentration,
             words.as_given if beginning.before is None else beginning.before,
-            active,
+            min(active, len(concentration)),
             corpus.vocabulary,
             np.array(memory.bounds),
             inference,
@@ -235,9 +245,13 @@ def fit_topics(
             lambda: Reached(table.changes, arrays_of(memory), about),
             num_done,
         ) as writer,
-        bar_of(steps, total=total, initial=num_done, disable=not progress_bar, unit="batch") as bar,
+        bar_of(
+            steps, total=in_all, initial=num_done, disable=not progress_bar, unit="batch"
+        ) as bar,
     ):
         for bound in bar:
+            if bound is None:
+                continue  # of a trial of some number of topics
             if np.isfinite(bound):
                 bar.set_postfix_str(
                     f"bound per word {bound / corpus.num_tokens:.6g}", refresh=False

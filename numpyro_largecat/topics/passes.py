@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import warnings
+from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -32,9 +33,12 @@ from numpyro_largecat.topics.document_chunks import (
     tokens_of_documents,
 )
 from numpyro_largecat.topics.local_steps import LocalStep, Solved, Sums
+from numpyro_largecat.topics.number_of_topics import best_number
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.topic_table import Table, topic_term
 from numpyro_largecat.topics.word_prior import WordPrior
+
+ENOUGH = 0.97  # of the topics that there are: their number is not learned once more
 
 
 class Priors(NamedTuple):
@@ -56,13 +60,13 @@ class Candidates(NamedTuple):
 
     num_passes: int  # that they have; 0 for none
     num_first: int
-    num_topics: int  # that remain
+    num_topics: int | None  # that remain; None for as many as have the largest bound
 
     def first_priors(self, priors: Priors) -> Priors:
         """With the same concentration over all topics of a document."""
         if self.num_passes == 0:
             return priors
-        each = priors.topics.mean() * self.num_topics / self.num_first
+        each = priors.topics.sum() / self.num_first
         topics = np.full(self.num_first, each, priors.topics.dtype)
         return Priors(topics, priors.words.with_topics(self.num_first))
 
@@ -175,6 +179,9 @@ class Memory:
     Whatever interrupts a fit, table and memory are those after the same batch.
     """
 
+    next_choice = -1  # the pass before which candidates leave, if any do
+    num_added = 0  # passes of more topics, while their number is learned
+
     def __init__(self, num_batches: int, table: Table, priors: Priors) -> None:
         self.table, self.priors = table, priors
         self.counts: list[csr_array | None] = [None] * num_batches
@@ -183,6 +190,17 @@ class Memory:
         self.rises = np.zeros((num_batches, len(priors.topics)))  # where topics learn
         self.rest = np.zeros(num_batches)
         self.bounds: list[float] = []  # of the corpus, after each pass
+
+    def copy(self) -> Memory:
+        """One that goes on by itself."""
+        table = Table(self.table.numpy(), self.table.dtype, self.table.mesh)
+        table.changes = self.table.changes
+        other = Memory(len(self.counts), table, self.priors)
+        for name in ("counts", "own", "log_absence", "bounds"):
+            setattr(other, name, list(getattr(self, name)))
+        other.rises, other.rest = self.rises.copy(), self.rest.copy()
+        other.next_choice = self.next_choice
+        return other
 
     def keep(
         self, topics: NDArray[np.intp], counts: NDArray[np.floating], *, forget_own: bool
@@ -205,17 +223,26 @@ def memoized_steps(
     memory: Memory,
     num_passes: int,
     rng_key: Array,
-) -> Iterator[float]:
+) -> Iterator[float | None]:
     """Replace the counts of a batch whenever it is visited, and the topics with them.
 
     Changes ``memory`` and its table in place, from where they are. Gives the bound of the corpus at
-    stored local variables after the last batch of a pass, and NaN after the others.
+    stored local variables after the last batch of a pass, and NaN after the others; None after each
+    batch that is visited to learn the number of topics, which leaves ``memory`` as it is.
     """
-    table = memory.table
+    table, candidates = memory.table, problem.candidates
     keeps = problem.local_step.is_warm or problem.local_step.always_keeps
-    for i, b, is_last in _batches_to_go(rng_key, len(batches), num_passes, table.changes):
-        if i >= problem.candidates.num_passes:
-            _choose(problem, memory)
+    for i, b, is_last in _batches_to_go(rng_key, len(batches), table.changes):
+        if i == num_passes + memory.num_added:
+            return
+        if table.changes == memory.next_choice * len(batches):
+            number = candidates.num_topics
+            if number is None:
+                number = yield from _learned_number(problem, batches, memory, rng_key, i + 1)
+            goes_on = candidates.num_topics is None and number < ENOUGH * table.shape[1]
+            _choose(memory, number, forget_own=not problem.local_step.always_keeps)
+            memory.next_choice = i + candidates.num_passes if goes_on else -1
+            memory.num_added += candidates.num_passes if goes_on else 0
         batch, bound = batches[b], np.nan
         is_first = i == 0 and not problem.goes_on
         how = {"is_first": is_first, "keeps": keeps}
@@ -258,15 +285,38 @@ def _learned(
     return Priors(topics, words)
 
 
-def _choose(problem: Problem, memory: Memory) -> None:
-    """Where there are candidates still, keep those that the others are mixtures of.
+def _learned_number(
+    problem: Problem, batches: list[Batch], memory: Memory, rng_key: Array, num_passes: int
+) -> Generator[None, None, int]:
+    """That of the largest bound, after one pass of each that is tried from here."""
+    most = memory.table.shape[1]
+    search = best_number(most)
+    number = next(search)
+    while True:
+        one = problem._replace(candidates=problem.candidates._replace(num_topics=number))
+        trial = memory.copy()
+        for _ in memoized_steps(one, batches, trial, num_passes, rng_key):
+            yield None
+        try:
+            number = search.send(trial.bounds[-1])
+        except StopIteration as end:
+            number = int(end.value)
+            break
+    if number == problem.candidates.num_first:
+        warnings.warn(
+            f"`num_topics` was learned to be {number}, all that there were at first: there may be "
+            "more. Set `num_candidates` of `lc.topics.Options` higher.",
+            stacklevel=4,
+        )
+    return number
+
+
+def _choose(memory: Memory, num_topics: int, *, forget_own: bool) -> None:
+    """Of the candidates keep those that the others are mixtures of.
 
     Those whose prior favours some words stay. Tokens of topics that leave are of none until their
     documents are visited again.
     """
-    num_topics = problem.candidates.num_topics
-    if problem.candidates.num_passes == 0 or memory.table.shape[1] == num_topics:
-        return
     counts, (topics, words) = memory.table.numpy(), memory.priors
     own = words.favouring_topics
     spanning = spanning_topics(counts, words.as_given, num_topics, own.tolist())
@@ -276,7 +326,7 @@ def _choose(problem: Problem, memory: Memory) -> None:
     priors = Priors(topics[kept] * (topics.sum() / topics[kept].sum()), words.of_topics(kept))
     with held_signals():
         memory.priors = priors
-        memory.keep(kept, counts[:, kept], forget_own=not problem.local_step.always_keeps)
+        memory.keep(kept, counts[:, kept], forget_own=forget_own)
 
 
 def _sum_of(
@@ -292,14 +342,14 @@ def _sum_of(
 
 
 def _batches_to_go(
-    rng_key: Array, num_batches: int, num_passes: int, num_done: int
+    rng_key: Array, num_batches: int, num_done: int
 ) -> Iterator[tuple[int, int, bool]]:
-    """The batches of all passes but those that were done: pass, batch, whether it is the last.
+    """The batches of endless passes but those that were done: pass, batch, whether it is the last.
 
     Their order is a function of the key and the number of the pass.
     """
     first, place = divmod(num_done, num_batches)
-    for i in range(first, num_passes):
+    for i in itertools.count(first):
         order = numpy_generator(rng_key, 1, i).permutation(num_batches)
         for n in range(place, num_batches):
             yield i, int(order[n]), n == num_batches - 1
@@ -323,9 +373,14 @@ def stochastic_steps(
     table = memory.table
     steps = itertools.count(num_before + table.changes + 1)
     delay = len(batches) if options.delay is None else options.delay
-    for i, b, _ in _batches_to_go(rng_key, len(batches), num_passes, table.changes):
-        if i >= problem.candidates.num_passes:
-            _choose(problem, memory)
+    for i, b, _ in _batches_to_go(rng_key, len(batches), table.changes):
+        if i == num_passes:
+            return
+        if table.changes == memory.next_choice * len(batches):
+            assert problem.candidates.num_topics is not None
+            forget_own = not problem.local_step.always_keeps
+            _choose(memory, problem.candidates.num_topics, forget_own=forget_own)
+            memory.next_choice = -1
         batch = batches[b]
         is_first = i == 0 and not problem.goes_on
         found = visit_batch(problem, batch, table, memory.priors, is_first=is_first)

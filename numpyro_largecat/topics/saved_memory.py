@@ -26,6 +26,7 @@ def settings_of(
     corpus: Corpus,
     priors: Priors,
     learns: Learns,
+    num_topics: int | str,
     num_active: int,
     batch_size: int,
     inference: str,
@@ -38,7 +39,7 @@ def settings_of(
     return {
         "rng_key": fingerprint(rng_key),
         "corpus": [corpus.num_documents, corpus.num_words, fingerprint(entries)],
-        "number of topics": len(priors.topics),
+        "number of topics": num_topics,
         "concentration": "learned" if learns.topics else fingerprint(priors.topics),
         "word_concentration": "learned" if learns.words else fingerprint(priors.words.each),
         "num_active": num_active,
@@ -60,6 +61,7 @@ def arrays_of(memory: Memory) -> dict[str, NDArray[Any]]:
         "scale": np.array(state.scale),
         "rest": memory.rest,
         "bounds": np.array(memory.bounds),
+        "choice": np.array([memory.next_choice, memory.num_added]),
     }
     arrays |= {"concentration": memory.priors.topics, "rises": memory.rises}
     arrays |= {"word_concentration": np.array(memory.priors.words.as_given)}
@@ -76,6 +78,7 @@ def go_on(memory: Memory, arrays: Mapping[str, NDArray[Any]], num_done: int) -> 
     memory.table.changes = num_done
     memory.rest = np.array(arrays["rest"])
     memory.bounds = arrays["bounds"].tolist()
+    memory.next_choice, memory.num_added = arrays["choice"].tolist()
     topics = arrays["concentration"]
     words = WordPrior.of(arrays["word_concentration"], *arrays["table"].shape)
     memory.priors = Priors(topics, words)

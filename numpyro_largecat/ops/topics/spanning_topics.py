@@ -6,7 +6,8 @@ copies of them and mixtures of several. A topic that the others can stand in for
 
     N[k] min_w sum_v phi[k, v] log(phi[k, v] / sum_j w[j] phi[j, v]),    w[k] = 0,
 
-the log probability of its N[k] tokens under the best mixture w of the other topics in its place.
+the log probability of its N[k] tokens under the best mixture w of the other topics in its place,
+which then have these tokens.
 """
 
 from __future__ import annotations
@@ -85,10 +86,14 @@ def spanning_topics(
     divergence, weights = best_stand_ins(topics)
     while True:
         most = -(-(len(left) - num_topics) // 2)
-        costs = np.where(np.isin(left, always), np.inf, divergence * tokens[left])
+        costs = np.where(np.isin(left, always), np.inf, divergence * tokens)
         gone = _cheapest(costs, weights, most)
         relied = np.delete(weights[:, gone].sum(axis=1) > LITTLE, gone)
-        left, divergence = np.delete(left, gone), np.delete(divergence, gone)
+        heirs = weights[gone]
+        heirs[:, gone] = 0
+        of_heirs = np.maximum(heirs.sum(axis=1, keepdims=True), np.finfo(heirs.dtype).tiny)
+        tokens += tokens[gone] @ (heirs / of_heirs)
+        left, divergence, tokens = (np.delete(x, gone) for x in (left, divergence, tokens))
         if len(left) == num_topics:
             return left
         weights = np.delete(np.delete(weights, gone, axis=0), gone, axis=1)

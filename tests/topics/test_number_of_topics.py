@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The number of topics is learned: that of the largest bound."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import numpyro_largecat as lc
+from numpyro_largecat.data import Corpus
+from numpyro_largecat.topics import Options, topic_table
+from numpyro_largecat.topics.number_of_topics import PRECISION, best_number
+from tests.slow_cases import slow_case
+from tests.topics.corpora import CORPUS, KEY, WORDS, K, V, fit_topics, topic_corpus
+
+SOME = Options(num_candidates=24)
+
+
+def search(bound, most: int) -> tuple[int, list[int]]:
+    """What is found, and the numbers asked for."""
+    asking, asked = best_number(most), []
+    try:
+        number = next(asking)
+        while True:
+            asked.append(number)
+            number = asking.send(bound(number))
+    except StopIteration as end:
+        return end.value, asked
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 36, 66, 300])
+def test_a_maximum_is_found_in_few_steps(most) -> None:
+    for peak in range(1, most + 1):
+        found, asked = search(lambda k, peak=peak: -abs(np.log(k / peak)), most)
+        assert 1 / PRECISION <= found / peak <= PRECISION
+        assert found == peak or peak > 66
+        assert len(set(asked)) == len(asked) <= 20
+        assert min(asked) >= 1 and max(asked) <= most
+
+
+def test_of_equal_bounds_the_fewest_topics_are_taken() -> None:
+    """And the search ends, whatever the bounds are."""
+    rng = np.random.default_rng(0)
+    assert search(lambda _: 0.0, 3)[0] == 1
+    for _ in range(100):
+        bounds = rng.normal(size=101)
+        found, asked = search(lambda k, bounds=bounds: bounds[k], 100)
+        assert bounds[found] == bounds[asked].max()
+
+
+@pytest.mark.parametrize("concentration", [None, "learned"])
+def test_as_many_topics_are_found_as_there_are(concentration) -> None:
+    """Two keys of a corpus; twenty other pairs gave six each time."""
+    for seed in range(2):
+        corpus = topic_corpus(400, seed)
+        arguments = {"concentration": concentration, "num_passes": 4, "options": SOME}
+        fit = fit_topics(jax.random.key(seed), corpus, "learned", **arguments)
+        assert fit.posterior.shape == (K, V) and fit.num_active == K
+        blocks = fit.topics.reshape(K, K, -1).sum(axis=2)
+        assert sorted(blocks.argmax(axis=1)) == list(range(K)) and blocks.max(axis=1).min() > 0.8
+        assert fit.concentration.shape == (K,)
+
+
+@pytest.mark.parametrize("num_topics", [slow_case(8), slow_case(50)])
+def test_other_numbers_are_found_too(num_topics) -> None:
+    rng = np.random.default_rng(3)
+    topics = rng.dirichlet(np.full(1000, 0.05), num_topics)
+    shares = rng.dirichlet(np.full(num_topics, 0.1), 4000)
+    rows = [np.unique(rng.choice(1000, 100, p=f @ topics), return_counts=True) for f in shares]
+    fit = fit_topics(KEY, Corpus.from_rows(rows, 1000), "learned")
+    assert len(fit.posterior) == num_topics
+    distances = np.abs(fit.topics[:, None] - topics).sum(axis=2) / 2
+    assert distances.min(axis=0).max() < 0.15
+
+
+def test_all_passes_asked_for_follow_the_last_choice() -> None:
+    """Each is seen once, tokens are counted once, and the bound rises after the last choice."""
+    sizes = []
+    arguments = {"batch_size": 50, "num_passes": 6, "options": SOME}
+    see = dict(after_pass=lambda fit: sizes.append(len(fit.posterior)))
+    fit = fit_topics(KEY, CORPUS, "learned", **arguments, **see)
+    assert len(sizes) == len(fit.bounds) >= 6
+    assert sizes[:2] == [24, 24] and sizes == sorted(sizes, reverse=True)
+    assert sizes[-4:] == 4 * [len(fit.posterior)]
+    tokens = (fit.posterior - fit.word_concentration).sum()
+    assert tokens == pytest.approx(CORPUS.num_tokens, rel=1e-4)
+    assert fit.bounds[-1] > fit.bounds[-4]
+
+
+@pytest.mark.parametrize("stop", [1, 5, 6, 7, 20, 40, 47])
+def test_a_fit_goes_on_wherever_it_stopped(stop, tmp_path, monkeypatch) -> None:
+    """Also within trials of a number, which then begin again."""
+    options = dict(batch_size=50, num_passes=4, options=Options(num_candidates=12))
+    whole = fit_topics(KEY, CORPUS, "learned", **options)
+    checkpoints = lc.Checkpoints(tmp_path, every_steps=1)
+    add, number = topic_table._add, itertools.count()
+
+    def fails(*arguments):
+        if next(number) == stop:
+            raise OSError("the disk is gone")
+        return add(*arguments)
+
+    monkeypatch.setattr(topic_table, "_add", fails)
+    with pytest.raises(OSError, match="the disk is gone"):
+        fit_topics(KEY, CORPUS, "learned", checkpoints=checkpoints, **options)
+    monkeypatch.undo()
+    arguments = dict(checkpoints=checkpoints, resume=True, **options)
+    again = fit_topics(KEY, CORPUS, "learned", **arguments)
+    np.testing.assert_array_equal(again.posterior, whole.posterior)
+    np.testing.assert_array_equal(again.bounds, whole.bounds)
+
+
+def test_too_few_candidates_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match="was learned to be 3, all that there were at first"):
+        fit_topics(KEY, CORPUS, "learned", num_passes=2, options=Options(num_candidates=3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(num_topics="many"), "`num_topics` must be one of 'learned' or a number; got 'many'"),
+        (dict(concentration=0.1), "`concentration` must be None or 'learned' where `num_topics`"),
+        (
+            dict(word_concentration=np.full((K, V), 0.1)),
+            r"`word_concentration` must be None or one or \(V,\) numbers where `num_topics`",
+        ),
+        (dict(num_passes=1), "`num_passes` must be at least 2 where `num_topics` is 'learned'"),
+        (dict(inference="mean_field"), "`num_topics='learned'` needs `inference='collapsed'`"),
+        (dict(method="stochastic"), "`num_topics='learned'` needs .* `method='memoized'`"),
+        (dict(num_active=25), "at most 24, the number of topics; got 25"),
+    ],
+)
+def test_what_cannot_be_known_before_is_refused(change, message) -> None:
+    arguments = {"num_topics": "learned", "options": SOME} | change
+    with pytest.raises(ValueError, match=message):
+        fit_topics(KEY, CORPUS, **arguments)
+
+
+@pytest.mark.parametrize("how", ["start", "prior"])
+def test_an_earlier_fit_has_a_number_of_topics(how) -> None:
+    earlier = fit_topics(KEY, CORPUS, K, num_passes=1)
+    with pytest.raises(ValueError, match=f"`{how}` must be None where the number of topics is"):
+        fit_topics(KEY, CORPUS, "learned", **{how: earlier})
+
+
+def test_words_may_have_a_prior_of_their_own() -> None:
+    prior = np.linspace(0.05, 0.15, V)
+    arguments = dict(word_concentration=prior, num_passes=4, options=SOME)
+    fit = fit_topics(KEY, CORPUS, "learned", **arguments)
+    np.testing.assert_array_equal(fit.word_concentration, prior)
+    assert len(fit.posterior) <= 24 and fit.vocabulary == WORDS
