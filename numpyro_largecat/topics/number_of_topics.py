@@ -13,9 +13,9 @@ PRECISION = 1.03  # numbers whose ratio is less are not told apart
 def best_number(most: int) -> Generator[int, float, int]:
     """Ask for the bounds of some numbers from 1 to ``most``, and return that of the largest.
 
-    Halves the number until its bound has fallen twice, and then divides the gaps beside the best, in
-    proportion, until they are below 3 %. That is the maximum, if there is one alone, and exact up
-    to 66.
+    Halves the number until its bound has fallen twice, and then divides the gaps beside the best,
+    in proportion, until they are below 3 %. That is the maximum, if there is one alone, and exact
+    up to 66.
     """
     bounds: dict[int, float] = {}
     number, since_best = most, 0

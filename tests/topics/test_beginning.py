@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
-from scipy.special import gammaln
 
 import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus

@@ -12,6 +12,7 @@ from scipy.special import gammaln, logsumexp
 from numpyro_largecat.ops.topics.presence import log_absence, log_rises, rises
 from tests import reference_topics as reference
 
+
 def test_rare_topics_count_as_often_as_they_are_there() -> None:
     """A topic with a share of 1 % of one token is there once in a hundred times, with a token."""
     shares = np.array([0.01, 1.0])
