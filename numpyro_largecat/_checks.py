@@ -260,12 +260,18 @@ def check_ids_or_none(name: str, values: Any, size: int, meaning: str) -> None:
         refuse_entries(name, array, (array < NO_ID) | (array >= size), need, error=BadDataError)
 
 
-def check_known(name: str, values: Any, known: Any) -> None:
-    """Raise BadDataError at the first of ``values`` that is not in ``known``; tracers pass."""
+def check_known(name: str, values: Any, known: Any, *, in_order: bool = False) -> None:
+    """Raise BadDataError at the first of ``values`` that is not in ``known``; tracers pass.
+
+    ``in_order`` if each must be the one in its place on the last axis.
+    """
     if is_concrete(values) and is_concrete(known):
         need = "among the labels of the class plate"
         fix = "Give the plate the same labels: `class_plate(..., labels=y)`."
         bad = ~np.isin(np.asarray(values), np.asarray(known))
+        if in_order and np.shape(values)[-1:] == np.shape(known):
+            need = "the labels of the class plate, in their order"
+            bad = np.asarray(values) != np.asarray(known)
         refuse_entries(name, values, bad, need, fix, error=BadDataError)
 
 

@@ -198,6 +198,8 @@ def _check_classes(classes: ClassSubset, utilities: Array) -> None:
             "`lc.Fitted(...).on(x).draw_choices(rng_key=key)`."
         )
     need = "one column for each row of the class plate"
+    if classes.negatives != "batch":
+        need = "the label and its negatives, as `classes.utilities(lambda x, w: x @ w, (x,), (w,))`"
     if classes.reads is not None:
         need += " but those only read, as of `classes.scored(w)`"
     check_shape("`utilities`", utilities, (..., classes.weights.shape[-1]), need)

@@ -126,7 +126,7 @@ class share_rows(Messenger):
         elif plate_facts(msg).kind != "plain":  # it follows its helper site
             self.plain_plates.discard(name)
             if name in self.touched.plates:
-                self._compare(name, msg["value"])
+                self._compare(name, msg["value"], plate_facts(msg).row_weights)
         else:
             self.plain_plates.add(name)
             if name in self.touched.plates:
@@ -138,16 +138,19 @@ class share_rows(Messenger):
             elif subsample_size is None or subsample_size == size:
                 tell_plate_facts(msg, PlateFacts(is_full=True))
 
-    def _compare(self, name: str, indices: Array) -> None:
+    def _compare(self, name: str, indices: Array, weights: Array | None = None) -> None:
         """See whether a plate that is opened again holds the rows that it held before."""
-        known = self.touched.plates[name].indices
+        known, known_weights = self.touched.plates[name].indices, self.touched.plates[name].weights
         if known.shape != indices.shape:
             raise ValueError(
                 f"plate '{name}' is opened twice in one step, with {known.shape[0]} rows and with "
                 f"{indices.shape[0]}. If the guide opens it, give it the arguments that the model "
-                "gives it, such as ids and `reads`; give other plates other names."
+                "gives it, such as ids, `reads` and `negatives`; give other plates other names."
             )
-        self.as_before[name] = self.as_before.get(name, True) & (known == indices).all()
+        is_same = (known == indices).all()
+        if weights is not None and known_weights is not None:
+            is_same &= jnp.array_equal(known_weights, weights, equal_nan=True)
+        self.as_before[name] = self.as_before.get(name, True) & is_same
 
     def _weigh(self, msg: dict[str, Any]) -> None:
         for frame in msg["cond_indep_stack"]:

@@ -109,17 +109,18 @@ def _graph(jaxpr: Any, consts: list[_Node], inputs: list[_Node]) -> list[_Node]:
 
 
 Index = tuple[Array, ...]  # one array of positions for each axis, all of the result's shape
+Done = dict[Any, tuple[Index, Array]]  # what was asked for, and the entries there
 
 
-def _entries(node: _Node, index: Index, done: dict[Any, Array]) -> Array:
+def _entries(node: _Node, index: Index, done: Done) -> Array:
     """Entry ``index`` of ``node``; ``done`` remembers what was asked for before."""
     key = (id(node), *map(id, index))
     if key not in done:
-        done[key] = _new_entries(node, index, done)
-    return done[key]
+        done[key] = index, _new_entries(node, index, done)  # what is kept alive has an id alone
+    return done[key][1]
 
 
-def _new_entries(node: _Node, index: Index, done: dict[Any, Array]) -> Array:
+def _new_entries(node: _Node, index: Index, done: Done) -> Array:
     if node.step is None:
         return jnp.asarray(node.value)[index]
     eqn, inputs = node.step.eqn, node.step.inputs
@@ -141,7 +142,7 @@ def _new_entries(node: _Node, index: Index, done: dict[Any, Array]) -> Array:
     return node.whole()[index]
 
 
-def _of_parts(parts: list[_Node], axis: int, index: Index, done: dict[Any, Array]) -> Array:
+def _of_parts(parts: list[_Node], axis: int, index: Index, done: Done) -> Array:
     """Entries of arrays that stand one after the other on ``axis``."""
     found, place = None, index[axis]
     for part in parts:
@@ -176,4 +177,5 @@ def _inner_products(node: _Node, index: Index) -> Array:
     )
     # A vector has no rows: it broadcasts.
     summed = tuple(range(-len(contracted[0]), 0))
-    return (left * right).sum(axis=summed).astype(node.aval.dtype)
+    kind = node.aval.dtype  # operands may be narrower
+    return (left.astype(kind) * right.astype(kind)).sum(axis=summed)

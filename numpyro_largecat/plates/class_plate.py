@@ -80,7 +80,7 @@ class class_plate(indexed_plate):
     take the mean over observations of these estimates. It costs most and has the highest variance;
     see ``python -m benchmarks.proposals``. For "shared" and "own" the model says what the utility
     of one pair is, ``classes.utilities(lambda x, w, b: x @ w + b, (x,), (w, b))``, which serves for
-    all three.
+    all three. A guide that opens the plate itself needs the same ``negatives``.
 
     **What a row may depend on:** its own rows of other sites and parameters, and what is outside of
     the plate. A place or a sum over the plate is one over the classes of the step: for a reference
@@ -252,8 +252,8 @@ def _choose_classes(
     def draw(rng_key: Array | None) -> DrawnClasses:
         if rng_key is None:
             raise _no_key(name)
-        if labels is None and negatives != "batch":
-            raise _no_labels(name, negatives)
+        if given.size == 0 and negatives != "batch":
+            raise _no_labels(name, negatives, labels)
         if negatives == "own":
             return draw_own(rng_key, given, num_categories, num_sampled)
         taken = present if negatives == "batch" else none
@@ -298,9 +298,9 @@ def _read_subset(
     """The classes that a model asks for by its labels or by id, or all classes."""
     if labels is None and reads is None:
         return full_subset(num_categories)
-    if labels is not None and negatives == "own":
-        return own_labels_subset(labels, num_categories)
     asked = jnp.concatenate([ids for ids in (labels, reads, also) if ids is not None])
+    if labels is not None and negatives != "batch":
+        return own_labels_subset(labels, asked, num_categories)
     subset = labels_subset(asked, num_categories)
     if reads is None or subset.labels is None:
         return subset
@@ -315,8 +315,9 @@ def _no_key(name: str) -> ValueError:
     )
 
 
-def _no_labels(name: str, negatives: str) -> ValueError:
+def _no_labels(name: str, negatives: str, labels: Array | None) -> ValueError:
+    got = None if labels is None else f"shape {labels.shape}"
     return ValueError(
         f"`labels` of plate '{name}' are needed with negatives=\"{negatives}\", one for each "
-        "observation; got None."
+        f"observation; got {got}."
     )

@@ -67,7 +67,8 @@ class ClassProposal(Protocol):
 
         Args:
             rng_key: A JAX random key.
-            labels: Sorted distinct labels, then padding equal to K, shape (min(B, K),).
+            labels: Sorted distinct labels, then padding equal to K, shape (min(B, K),); of shape
+                (0,) with "shared" ``negatives``, which are drawn from all K.
             num_categories: Number of classes K, a Python int.
             num_sampled: The plate's argument, a Python int.
 

@@ -130,22 +130,28 @@ class ClassSubset:
                 "of a choice does in predictions. Tell the plate which classes are read by id, "
                 "`lc.class_plate(..., reads=ids)`, and read `classes.rows_of(values, ids)`."
             )
+        _refuse_steps(self.labels)
         if self.negatives != "batch":
             return jnp.zeros(jnp.shape(value), jnp.int32)
-        _refuse_steps(self.labels)
         return place_among(value, self.labels)
 
     def holds(self, value: Array) -> Array:
         """Whether each class in ``value`` is among the labels, and so has a row of weight 1.
 
-        With "shared" or "own" ``negatives``, whether it is the label of its observation. Where the
-        plate has no labels, whether the class is there.
+        With "shared" or "own" ``negatives``, whether it is the label of its observation, (..., B).
+        Where the plate has no labels, whether the class is there.
+
+        Raises:
+            ValueError: If with "shared" or "own" ``negatives`` there is no class for each label.
+            NotImplementedError: If a choice over the subset is inside of NumPyro's ``scan``.
         """
         if self.labels is None:
             return jnp.isin(value, self.indices)
-        if self.negatives != "batch":
-            return self.labels == value
         _refuse_steps(self.labels)
+        if self.negatives != "batch":
+            size = self.labels.shape[0]
+            check_shape("`value`", value, (..., size), "a class for each label of the plate")
+            return self.labels == value
         return is_among(value, self.labels)
 
     def rows_of(self, values: Array, ids: ArrayLike, axis: int = 0) -> Array:
@@ -289,15 +295,20 @@ class ClassSubset:
     def without_labels(self, utilities: Array) -> Array:
         """Take a shared negative that is an observation's label from its alternatives, by -inf.
 
+        A likelihood of your own needs it with "shared" ``negatives``, as our choices do it.
+
         Shapes: (..., B, 1 + S), as they come.
 
         Raises:
-            ValueError: If there is no row of utilities for each label.
+            ValueError: If with "shared" or "own" ``negatives`` there is no row of utilities for
+                each label.
         """
-        if self.shared is None or self.labels is None:
+        if self.negatives == "batch" or self.labels is None:
             return utilities
         wanted = (..., self.labels.shape[0], self.weights.shape[0])
         check_shape("`utilities`", utilities, wanted, "a row for each label of the class plate")
+        if self.shared is None:
+            return utilities
         is_label = self.shared.drawn_rows == self.shared.label_rows[:, None]
         is_own = jnp.pad(is_label, ((0, 0), (1, 0)))  # but for the label's own column
         return jnp.where(is_own, -jnp.inf, utilities)
@@ -391,10 +402,17 @@ def labels_subset(asked: Array, num_categories: int) -> ClassSubset:
     return replace(batch_subset(present, others, num_categories), kind="labels")
 
 
-def own_labels_subset(labels: Array, num_categories: int) -> ClassSubset:
-    """Hold the label of each observation, and one row for all others, of weight NaN."""
-    others = DrawnClasses(jnp.zeros((*labels.shape, 1), labels.dtype), jnp.full(1, jnp.nan))
-    return replace(own_subset(labels, others, num_categories), kind="labels")
+def own_labels_subset(labels: Array, asked: Array, num_categories: int) -> ClassSubset:
+    """The same rows, of which each observation sees that of its label and the last, of weight NaN.
+
+    So the label is first, as with "shared" and "own" ``negatives``.
+    """
+    rows = labels_subset(asked, num_categories)
+    assert rows.labels is not None
+    last = jnp.array([rows.indices.shape[0] - 1], jnp.int32)
+    shared = SharedNegatives(place_among(labels, rows.labels), last, rows.weights)
+    weights = jnp.array([1.0, jnp.nan], rows.weights.dtype)
+    return replace(rows, weights=weights, labels=labels, negatives="shared", shared=shared)
 
 
 def chunk_subset(classes: Array, num_categories: int) -> ClassSubset:

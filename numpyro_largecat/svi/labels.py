@@ -32,7 +32,7 @@ from numpyro_largecat.plates.row_subset import refuse_repeated_rows
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("values", "known"),
-    meta_fields=("size", "meaning", "plate", "latent"),
+    meta_fields=("size", "meaning", "in_order", "plate", "latent"),
 )
 @dataclass(frozen=True)
 class Labels:
@@ -42,6 +42,7 @@ class Labels:
     size: int  # number of classes K, or of rows N
     meaning: str = "classes"  # what the values are, for messages
     known: Array | None = None  # the classes of a subset that can be observed, padded with K
+    in_order: bool = False  # whether each value must be the one that is known in its place
     plate: str = ""  # the plate whose rows must not repeat, since it holds a latent site
     latent: str | None = None  # that site
 
@@ -51,6 +52,7 @@ class GivenLabels(NamedTuple):
 
     labels: dict[str, Labels]  # by what has them, in words
     misread: dict[str, Array]  # whether labels are taken for columns of a subset, by a message
+    unnamed: dict[str, Array]  # whether a choice lacks the classes of the plate, by a message
 
 
 def labels_of(sites: Sites) -> GivenLabels:
@@ -60,7 +62,7 @@ def labels_of(sites: Sites) -> GivenLabels:
         ValueError: If a site has utilities of a subset of the classes, and no ``classes``, or an
             entity plate has counts of other data than the data plate's.
     """
-    found = GivenLabels({}, {})
+    found = GivenLabels({}, {}, {})
     _check_counts(sites)
     for name, site in sites.items():
         facts = plate_facts(site)
@@ -123,15 +125,18 @@ def _look_at_observed(name: str, site: Site, sites: Sites, found: GivenLabels) -
     if isinstance(fn, ChoiceDistribution):
         known = None if fn.classes is None else fn.classes.labels
         found.labels[f"`obs` of site '{name}'"] = Labels(
-            jnp.asarray(value), fn.num_categories, known=known
+            jnp.asarray(value),
+            fn.num_categories,
+            known=known,
+            in_order=fn.classes is not None and fn.classes.negatives != "batch",
         )
-        plate = next(_subsets(sites, fn.num_categories), None)
-        if fn.classes is None and plate is not None:
-            raise ValueError(
+        for plate in _subsets(sites, fn.num_categories) if fn.classes is None else ():
+            message = (
                 f"site '{name}' has utilities of {fn.num_categories} classes, as many as plate "
-                f"'{plate}' holds of its {sites[plate]['args'][0]}, but no `classes`. Pass "
-                "`classes=` from the plate."
+                f"'{plate}' holds of its {sites[plate]['args'][0]}, and observes its labels, but "
+                "has no `classes`. Pass `classes=` from the plate."
             )
+            found.unnamed[message] = _are_labels(value, fn.num_categories, sites[plate])
     elif isinstance(fn, (dist.CategoricalLogits, dist.CategoricalProbs)):
         size = jnp.shape(fn.logits if isinstance(fn, dist.CategoricalLogits) else fn.probs)[-1]
         for plate in _subsets(sites, size):
@@ -142,13 +147,20 @@ def _look_at_observed(name: str, site: Site, sites: Sites, found: GivenLabels) -
                 "`lc.UtilityCategorical(utilities, classes)` with the `classes` that the plate "
                 "gives."
             )
-            # Places among the columns are right, as a softmax written by hand may have them.
-            labels = plate_facts(sites[plate]).labels
-            found.misread[message] = (
-                jnp.any(jnp.asarray(value) >= size)
-                if labels is None
-                else jnp.isin(jnp.asarray(value), labels).all()
-            )
+            found.misread[message] = _are_labels(value, size, sites[plate])
+
+
+def _are_labels(value: Array, size: int, plate: Site) -> Array:
+    """Whether these are labels of a plate and not places among ``size`` columns.
+
+    Places are right, as a softmax written by hand may have them.
+    """
+    labels, value = plate_facts(plate).labels, jnp.ravel(value)
+    if labels is None:
+        return jnp.any(value >= size)
+    if labels.shape == value.shape:
+        return (value == labels).all()
+    return jnp.isin(value, labels).all()
 
 
 def _subsets(sites: Sites, size: int) -> Iterator[str]:
@@ -162,7 +174,7 @@ def _subsets(sites: Sites, size: int) -> Iterator[str]:
 
 
 def check_labels(given: GivenLabels) -> None:
-    """Refuse bad labels; tracers pass.
+    """Refuse bad labels; tracers pass, but for a choice that may lack classes.
 
     Raises:
         ValueError: If labels are out of range, are unknown to the class plate or are taken for
@@ -171,9 +183,12 @@ def check_labels(given: GivenLabels) -> None:
     for name, found in given.labels.items():
         check_in_range(name, found.values, found.size, found.meaning)
         if found.known is not None:
-            check_known(name, found.values, found.known)
+            check_known(name, found.values, found.known, in_order=found.in_order)
         if found.latent is not None and found.values.ndim == 1:
             refuse_repeated_rows(found.plate, found.latent, found.values)
     for message, is_wrong in given.misread.items():
         if is_concrete(is_wrong) and is_wrong:
+            raise ValueError(message)
+    for message, is_wrong in given.unnamed.items():
+        if not is_concrete(is_wrong) or is_wrong:
             raise ValueError(message)

@@ -68,22 +68,24 @@ def test_a_plate_of_some_rows_inside_a_scan_is_refused(plate):
         svi.init(jax.random.key(0), jnp.array([[1], [2]]))
 
 
-def test_a_choice_over_some_classes_inside_a_scan_is_refused():
+@pytest.mark.parametrize("negatives", ["batch", "shared", "own"])
+def test_a_choice_over_some_classes_inside_a_scan_is_refused(negatives):
     """Its distribution, with the classes in it, would be stacked over the steps."""
 
     def model(y):
-        with lc.class_plate("classes", 50, y, 3) as classes:
+        with lc.class_plate("classes", 50, y, 3, negatives=negatives) as classes:
             w = numpyro.sample("w", dist.Normal(0, 1))
 
-        def body(carry, y):
-            numpyro.sample("y", lc.UtilityCategorical(w, classes), obs=y)
+        def body(carry, steps):
+            psi = classes.utilities(lambda _, w: w, (y,), (w,))
+            numpyro.sample("y", lc.UtilityCategorical(psi, classes, u=2.0), obs=steps)
             return carry, carry
 
-        scan(body, 0.0, y)
+        scan(body, 0.0, jnp.stack([y] * 4))
 
     svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
     with pytest.raises(NotImplementedError, match="observe it after the scan"):
-        svi.init(jax.random.key(0), jnp.array([1, 2]))
+        svi.init(jax.random.key(0), jnp.array([1, 2, 8, 6]))
 
 
 def test_a_full_class_plate_may_be_inside_a_scan():

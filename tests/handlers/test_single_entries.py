@@ -57,6 +57,9 @@ UTILITIES = {
     "vmap over classes": lambda: jax.vmap(lambda w: X @ w, out_axes=1)(W),
     "vmap over both": lambda: jax.vmap(lambda x: jax.vmap(lambda w: w @ x)(W))(X),
     "joined": lambda: jnp.concatenate([(X @ W[:1].T), X @ W[1:4].T, X @ W[4:].T], axis=1),
+    "joined from many parts": lambda: jnp.concatenate(
+        [(X @ W.T[:, :1]) * (i + 1.0) if i % 2 else X @ W.T[:, :1] + i for i in range(M)], axis=1
+    ),
     "joined rows": lambda: jnp.concatenate([X[:2], X[2:]]) @ W.T,
     "half precision": lambda: X.astype(jnp.bfloat16) @ W.T.astype(jnp.bfloat16),
 }

@@ -239,6 +239,26 @@ ERRORS = {
         lambda: draw_classes(0, None, None).utilities(lambda x, w: x * w, (X4,), (ROWS,)),
         r"`function\(observation, row\)` must have shape \(\), .* got shape \(2,\)",
     ),
+    "shared ones without a label": (
+        lambda: draw_classes(0, np.zeros(0, int), 3, negatives="own"),
+        r"`labels` of plate 'classes' are needed with negatives=\"own\".*got shape \(0,\)",
+    ),
+    "utilities of one observation for all": (
+        lambda: lc.UtilityCategorical(
+            jnp.zeros((1, 4)), draw_classes(0, np.arange(3), 3, negatives="own")
+        ),
+        r"`utilities` must have shape \(..., 3, 4\), a row for each label",
+    ),
+    "utilities of all rows": (
+        lambda: lc.UtilityCategorical(
+            X4 @ ROWS[:7].T, draw_classes(0, np.arange(4), 3, negatives="shared")
+        ),
+        r"\(..., 4\), the label and its negatives, as `classes.utilities\(lambda x, w: x @ w",
+    ),
+    "whether it holds all rows": (
+        lambda: (c := draw_classes(0, np.arange(4), 3, negatives="own")).holds(c.indices),
+        r"`value` must have shape \(..., 4\), a class for each label of the plate; got shape",
+    ),
     "utilities of the whole batch": (
         lambda: lc.UtilityCategorical(
             jnp.zeros((2, 4)), draw_classes(0, np.arange(3), 3, negatives="shared")

@@ -155,16 +155,35 @@ def test_places_in_each_kind_of_subset():
         chunk.place(ids)
 
 
-def test_classes_of_each_observation_are_read_as_in_training():
-    def model(u, y=None):
-        with lc.class_plate("classes", K, y, 3) as classes:
-            w = numpyro.sample("w", dist.Normal(0, 1))
-        with lc.class_plate("users", U, u, 1, negatives="own") as users:
-            v = numpyro.sample("v", dist.Normal(0, 1))
-        with lc.data_plate("data", 4) as rows:
-            psi = users.utilities(lambda u, v: v, (u,), (v,))[:, :1] * w
-            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+def choice_beside_labels(u, y=None, *, negatives):
+    """The label is the first of what an observation sees."""
+    with lc.class_plate("classes", K, y, 3) as classes:
+        w = numpyro.sample("w", dist.Normal(0, 1))
+    with lc.class_plate("users", U, u, 1, negatives=negatives) as users:
+        v = numpyro.sample("v", dist.Normal(0, 1))
+    with lc.data_plate("data", 4) as rows:
+        psi = users.utilities(lambda u, v: v, (u,), (v,))[:, :1] * w
+        lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
 
+
+@pytest.mark.parametrize("negatives", ["shared", "own"])
+def test_posterior_draws_are_those_of_the_likelihood(negatives):
+    """Observations of one label read one value in each draw."""
+    model = partial(choice_beside_labels, negatives=negatives)
+    guide, params = AutoNormal(model), locations()
+    numpyro.handlers.seed(guide, 0)(USERS, OBS)
+    params |= {f"{site}_auto_scale": jnp.ones(size) for site, size in (("w", K), ("v", U))}
+    fitted = lc.Fitted(model, guide, params).on(USERS, OBS)
+    data = fitted.to_arviz(rng_key=jax.random.key(0), obs=OBS, num_draws=5)
+    w, v = (data["posterior"][site].values[0] for site in ("w", "v"))
+    expected = np.asarray(exact(w, v))[:, np.arange(4), OBS]
+    found = data["log_likelihood"]["y"].values[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("negatives", ["shared", "own"])
+def test_classes_of_each_observation_are_read_as_in_training(negatives):
+    model = partial(choice_beside_labels, negatives=negatives)
     guide, params = AutoDelta(model), locations()
     numpyro.handlers.seed(guide, 0)(USERS, OBS)
     found = lc.Fitted(model, guide, params).on(USERS).log_likelihood(OBS)

@@ -72,6 +72,27 @@ def test_a_class_plate_opened_twice_with_other_labels_makes_the_loss_nan():
     assert np.isnan(svi.evaluate(state, one, other))
 
 
+@pytest.mark.parametrize("negatives", ["shared", "batch"])
+def test_a_guide_with_other_negatives_makes_the_loss_nan(negatives):
+    """The same rows then have other weights: a drawn class that is a label counts once."""
+
+    def model(y):
+        with lc.class_plate("classes", 5, y, 3, negatives="shared") as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        psi = classes.utilities(lambda _, w: w, (y,), (w,))
+        with lc.data_plate("data", 4, jnp.arange(4)):
+            numpyro.sample("y", lc.bounds.OneVsEach(psi, classes), obs=y)
+
+    def guide(y):
+        loc = numpyro.param("loc", jnp.zeros(5), event_dim=0)
+        with lc.class_plate("classes", 5, y, 3, negatives=negatives) as classes:
+            numpyro.sample("w", dist.Normal(loc[classes.indices], 1))
+
+    svi, y = svi_of(model, guide), jnp.array([3, 1, 3, 0])
+    losses = [svi.evaluate(svi.init(jax.random.key(i), y), y) for i in range(5)]
+    assert np.isnan(losses).any() == (negatives == "batch")
+
+
 def test_a_parameter_with_another_number_of_rows_than_its_plate_is_refused():
     def model():
         with numpyro.plate("data", 100, subsample_size=10):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import jax.random as random
 import numpy as np
@@ -49,6 +50,38 @@ def test_a_subset_of_classes_that_is_not_named_is_refused():
             lc.sample_choice("y", X[:, None] * w, rows=rows, obs=y)
 
     with pytest.raises(ValueError, match=r"17 classes, as many as plate 'classes'.*`classes=`"):
+        init(model, Y)
+
+
+def test_an_unrelated_choice_of_as_many_classes_is_not_refused():
+    """But for values that are not known, of which it is not known whose they are."""
+
+    def model(y, mode):
+        with lc.class_plate("classes", K, y, 4, negatives="shared") as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        m = numpyro.sample("m", dist.Normal(0, 1).expand([5]).to_event(1))
+        psi = classes.utilities(lambda x, w: x * w, (X,), (w,))
+        with lc.data_plate("data", N, jnp.arange(N)) as rows:
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+            lc.sample_choice("mode", X[:, None] * m, rows=rows, obs=mode)
+
+    init(model, Y, Y % 5)
+    with pytest.raises(ValueError, match=r"'mode' has utilities of 5 classes.*`classes=`"):
+        jax.jit(lambda mode: init(model, Y, mode))(Y % 5)
+
+
+@pytest.mark.parametrize("negatives", ["shared", "own"])
+def test_labels_in_another_order_than_the_plate_s_are_refused(negatives):
+    """Each observation has utilities of its own label and others."""
+
+    def model(y):
+        with lc.class_plate("classes", K, y, 4, negatives=negatives) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        psi = classes.utilities(lambda x, w: x * w, (X,), (w,))
+        with lc.data_plate("data", N, jnp.arange(N)) as rows:
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y[::-1])
+
+    with pytest.raises(ValueError, match="the labels of the class plate, in their order"):
         init(model, Y)
 
 

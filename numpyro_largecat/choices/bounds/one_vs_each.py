@@ -37,8 +37,8 @@ class OneVsEach(ChoiceDistribution):
     ``together=True`` keeps these together: C then differs from batch to batch, and the bound holds
     with each. (Where less than twice ``num_sampled`` classes are left to draw from, some of those
     drawn have weight 1, which are surely there given where the intervals start; draws by frequency
-    may have it by chance. To keep labels alone together, mark them:
-    ``together=classes.holds(classes.indices)``.)
+    may have it by chance. To keep labels alone together, with "batch" ``negatives``, mark them:
+    ``together=classes.holds(classes.indices)``.) With "shared" or "own" ones that is the label.
 
     Shapes: ``batch_shape`` is ``utilities.shape[:-1]``; ``event_shape`` is ().
 
