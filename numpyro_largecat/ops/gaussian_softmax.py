@@ -98,7 +98,7 @@ def stratified_normals(rng_key: Array, ids: Array, num_draws: int, dtype: jnp.dt
     exact = jnp.promote_types(dtype, jnp.float32)  # narrower types have few places in an interval
     salts = jax.random.bits(rng_key, (2, 2, num_draws, *[1] * ids.ndim), jnp.uint32)
     order, place = hash_bits(hash_bits(ids.astype(jnp.uint32) ^ salts[0]) ^ salts[1])
-    inside = (place >> 9).astype(exact) * 2.0**-23
+    inside = ((place >> 9).astype(exact) + 0.5) * 2.0**-23
     uniform = (_ranks(order) + inside) / num_draws
     return ndtri(jnp.clip(uniform, finfo(exact).tiny, 1 - finfo(exact).eps)).astype(dtype)
 

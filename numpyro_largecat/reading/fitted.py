@@ -240,9 +240,9 @@ class Reading:
         probability, the posterior predictive. For other errors than Gumbel's each probability is an
         integral. The order at the centre is then that of the utilities; over draws the 4
         ``num_top`` classes with the highest mean softmax are tried, and the best of these returned.
-        Draws are of the utilities where these are Gaussian, as ``log_predictive`` has them; the 4
-        ``num_top`` classes with the highest mean plus one standard deviation are tried then, and
-        probabilities of all classes sum to 1 up to the noise of the draws.
+        Draws are of the utilities where these are Gaussian, as ``log_predictive`` has them; then
+        the 4 ``num_top`` classes with the highest mean plus one to two standard deviations are
+        tried, and probabilities of all classes sum to 1 up to the noise of the draws.
 
         Shapes: (..., num_top), where ``...`` is the shape of the choice.
 

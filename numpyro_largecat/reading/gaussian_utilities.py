@@ -25,6 +25,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.handlers import substitute
 
+from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.handlers.run_model import (
     as_drawn,
     at_centre,
@@ -33,12 +34,14 @@ from numpyro_largecat.handlers.run_model import (
 )
 from numpyro_largecat.handlers.sites import Site, Sites, base_distribution, is_latent, plates_of
 from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.ops.finfo import finfo
 from numpyro_largecat.reading.chunked_utilities import (
     ChunkedUtilities,
     static_result,
     take_rows_held,
 )
 
+FEW_CLASSES, NEAR = 32, 1e-3  # classes looked at, and error of utilities for their size
 Around = Callable[[Any], Any]  # puts a handler around a guide
 Slopes = dict[str, Array]  # of the utilities (..., P) in the P values of a row, by site
 
@@ -57,20 +60,24 @@ class GaussianUtilities(NamedTuple):
         utilities: The utilities.
         names: Sites in the class plate that the guide draws.
         is_drawn_outside: Whether something that is outside of the class plate is drawn too.
+        is_affine: Whether utilities beside the centre are as slopes say; a tracer in ``jit``.
     """
 
     utilities: ChunkedUtilities
     names: list[str]
     is_drawn_outside: bool
+    is_affine: ArrayLike = True
 
     @classmethod
     def of(cls, utilities: ChunkedUtilities) -> GaussianUtilities | None:
         """The moments of these utilities; None if they are not Gaussian.
 
-        That follows from the structure of model and guide, whatever their values. In the class
-        plate the guide must draw each site of the model from a Normal distribution, or hold it at a
-        point, and these must not depend on each other; the utilities must be as above. A model that
-        declares the variances of its utilities may have no such site.
+        That follows from the structure of model and guide. In the class plate the guide must draw
+        each site of the model from a Normal distribution, or hold it at a point, and these must not
+        depend on each other; the utilities must be as above. A model that declares the variances of
+        its utilities may have no such site. Where the derivative does not say how utilities change,
+        as of a step, they are seen to be no such function at the values of a few classes; under
+        ``jit`` their variances are NaN then.
         """
         if utilities.has_reads or not static_result(lambda: _are_normal(utilities)):
             return None
@@ -78,7 +85,11 @@ class GaussianUtilities(NamedTuple):
         if not (_are_affine(utilities, names) if names else _declare_variances(utilities)):
             return None
         plate = utilities.plate
-        return cls(utilities, names, utilities.draws_sites(lambda plates: plate not in plates))
+        found = cls(utilities, names, utilities.draws_sites(lambda plates: plate not in plates))
+        is_affine = found._follow_slopes()
+        if is_concrete(is_affine):
+            return found if is_affine else None
+        return found._replace(is_affine=is_affine)
 
     def with_progress(self, num_passes: int) -> GaussianUtilities:
         """The same with a progress bar, if one is asked for, of passes over all chunks."""
@@ -91,7 +102,31 @@ class GaussianUtilities(NamedTuple):
         """
         if not self.names:
             return {}
-        return _slopes(self.utilities, self.names, jnp.array(0), None, key)
+        found = _slopes(self.utilities, self.names, jnp.array(0), None, key)
+        return {name: jnp.where(self.is_affine, slope, jnp.nan) for name, slope in found.items()}
+
+    def _follow_slopes(self) -> Array:
+        """Whether some classes change as their slopes say, two sds to each side."""
+        if not self.names:
+            return jnp.array(True)
+        num, slopes = min(FEW_CLASSES, self.utilities.num_categories), self.slopes(None)
+        drawn, run_model = _run(self.utilities, 0, num, None, _centre_of_rows(self.utilities, None))
+        sds = {name: jnp.sqrt(drawn[name]["fn"].variance) for name in self.names}
+
+        def utilities_at(step: float) -> Array:
+            moved = {
+                name: {**drawn[name], "value": drawn[name]["value"] + step * sd}
+                for name, sd in sds.items()
+            }
+            return _choice(self.utilities, run_model(drawn | moved)).utilities
+
+        plate, centre = self.utilities.plate, utilities_at(0.0)
+        rises = [slopes[name] @ _by_row(sd, drawn[name], plate).T for name, sd in sds.items()]
+        rise = jnp.sum(jnp.stack(rises), axis=0)
+        size = jnp.where(jnp.isfinite(centre), abs(centre), 0).max() + abs(rise).max()
+        off = [abs(utilities_at(step) - centre - step * rise) for step in (-2.0, 2.0)]
+        near = max(NEAR, 32 * float(finfo(centre.dtype).eps)) * size
+        return ~jnp.any(jnp.where(centre > -jnp.inf, jnp.stack(off), 0) > near)
 
     def of_chunk(
         self, part: ChunkedUtilities, chunk: ArrayLike, key: Array | None, slopes: Slopes

@@ -19,6 +19,7 @@ from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.eligible_classes import EligibleClasses
 from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities, Moments
 
+NUM_TRIED = 4  # times as many classes as asked for
 Found = tuple[Array, Moments]  # log sums over classes, and what some of these have
 
 
@@ -48,16 +49,18 @@ def top_over_utilities(
 ) -> tuple[Array, Array]:
     """The classes of the highest posterior predictive, and its log.
 
-    They are looked for among four times as many with the highest mean utility plus one standard
-    deviation.
+    They are looked for among ``NUM_TRIED`` times as many with the highest scores, the mean utility
+    and the larger of a standard deviation and of what the variance adds to the mean exponential,
+    half of it, and two standard deviations at most: a probability grows no more.
     """
     utilities = gaussian.utilities
-    num_tried = min(4 * num_top, utilities.num_categories)
+    num_tried = min(NUM_TRIED * num_top, utilities.num_categories)
     slopes = gaussian.slopes(None)
 
     def add(part: ChunkedUtilities, best: RunningTop, chunk: Array) -> RunningTop:
         moments, ids = gaussian.of_chunk(part, chunk, None, slopes)
-        high = moments.mean + jnp.sqrt(moments.variance)
+        sd = jnp.sqrt(moments.variance)
+        high = moments.mean + sd * jnp.clip(sd / 2, 1, 2)
         return best.include(eligible.only(high, ids[0], utilities.num_categories), ids[0])
 
     shape, size = utilities.batch_shape, utilities.chunk_size
