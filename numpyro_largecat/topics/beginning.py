@@ -24,6 +24,7 @@ DEFAULT_WORD = 0.1  # concentration of each word, also where the learning of it 
 CANDIDATES = 3  # for each topic, in the first passes
 CANDIDATE_PASSES = 2
 MOST_TOPICS = 300  # where their number is learned
+LEAST, MOST = 1e-30, 1e12  # concentrations that float32 can count with
 
 
 class Given(NamedTuple):
@@ -172,7 +173,15 @@ def _priors(given: Given, num_topics: int, corpus: Corpus) -> Priors:
         words = of_word
     each = as_positive("concentration", topics, "for each topic", (num_topics,))
     of_topics = np.full(num_topics, each, jnp.result_type(float))
-    return Priors(of_topics, WordPrior.of(words, corpus.num_words, num_topics))
+    of_words = WordPrior.of(words, corpus.num_words, num_topics)
+    for name, values in (("concentration", each), ("word_concentration", of_words.each)):
+        low, high = values.min(), values.max()
+        if low < LEAST or high > MOST:
+            raise ValueError(
+                f"`{name}` must be from {LEAST} to {MOST}, beyond which nothing is left of what "
+                f"floats hold; got {low if low < LEAST else high:.3g}."
+            )
+    return Priors(of_topics, of_words)
 
 
 def learns_of(given: Given, inference: str, method: str) -> Learns:
@@ -211,10 +220,9 @@ def first_counts(
     if isinstance(given.start, TopicFit):
         posterior, before = _by_words_of(given.start, corpus)
         return (posterior - before).T
-    if given.start == "random":
-        return start_at_random(rng, corpus, num_topics)
     words = beginning.priors.words.with_topics(num_topics)
-    return start_from_documents(rng, corpus, num_topics, words)
+    start = start_at_random if given.start == "random" else start_from_documents
+    return start(rng, corpus, num_topics, words)
 
 
 def _by_words_of(fit: TopicFit, corpus: Corpus) -> tuple[NDArray[np.floating], Any]:

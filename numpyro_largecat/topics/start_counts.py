@@ -60,18 +60,37 @@ def start_from_documents(
             choice = int(rng.choice(size, p=least / total))
         else:  # fewer different documents than topics
             choice = int(rng.integers(size))
-    if prior.differs_by_topic:
-        own = prior.favouring_topics
-        table[:, own] = (prior.each - prior.each.min(axis=1, keepdims=True))[:, own]
-    own = table / table.sum(axis=0)
-    shares = START_SMOOTHING * everywhere[:, None] + (1 - START_SMOOTHING) * own
-    return START_TOKENS * corpus.num_tokens / num_topics * shares
+    own, favoured = _favoured_words(prior)
+    table[:, own] = favoured
+    return START_TOKENS * corpus.num_tokens / num_topics * _around(everywhere, table)
 
 
 def start_at_random(
-    rng: np.random.Generator, corpus: Corpus, num_topics: int
+    rng: np.random.Generator, corpus: Corpus, num_topics: int, prior: WordPrior
 ) -> NDArray[np.float64]:
-    """Divide the tokens of each word at random among the topics."""
+    """Divide the tokens of each word at random among the topics.
+
+    A topic whose prior favours some words has these instead, as in ``start_from_documents``.
+    """
     totals = np.bincount(corpus.words, corpus.counts, corpus.num_words)
     shares = rng.gamma(1.0, size=(corpus.num_words, num_topics))
-    return totals[:, None] * shares / shares.sum(axis=1, keepdims=True)
+    table = totals[:, None] * shares / shares.sum(axis=1, keepdims=True)
+    own, favoured = _favoured_words(prior)
+    around = _around(totals / totals.sum(), favoured)
+    table[:, own] = START_TOKENS * corpus.num_tokens / num_topics * around
+    return table
+
+
+def _favoured_words(prior: WordPrior) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Topics whose prior favours some words, and by how much, (V, topics)."""
+    own = prior.favouring_topics
+    if len(own) == 0:
+        return own, np.zeros((len(prior.each), 0))
+    return own, (prior.each - prior.each.min(axis=1, keepdims=True))[:, own]
+
+
+def _around(everywhere: NDArray[np.float64], own: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Words of topics, (V, K): a tenth of their own, and those of all documents."""
+    own = own / own.sum(axis=0)
+    around: NDArray[np.float64] = START_SMOOTHING * everywhere[:, None]
+    return around + (1 - START_SMOOTHING) * own

@@ -23,11 +23,17 @@ class WordPrior(NamedTuple):
         array = np.asarray(given)
         if array.ndim >= 2:
             array = as_positive(NAME, given, "for each topic and word", (num_topics, num_words))
-            return cls(array.T, array.sum(axis=1))
+            return cls.of_each(array.T)
         array = as_positive(NAME, given, "for each word", (num_words,))
         if array.ndim == 1:
-            return cls(array[:, None], array.sum(keepdims=True))
+            return cls.of_each(array[:, None])
         return cls(np.full((1, 1), array), np.full(1, num_words * array))
+
+    @classmethod
+    def of_each(cls, each: NDArray[np.float64]) -> WordPrior:
+        """From (V, K) or (V, 1), with sums that are the same wherever these come from."""
+        each = np.ascontiguousarray(each)
+        return cls(each, each.sum(axis=0))
 
     @property
     def as_given(self) -> Any:
@@ -54,14 +60,13 @@ class WordPrior(NamedTuple):
             return self
         least = self.each.min(axis=1, keepdims=True)
         missing = num_topics - self.each.shape[1]
-        each = np.concatenate([self.each, np.repeat(least, missing, axis=1)], axis=1)
-        return WordPrior(each, each.sum(axis=0))
+        return self.of_each(np.concatenate([self.each, np.repeat(least, missing, axis=1)], axis=1))
 
     def of_topics(self, topics: NDArray[np.intp]) -> WordPrior:
         """Those of some topics, in this order."""
         if not self.differs_by_topic:
             return self
-        return WordPrior(self.each[:, topics], self.totals[topics])
+        return self.of_each(self.each[:, topics])
 
     def rows(self, words: NDArray[np.intp]) -> NDArray[np.float64]:
         """Those of some words, (R, K), or fewer where they are the same."""

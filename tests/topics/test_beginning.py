@@ -34,7 +34,7 @@ def test_starts() -> None:
     rare = Corpus.from_documents([["w1"]] * 19 + [["w2", "w2"]], WORDS)
     table = start_from_documents(rng, rare, 2, WordPrior.of(0.1, V, 2))
     assert (table[2].max() > 2 * table[2].min()) and table.sum() == pytest.approx(4 * 21)
-    table = start_at_random(rng, CORPUS, 4)
+    table = start_at_random(rng, CORPUS, 4, WordPrior.of(0.1, V, 4))
     np.testing.assert_allclose(
         table.sum(axis=1), np.bincount(CORPUS.words, CORPUS.counts, V), atol=1e-9
     )
@@ -114,11 +114,12 @@ def test_a_prior_is_that_of_the_equations() -> None:
     assert fit.bounds[0] == pytest.approx(value, rel=1e-7)
 
 
-def test_words_that_a_prior_favours_stay_together() -> None:
+@pytest.mark.parametrize("start", ["documents", "random"])
+def test_words_that_a_prior_favours_stay_together(start) -> None:
     """Seeds of two topics, of ten words each; the number of a topic is that of its seeds."""
     prior = np.full((K, V), 0.05)
     prior[3, :2], prior[5, 20:22] = 20, 20
-    fit = fit_topics(KEY, CORPUS, K, word_concentration=prior)
+    fit = fit_topics(KEY, CORPUS, K, word_concentration=prior, start=start)
     for k, words in ((3, range(10)), (5, range(20, 30))):
         assert fit.topics[k, words].sum() > 0.8
     np.testing.assert_array_equal(fit.word_concentration, prior)
@@ -199,10 +200,15 @@ def test_tokens_of_topics_that_left_come_back(num_passes) -> None:
     assert len(fit.bounds) == num_passes
 
 
+@pytest.mark.parametrize("has_seeds", [False, True])
 @pytest.mark.parametrize("stop", [2, 5, 6, 8])
-def test_a_fit_goes_on_whether_topics_were_chosen_or_not(stop, tmp_path, monkeypatch) -> None:
+def test_a_fit_goes_on_whether_topics_were_chosen_or_not(
+    stop, has_seeds, tmp_path, monkeypatch
+) -> None:
     """Three batches a pass, and the choice after the sixth."""
     options = dict(batch_size=50, num_passes=4)
+    if has_seeds:
+        options["word_concentration"] = np.linspace(0.05, 0.1, K * V).reshape(K, V)
     whole = fit_topics(KEY, CORPUS, K, **options)
     checkpoints = lc.Checkpoints(tmp_path, every_steps=1)
     add, number = topic_table._add, itertools.count()
@@ -218,6 +224,7 @@ def test_a_fit_goes_on_whether_topics_were_chosen_or_not(stop, tmp_path, monkeyp
     monkeypatch.undo()
     again = fit_topics(KEY, CORPUS, K, checkpoints=checkpoints, resume=True, **options)
     np.testing.assert_array_equal(again.posterior, whole.posterior)
+    np.testing.assert_array_equal(again.bounds, whole.bounds)
 
 
 def test_documents_without_a_topic_that_is_left_start_anew() -> None:

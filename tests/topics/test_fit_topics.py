@@ -209,6 +209,8 @@ def test_a_corpus_on_disk_gives_the_same_fit(tmp_path) -> None:
             dict(word_concentration=np.array([0.1])),
             r"`word_concentration` must be one number or .* \(60,\), .* got shape \(1,\)\.$",
         ),
+        (dict(concentration=1e-40), "`concentration` must be from 1e-30 to .*; got 1e-40"),
+        (dict(word_concentration=1e30), r"`word_concentration` must be .* got 1e\+30"),
         (dict(word_concentration=np.inf), "`word_concentration` must be finite"),
         (
             dict(word_concentration=np.ones((V, K))),

@@ -49,6 +49,13 @@ def test_topics_without_a_word_in_common_stay(concentration) -> None:
     assert spanning_topics(counts, concentration, 4).tolist() == [0, 1, 2, 3]
 
 
+def test_what_stands_for_others_has_their_tokens() -> None:
+    """A mixture leaves for its parts; of these one then costs half of the mixture's tokens."""
+    first, second, third, fourth = np.kron(np.eye(4), np.ones(10)) / 10
+    topics = [10_000 * (first + second) / 2, 100 * first, 100 * second, 300 * third, 5_000 * fourth]
+    assert spanning_topics(np.stack(topics, axis=1), 0.001, 3).tolist() == [1, 2, 4]
+
+
 def test_topics_of_few_tokens_leave_first() -> None:
     counts = (TRUE * np.array([1000, 900, 5, 800, 700])[:, None]).T
     assert spanning_topics(counts, 0.01, 4).tolist() == [0, 1, 3, 4]
