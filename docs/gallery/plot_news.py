@@ -66,9 +66,12 @@ print(train, held_out)
 # %%
 # How many topics?
 # ----------------
-# Held-out words of documents that were not fitted say it: the score is their mean log
-# probability, given the other words of the same document.
+# As many as the evidence lower bound is largest with. Words of documents that were not
+# fitted agree: the score is their mean log probability, given the other words of the
+# same document, and other numbers have a lower one, or hardly a higher one.
 
+fit = lc.fit_topics(jax.random.key(0), train, "learned", progress_bar=False)
+num_topics = len(fit.topics)
 fits = {
     k: lc.fit_topics(jax.random.key(0), train, k, progress_bar=False) for k in sizes
 }
@@ -78,8 +81,11 @@ frequencies /= frequencies.sum()
 alone = np.log(frequencies[held_out.words]) @ held_out.counts / held_out.num_tokens
 
 figure, axes = plt.subplots(figsize=(6, 3))
-axes.plot([str(k) for k in scores], list(scores.values()), "o-", label="topics")
+axes.plot(list(scores), list(scores.values()), "o-", label="a number of topics")
+axes.plot(num_topics, fit.score(held_out), "C2*", markersize=12, label="learned")
 axes.axhline(alone, color="C1", linestyle="--", label="word frequencies alone")
+axes.set(xscale="log", xticks=list(scores), xticklabels=list(scores))
+axes.minorticks_off()
 axes.set(xlabel="topics", ylabel="log probability of a held-out word")
 axes.legend()
 figure.tight_layout()
@@ -90,8 +96,6 @@ figure.tight_layout()
 # Words in the order of their relevance, which puts those first that other topics
 # lack.
 
-best = max(scores, key=scores.get)
-fit = fits[best]
 coherence = fit.coherence(train)
 largest = np.argsort(-fit.proportions(train).mean(axis=0))[:8]
 tops = fit.top_words(8, by="relevance")
@@ -135,7 +139,7 @@ some = train[:12]
 lc.plots.responsibilities(
     fit.proportions(some),
     [f"document {d}" for d in range(len(some))],
-    {k: " ".join(top.word for top in tops[k][:3]) for k in range(best)},
+    {k: " ".join(top.word for top in tops[k][:3]) for k in range(num_topics)},
 )
 
 # %%
