@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.topic_table import Table, topic_term
 from numpyro_largecat.topics.word_prior import WordPrior
 
+NOWHERE = 1e-30  # concentration of a topic that no document has
 ENOUGH = 0.97  # of the topics that there are: their number is not learned once more
 
 
@@ -199,8 +201,20 @@ class Memory:
         for name in ("counts", "own", "log_absence", "bounds"):
             setattr(other, name, list(getattr(self, name)))
         other.rises, other.rest = self.rises.copy(), self.rest.copy()
-        other.next_choice = self.next_choice
         return other
+
+    def pad(self, num_topics: int) -> None:
+        """Add topics that no document has, up to so many."""
+        missing = num_topics - self.table.shape[1]
+        self.table.set(np.pad(self.table.numpy(), ((0, 0), (0, missing))))
+        self.rises = np.pad(self.rises, ((0, 0), (0, missing)))
+        topics, words = self.priors
+        nowhere = np.full(missing, NOWHERE, topics.dtype)
+        self.priors = Priors(np.concatenate([topics, nowhere]), words)
+        for parts in (self.counts, self.own, self.log_absence):
+            for part in parts:
+                if part is not None:
+                    part.resize((part.shape[0], num_topics))
 
     def keep(
         self, topics: NDArray[np.intp], counts: NDArray[np.floating], *, forget_own: bool
@@ -288,21 +302,25 @@ def _learned(
 def _learned_number(
     problem: Problem, batches: list[Batch], memory: Memory, rng_key: Array, num_passes: int
 ) -> Generator[None, None, int]:
-    """That of the largest bound, after one pass of each that is tried from here."""
-    most = memory.table.shape[1]
-    search = best_number(most)
+    """That of the largest bound, after one pass of each that is tried from here.
+
+    Trials have one of few sizes, each half of the last, so that code is compiled for these alone.
+    """
+    first, forget_own = problem.candidates.num_first, not problem.local_step.always_keeps
+    search = best_number(memory.table.shape[1])
     number = next(search)
     while True:
-        one = problem._replace(candidates=problem.candidates._replace(num_topics=number))
         trial = memory.copy()
-        for _ in memoized_steps(one, batches, trial, num_passes, rng_key):
+        _choose(trial, number, forget_own=forget_own)
+        trial.pad(first >> int(math.log2(first // number)))
+        for _ in memoized_steps(problem, batches, trial, num_passes, rng_key):
             yield None
         try:
             number = search.send(trial.bounds[-1])
         except StopIteration as end:
             number = int(end.value)
             break
-    if number == problem.candidates.num_first:
+    if number == first:
         warnings.warn(
             f"`num_topics` was learned to be {number}, all that there were at first: there may be "
             "more. Set `num_candidates` of `lc.topics.Options` higher.",

@@ -11,7 +11,7 @@ import pytest
 
 import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
-from numpyro_largecat.topics import Options, topic_table
+from numpyro_largecat.topics import Options, local_steps, passes, topic_table
 from numpyro_largecat.topics.number_of_topics import PRECISION, best_number
 from tests.slow_cases import slow_case
 from tests.topics.corpora import CORPUS, KEY, WORDS, K, V, fit_topics, topic_corpus
@@ -64,13 +64,13 @@ def test_as_many_topics_are_found_as_there_are(concentration) -> None:
         assert fit.concentration.shape == (K,)
 
 
-@pytest.mark.parametrize("num_topics", [slow_case(8), slow_case(50)])
+@pytest.mark.parametrize("num_topics", [slow_case(8), slow_case(20)])
 def test_other_numbers_are_found_too(num_topics) -> None:
     rng = np.random.default_rng(3)
-    topics = rng.dirichlet(np.full(1000, 0.05), num_topics)
-    shares = rng.dirichlet(np.full(num_topics, 0.1), 4000)
-    rows = [np.unique(rng.choice(1000, 100, p=f @ topics), return_counts=True) for f in shares]
-    fit = fit_topics(KEY, Corpus.from_rows(rows, 1000), "learned")
+    topics = rng.dirichlet(np.full(500, 0.05), num_topics)
+    shares = rng.dirichlet(np.full(num_topics, 0.1), 1500)
+    rows = [np.unique(rng.choice(500, 80, p=f @ topics), return_counts=True) for f in shares]
+    fit = fit_topics(KEY, Corpus.from_rows(rows, 500), "learned")
     assert len(fit.posterior) == num_topics
     distances = np.abs(fit.topics[:, None] - topics).sum(axis=2) / 2
     assert distances.min(axis=0).max() < 0.15
@@ -111,6 +111,32 @@ def test_a_fit_goes_on_wherever_it_stopped(stop, tmp_path, monkeypatch) -> None:
     again = fit_topics(KEY, CORPUS, "learned", **arguments)
     np.testing.assert_array_equal(again.posterior, whole.posterior)
     np.testing.assert_array_equal(again.bounds, whole.bounds)
+
+
+def test_code_is_compiled_for_few_numbers_of_topics() -> None:
+    """For 24, 12, 6, 3 and 1, and for the one that is found, of some fifteen that are tried."""
+    local_steps._through_largest.clear_cache()
+    fit = fit_topics(KEY, CORPUS, "learned", num_passes=4, options=SOME)
+    assert len(fit.posterior) not in (24, 12, 3, 1)
+    assert local_steps._through_largest._cache_size() <= 6
+
+
+def test_topics_that_no_document_has_change_no_bound(monkeypatch) -> None:
+    """A trial has the bound of a fit with its number of topics, one pass after the choice."""
+    bounds, options = {}, dict(num_active=3, options=SOME)
+
+    def three(most):
+        for number in (20, 7, 6) if most == 24 else ():  # and once more from 6
+            bounds[number] = yield number
+        if most != 24:
+            yield most
+        return 6
+
+    monkeypatch.setattr(passes, "best_number", three)
+    fit_topics(KEY, CORPUS, "learned", num_passes=4, **options)
+    for number, bound in bounds.items():
+        fit = fit_topics(KEY, CORPUS, number, num_passes=4, **options)
+        assert bound == pytest.approx(fit.bounds[2], rel=1e-6)
 
 
 def test_too_few_candidates_are_warned_of() -> None:
