@@ -90,8 +90,9 @@ def fit_topics(
     and O(U A) for each further one on its A largest, 32 or an eighth of the words of the longest
     documents, whichever is more ("mean_field": as ``TopicDocument``); per batch O(R K)
     for the R different words in it; per pass O(V K). Documents are read as they are needed, so the
-    corpus may be on disk. "memoized" keeps at most L numbers for each entry of the corpus, twice as
-    many where ``word_concentration`` is learned, and "collapsed" L topics and shares besides.
+    corpus may be on disk. "memoized" keeps at most L numbers for each entry of the corpus, and
+    "collapsed" as many again and L topics and shares besides. A number of topics that is learned is
+    tried on a copy of the table, and on what is kept of documents, which trials share.
 
     Args:
         rng_key: A JAX random key.
@@ -100,8 +101,9 @@ def fit_topics(
             bound. Two passes have 300 topics, or one for each document with words, or
             ``num_candidates`` of ``lc.topics.Options``. From there ten to twenty smaller numbers
             have a pass each, and the best goes on with those topics that the others are mixtures
-            of: from the start, in two passes more, as long as it falls by 3 %. So it takes two
-            to four times as long as if K had been given. A warning if none was better than all.
+            of. After two passes more smaller ones are tried again, as long as the number falls by
+            3 %. So it takes three to eight times as long as if K had been given. A warning if all
+            topics of the first passes are best.
         concentration: a, positive: one number for each topic, shape (K,), or the same for all, as
             for ``TopicDocument`` and like scikit-learn's ``doc_topic_prior``. None for 0.5 / K, the
             paper's choice: the smaller, the fewer topics in a document. "learned" for one of each
@@ -117,7 +119,8 @@ def fit_topics(
             of its word, say of them (CVB0, Asuncion et al.), which gives better topics.
             "mean_field": from the best q(pi) q(phi), which is the paper's.
         method: "memoized" or "stochastic".
-        num_passes: Visits of each document, at least 1.
+        num_passes: Visits of each document, at least 1; two more each time that a learned number
+            of topics falls.
         batch_size: Documents in a batch, at least 1. With "stochastic" there should be several
             batches, so take a smaller one for a small corpus.
         start: "documents", also None: each topic from a document, drawn by the k-means++ rule with
