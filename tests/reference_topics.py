@@ -70,10 +70,7 @@ def rise_by_counting(concentration, shares, repeats):
 
 
 def integrated_bound(documents, responsibilities, concentration, prior, rise=rise_if_any):
-    """Of a corpus with topics and frequencies integrated out, q(z) the responsibilities (U, K).
-
-    With sums of topics over all words at their means.
-    """
+    """Of a corpus with topics and frequencies integrated out, q(z) the responsibilities (U, K)."""
     value, num_topics = 0.0, len(concentration)
     for (_, c), r in zip(documents, responsibilities, strict=True):
         value += gammaln(concentration.sum()) - gammaln(concentration.sum() + c.sum())
@@ -85,7 +82,7 @@ def integrated_bound(documents, responsibilities, concentration, prior, rise=ris
     for k, of_words in enumerate(prior):
         for v in np.unique(words):
             value += rise(of_words[v], shares[words == v, k], counts[words == v])
-        value -= gammaln(of_words.sum() + counts @ shares[:, k]) - gammaln(of_words.sum())
+        value -= rise(of_words.sum(), shares[:, k], counts)
     return value
 
 

@@ -97,12 +97,15 @@ def begin(
 def _check_earlier(name: str, fit: TopicFit, num_topics: int | Literal["learned"]) -> None:
     if len(fit.posterior) == num_topics:
         return
-    needed = f"a fit with {num_topics} topics"
     if num_topics == "learned":
-        needed = "None where the number of topics is learned; give `num_topics` the fit's number"
+        raise ValueError(
+            f"`{name}` must be None where the number of topics is learned; give `num_topics` that "
+            f"of the fit, {len(fit.posterior)}."
+        )
     raise ValueError(
-        f"`{name}` must be {needed}; got {len(fit.posterior)}. A fit that ended in its first "
-        "passes has its candidates still, see `num_candidates` of `lc.topics.Options`."
+        f"`{name}` must be a fit with {num_topics} topics; got {len(fit.posterior)}. A fit that "
+        "ended in its first passes has its candidates still, see `num_candidates` of "
+        "`lc.topics.Options`."
     )
 
 

@@ -99,15 +99,16 @@ def fit_topics(
         corpus: The documents.
         num_topics: Number of topics K, at least 1; or "learned", for the number with the largest
             bound. Two passes have 300 topics, or one for each document with words, or
-            ``num_candidates`` of ``lc.topics.Options``. From there ten to twenty smaller numbers
-            have a pass each, and the best goes on with those topics that the others are mixtures
-            of. After two passes more smaller ones are tried again, as long as the number falls by
-            3 %. So it takes three to eight times as long as if K had been given. A warning if all
-            topics of the first passes are best.
+            ``num_candidates`` of ``lc.topics.Options``. From there some smaller numbers have a
+            pass each, and the best, at least half, goes on with those topics that the others are
+            mixtures of. After two passes more smaller ones are tried again, as long as the number
+            falls by 3 %. So it takes three to ten times as long as if K had been given, less from
+            fewer candidates. A warning if all topics of the first passes are best.
         concentration: a, positive: one number for each topic, shape (K,), or the same for all, as
             for ``TopicDocument`` and like scikit-learn's ``doc_topic_prior``. None for 0.5 / K, the
             paper's choice: the smaller, the fewer topics in a document. "learned" for one of each
-            topic, from the data: common words then have a few topics of their own.
+            topic, from the data: common words then have a few topics of their own. None or
+            "learned" where the number of topics is.
         word_concentration: Prior :math:`\bar\lambda` of words in topics, positive: one number, one
             for each word, (V,), or for each topic and word, (K, V); a topic with words that it is
             larger for starts with them. "learned", and None where it can be, is one number that
@@ -254,7 +255,8 @@ def fit_topics(
     ):
         for bound in bar:
             if bound is None:
-                continue  # of a trial of some number of topics
+                bar.set_postfix_str("trying a number of topics", refresh=False)
+                continue
             if np.isfinite(bound):
                 bar.set_postfix_str(
                     f"bound per word {bound / corpus.num_tokens:.6g}", refresh=False

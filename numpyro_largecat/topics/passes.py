@@ -323,7 +323,7 @@ def _learned_number(
     if number == first:
         warnings.warn(
             f"`num_topics` was learned to be {number}, all that there were at first: there may be "
-            "more. Set `num_candidates` of `lc.topics.Options` higher.",
+            "more. With more documents, set `num_candidates` of `lc.topics.Options` higher.",
             stacklevel=4,
         )
     return number

@@ -125,8 +125,8 @@ def topic_term(
     """The part of the bound that is about topics, in float64.
 
     With expected counts (V, K), and 0 for the log probability that there are none, it is that of
-    the best q(phi), Eq. 35; with that probability phi is integrated out. To take the sums over
-    words at their means then adds less than half a nat for each topic.
+    the best q(phi), Eq. 35; with that probability phi is integrated out. Sums over all words are
+    then at their means where there are any, which adds about half a nat for each topic at most.
     """
     counts = np.maximum(np.asarray(counts, np.float64), 0)
     is_used = counts > 0
@@ -135,4 +135,9 @@ def topic_term(
     present = absence < 0
     own = (gammaln(each + used) - gammaln(each))[~present].sum()
     own += log_rises(used[present], absence[present], each[present]).sum()
-    return float(own - (gammaln(prior.totals + counts.sum(axis=0)) - gammaln(prior.totals)).sum())
+    totals, absence_of_all = counts.sum(axis=0), log_absence.sum(axis=0)
+    of_all = np.broadcast_to(prior.totals, totals.shape)
+    falls = gammaln(of_all + totals) - gammaln(of_all)
+    present = absence_of_all < 0
+    falls[present] = log_rises(totals[present], absence_of_all[present], of_all[present])
+    return float(own - falls.sum())
