@@ -40,6 +40,7 @@ from numpyro_largecat.topics.topic_table import Table, topic_term
 from numpyro_largecat.topics.word_prior import WordPrior
 
 NOWHERE = 1e-30  # concentration of a topic that no document has
+TRIAL_PASSES = 2  # of a number of topics
 ENOUGH = 0.97  # of the topics that there are: their number is not learned once more
 
 
@@ -252,7 +253,9 @@ def memoized_steps(
         if table.changes == memory.next_choice * len(batches):
             number = candidates.num_topics
             if number is None:
-                number = yield from _learned_number(problem, batches, memory, rng_key, i + 1)
+                number = yield from _learned_number(
+                    problem, batches, memory, rng_key, i + TRIAL_PASSES
+                )
             goes_on = candidates.num_topics is None and number < ENOUGH * table.shape[1]
             _choose(memory, number, forget_own=not problem.local_step.always_keeps)
             memory.next_choice = i + candidates.num_passes if goes_on else -1
@@ -302,7 +305,7 @@ def _learned(
 def _learned_number(
     problem: Problem, batches: list[Batch], memory: Memory, rng_key: Array, num_passes: int
 ) -> Generator[None, None, int]:
-    """That of the largest bound, after one pass of each that is tried from here.
+    """That of the largest bound, after two passes of each that is tried from here.
 
     Trials have one of few sizes, each half of the last, so that code is compiled for these alone.
     """
