@@ -88,6 +88,7 @@ path = (
 person, hours, cost, available, choice = (
     read_swissmetro(path) if path.is_file() else made_trips()
 )
+N = len(choice)
 print({mode: f"{(choice == k).mean():.0%}" for k, mode in enumerate(MODES)})
 
 # %%
@@ -106,11 +107,8 @@ def trips(hours, cost, available, choice=None, rows=None, noise="gumbel"):
         available, constants + of_time * hours + of_cost * cost, -jnp.inf
     )
     with lc.data_plate("trips", N, rows):
-        errors = lc.UtilityCategorical(utilities, noise=noise)
-        numpyro.sample("choice", errors, obs=choice)
-
-
-N = len(choice)
+        chosen = lc.UtilityCategorical(utilities, noise=noise)
+        numpyro.sample("choice", chosen, obs=choice)
 
 
 mcmc = MCMC(NUTS(trips), num_warmup=200, num_samples=500, progress_bar=False)
@@ -179,8 +177,8 @@ def tastes(person, hours, cost, available, choice=None, rows=None):
     constants = jnp.stack([by_mode[0], jnp.zeros(()), by_mode[1]])
     utilities = constants + of_time * hours + of_cost * cost
     with lc.data_plate("trips", N, rows):
-        errors = lc.UtilityCategorical(jnp.where(available, utilities, -jnp.inf))
-        numpyro.sample("choice", errors, obs=choice)
+        chosen = lc.UtilityCategorical(jnp.where(available, utilities, -jnp.inf))
+        numpyro.sample("choice", chosen, obs=choice)
 
 
 guide = lc.AutoRowNormal(tastes, follow=["mean", "spread"])

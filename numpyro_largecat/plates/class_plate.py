@@ -25,8 +25,8 @@ from numpyro_largecat.plates.class_subset import (
     check_num_sampled,
     chunk_subset,
     full_subset,
+    label_first_subset,
     labels_subset,
-    own_labels_subset,
     own_subset,
     shared_subset,
 )
@@ -300,7 +300,7 @@ def _read_subset(
         return full_subset(num_categories)
     asked = jnp.concatenate([ids for ids in (labels, reads, also) if ids is not None])
     if labels is not None and negatives != "batch":
-        return own_labels_subset(labels, asked, num_categories)
+        return label_first_subset(labels, asked, num_categories)
     subset = labels_subset(asked, num_categories)
     if reads is None or subset.labels is None:
         return subset

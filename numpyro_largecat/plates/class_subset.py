@@ -402,10 +402,11 @@ def labels_subset(asked: Array, num_categories: int) -> ClassSubset:
     return replace(batch_subset(present, others, num_categories), kind="labels")
 
 
-def own_labels_subset(labels: Array, asked: Array, num_categories: int) -> ClassSubset:
-    """The same rows, of which each observation sees that of its label and the last, of weight NaN.
+def label_first_subset(labels: Array, asked: Array, num_categories: int) -> ClassSubset:
+    """Hold the distinct classes asked for, of which an observation sees its label and the last.
 
-    So the label is first, as with "shared" and "own" ``negatives``.
+    As with "shared" and "own" ``negatives`` the label is first. The last row is for all others, of
+    weight NaN.
     """
     rows = labels_subset(asked, num_categories)
     assert rows.labels is not None

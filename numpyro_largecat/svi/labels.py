@@ -155,12 +155,10 @@ def _are_labels(value: Array, size: int, plate: Site) -> Array:
 
     Places are right, as a softmax written by hand may have them.
     """
-    labels, value = plate_facts(plate).labels, jnp.ravel(value)
+    labels = plate_facts(plate).labels
     if labels is None:
-        return jnp.any(value >= size)
-    if labels.shape == value.shape:
-        return (value == labels).all()
-    return jnp.isin(value, labels).all()
+        return jnp.any(jnp.asarray(value) >= size)
+    return jnp.isin(jnp.asarray(value), labels).all()
 
 
 def _subsets(sites: Sites, size: int) -> Iterator[str]:

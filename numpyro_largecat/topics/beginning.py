@@ -123,15 +123,11 @@ def _of_unknown_number(
     given: Given, options: Options, num_passes: int, num_filled: int
 ) -> Candidates:
     """As many at first as asked, or 300, or one for each document with words."""
-    for name in ("concentration", "word_concentration"):
-        value = getattr(given, name)
-        most, may_be = (0, "'learned'") if name == "concentration" else (2, "one or (V,) numbers")
-        is_number = value is not None and not isinstance(value, str)
-        if is_number and np.ndim(value) >= most:
-            raise ValueError(
-                f"`{name}` must be None or {may_be} where `num_topics` is 'learned': how many "
-                "topics there are is not known before."
-            )
+    unknown = "where `num_topics` is 'learned': how many topics there are is not known before."
+    if not (given.concentration is None or isinstance(given.concentration, str)):
+        raise ValueError(f"`concentration` must be None or 'learned' {unknown}")
+    if np.ndim(given.word_concentration) == 2:
+        raise ValueError(f"`word_concentration` must be None or one or (V,) numbers {unknown}")
     if num_passes == 1:
         raise ValueError("`num_passes` must be at least 2 where `num_topics` is 'learned'; got 1.")
     most = min(MOST_TOPICS, num_filled)

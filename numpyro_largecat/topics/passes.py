@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import warnings
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
@@ -190,12 +189,12 @@ class Memory:
         self.counts: list[csr_array | None] = [None] * num_batches
         self.own: list[csr_array | None] = [None] * num_batches
         self.log_absence: list[csr_array | None] = [None] * num_batches  # if collapsed
-        self.rises = np.zeros((num_batches, len(priors.topics)))  # where topics learn
+        self.rises = np.zeros((num_batches, len(priors.topics)))  # if collapsed
         self.rest = np.zeros(num_batches)
         self.bounds: list[float] = []  # of the corpus, after each pass
 
     def copy(self) -> Memory:
-        """One that goes on by itself."""
+        """One that goes on by itself, and has no choice before it."""
         table = Table(self.table.numpy(), self.table.dtype, self.table.mesh)
         table.changes = self.table.changes
         other = Memory(len(self.counts), table, self.priors)
@@ -257,9 +256,8 @@ def memoized_steps(
                     problem, batches, memory, rng_key, i + TRIAL_PASSES
                 )
             goes_on = candidates.num_topics is None and number < ENOUGH * table.shape[1]
-            _choose(memory, number, forget_own=not problem.local_step.always_keeps)
-            memory.next_choice = i + candidates.num_passes if goes_on else -1
-            memory.num_added += candidates.num_passes if goes_on else 0
+            added = candidates.num_passes if goes_on else 0
+            _choose(memory, number, problem.local_step, num_added=added)
         batch, bound = batches[b], np.nan
         is_first = i == 0 and not problem.goes_on
         how = {"is_first": is_first, "keeps": keeps}
@@ -309,13 +307,13 @@ def _learned_number(
 
     Trials have one of few sizes, each half of the last, so that code is compiled for these alone.
     """
-    first, forget_own = problem.candidates.num_first, not problem.local_step.always_keeps
+    first = problem.candidates.num_first
     search = best_number(memory.table.shape[1])
     number = next(search)
     while True:
         trial = memory.copy()
-        _choose(trial, number, forget_own=forget_own)
-        trial.pad(first >> int(math.log2(first // number)))
+        _choose(trial, number, problem.local_step)
+        trial.pad(first >> (first // number).bit_length() - 1)
         for _ in memoized_steps(problem, batches, trial, num_passes, rng_key):
             yield None
         try:
@@ -332,11 +330,12 @@ def _learned_number(
     return number
 
 
-def _choose(memory: Memory, num_topics: int, *, forget_own: bool) -> None:
+def _choose(memory: Memory, num_topics: int, local_step: LocalStep, *, num_added: int = 0) -> None:
     """Of the candidates keep those that the others are mixtures of.
 
     Those whose prior favours some words stay. Tokens of topics that leave are of none until their
-    documents are visited again.
+    documents are visited again. ``num_added`` passes follow before there is a choice once more; 0
+    if there is none.
     """
     counts, (topics, words) = memory.table.numpy(), memory.priors
     own = words.favouring_topics
@@ -347,7 +346,9 @@ def _choose(memory: Memory, num_topics: int, *, forget_own: bool) -> None:
     priors = Priors(topics[kept] * (topics.sum() / topics[kept].sum()), words.of_topics(kept))
     with held_signals():
         memory.priors = priors
-        memory.keep(kept, counts[:, kept], forget_own=forget_own)
+        memory.keep(kept, counts[:, kept], forget_own=not local_step.always_keeps)
+        memory.next_choice = memory.next_choice + num_added if num_added else -1
+        memory.num_added += num_added
 
 
 def _sum_of(
@@ -399,9 +400,7 @@ def stochastic_steps(
             return
         if table.changes == memory.next_choice * len(batches):
             assert problem.candidates.num_topics is not None
-            forget_own = not problem.local_step.always_keeps
-            _choose(memory, problem.candidates.num_topics, forget_own=forget_own)
-            memory.next_choice = -1
+            _choose(memory, problem.candidates.num_topics, problem.local_step)
         batch = batches[b]
         is_first = i == 0 and not problem.goes_on
         found = visit_batch(problem, batch, table, memory.priors, is_first=is_first)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 
 import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
+from numpyro_largecat.topics import topic_table
 
 V, K = 60, 6
 WORDS = tuple(f"w{i}" for i in range(V))
@@ -25,6 +27,18 @@ def topic_corpus(num_documents=150, seed=0):
         tokens = rng.choice(V, size=rng.integers(20, 40), p=frequencies / frequencies.sum())
         documents.append([WORDS[t] for t in tokens])
     return Corpus.from_documents(documents, WORDS)
+
+
+def fail_at(monkeypatch, stop: int) -> None:
+    """Let that addition to the table fail, counted from 0, as if the disk were gone."""
+    add, number = topic_table._add, itertools.count()
+
+    def fails(*arguments):
+        if next(number) == stop:
+            raise OSError("the disk is gone")
+        return add(*arguments)
+
+    monkeypatch.setattr(topic_table, "_add", fails)
 
 
 CORPUS = topic_corpus()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import jax
 import numpy as np
@@ -23,6 +22,7 @@ from tests.topics.corpora import (
     WORDS,
     K,
     V,
+    fail_at,
     fit_topics,
     topic_corpus,
 )
@@ -211,14 +211,7 @@ def test_a_fit_goes_on_whether_topics_were_chosen_or_not(
         options["word_concentration"] = np.linspace(0.05, 0.1, K * V).reshape(K, V)
     whole = fit_topics(KEY, CORPUS, K, **options)
     checkpoints = lc.Checkpoints(tmp_path, every_steps=1)
-    add, number = topic_table._add, itertools.count()
-
-    def fails(*arguments):
-        if next(number) == stop:
-            raise OSError("the disk is gone")
-        return add(*arguments)
-
-    monkeypatch.setattr(topic_table, "_add", fails)
+    fail_at(monkeypatch, stop)
     with pytest.raises(OSError, match="the disk is gone"):
         fit_topics(KEY, CORPUS, K, checkpoints=checkpoints, **options)
     monkeypatch.undo()

@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-import itertools
-
 import jax
 import numpy as np
 import pytest
 
 import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
-from numpyro_largecat.topics import Options, local_steps, passes, topic_table
+from numpyro_largecat.topics import Options, local_steps, passes
 from numpyro_largecat.topics.number_of_topics import PRECISION, best_number
 from tests.slow_cases import slow_case
-from tests.topics.corpora import CORPUS, KEY, WORDS, K, V, fit_topics, topic_corpus
+from tests.topics.corpora import CORPUS, KEY, WORDS, K, V, fail_at, fit_topics, topic_corpus
 
 SOME = Options(num_candidates=24)
 
@@ -102,14 +100,7 @@ def test_a_fit_goes_on_wherever_it_stopped(stop, tmp_path, monkeypatch) -> None:
     options = dict(batch_size=50, num_passes=4, options=Options(num_candidates=12))
     whole = fit_topics(KEY, CORPUS, "learned", **options)
     checkpoints = lc.Checkpoints(tmp_path, every_steps=1)
-    add, number = topic_table._add, itertools.count()
-
-    def fails(*arguments):
-        if next(number) == stop:
-            raise OSError("the disk is gone")
-        return add(*arguments)
-
-    monkeypatch.setattr(topic_table, "_add", fails)
+    fail_at(monkeypatch, stop)
     with pytest.raises(OSError, match="the disk is gone"):
         fit_topics(KEY, CORPUS, "learned", checkpoints=checkpoints, **options)
     monkeypatch.undo()

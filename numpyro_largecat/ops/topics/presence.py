@@ -15,6 +15,9 @@ Bayesian Inference Algorithm for LDA, 2007, treat counts above 0 so.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import digamma, gammaln
@@ -33,8 +36,7 @@ def log_rises(
     concentration: NDArray[np.floating] | float,
 ) -> NDArray[np.floating]:
     """P log(Gamma(a + n / P) / Gamma(a)), for each count above 0."""
-    presence, if_any = _if_any(counts, log_absence)
-    return presence * (gammaln(concentration + if_any) - gammaln(concentration))
+    return _rise_of(gammaln, counts, log_absence, concentration)
 
 
 def rises(
@@ -43,13 +45,15 @@ def rises(
     concentration: NDArray[np.floating] | float,
 ) -> NDArray[np.floating]:
     """Their derivatives, P (digamma(a + n / P) - digamma(a))."""
-    presence, if_any = _if_any(counts, log_absence)
-    return presence * (digamma(concentration + if_any) - digamma(concentration))
+    return _rise_of(digamma, counts, log_absence, concentration)
 
 
-def _if_any(
-    counts: NDArray[np.floating], log_absence: NDArray[np.floating]
-) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-    """P, and the expected counts if there are any: 1 or more, but for rounding."""
+def _rise_of(
+    function: Callable[..., Any],
+    counts: NDArray[np.floating],
+    log_absence: NDArray[np.floating],
+    concentration: NDArray[np.floating] | float,
+) -> Any:
     presence = -np.expm1(log_absence)
-    return presence, np.maximum(counts / presence, 1)
+    if_any = np.maximum(counts / presence, 1)  # but for rounding
+    return presence * (function(concentration + if_any) - function(concentration))
