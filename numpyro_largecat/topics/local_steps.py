@@ -123,9 +123,16 @@ class LocalStep(Protocol):
         ...
 
     def sums(
-        self, given: Given, solved: Solved, kept: csr_array, concentration: NDArray[np.floating]
+        self,
+        given: Given,
+        solved: Solved,
+        kept: csr_array,
+        concentration: NDArray[np.floating] | None,
     ) -> Sums:
-        """What a batch sums of them; ``concentration`` is that of the bound, (K,)."""
+        """What a batch sums of them; ``concentration`` (K,) is that of the bound.
+
+        Counts alone if it is None; the rest is NaN.
+        """
         ...
 
     def last(self, kept: csr_array, is_word: NDArray[np.bool_]) -> Any:
@@ -191,26 +198,31 @@ class Collapsed:
         return Assignments(*found)
 
     def sums(
-        self, given: Given, solved: Solved, kept: csr_array, concentration: NDArray[np.floating]
+        self,
+        given: Given,
+        solved: Solved,
+        kept: csr_array,
+        concentration: NDArray[np.floating] | None,
     ) -> Sums:
         """By products of sparse matrices, O(U L) for each document."""
         words, counts = (np.asarray(x)[solved.places] for x in solved.documents)
-        is_word, a = counts > 0, np.asarray(concentration, np.float64)
-        num_words, num_rows = len(kept.indptr) - 1, len(given.topics.probs)
-        tokens = counts[is_word].astype(kept.dtype)
+        is_word = counts > 0
+        tokens, num_words = counts[is_word].astype(kept.dtype), len(kept.indptr) - 1
+
+        def tokens_of(rows: NDArray[np.integer], size: int) -> csr_array:
+            return csr_array((tokens, (rows, np.arange(num_words))), (size, num_words))
+
+        by_word = tokens_of(words[is_word], len(given.topics.probs))
+        if concentration is None:
+            return Sums(by_word @ kept, np.nan)
+        a = np.asarray(concentration, np.float64)
         absence = csr_array((log_absence(kept.data), kept.indices, kept.indptr), kept.shape)
-
-        def of_shares_and_absence(rows: NDArray[np.integer], size: int) -> list[csr_array]:
-            entries = rows, np.arange(num_words)
-            tokens_of = csr_array((tokens, entries), (size, num_words))
-            return [tokens_of @ kept, tokens_of @ absence]
-
-        found, absent = of_shares_and_absence(np.nonzero(is_word)[0], len(is_word))
+        by_document = tokens_of(np.nonzero(is_word)[0], len(is_word))
+        found, absent = by_document @ kept, by_document @ absence
         own = found.data, absent.data, a[found.indices]  # of topics in documents
         rest = log_rises(*own).sum(dtype=np.float64) - _falls_and_negentropy(counts, kept, a.sum())
-        of_words, absent_of_words = of_shares_and_absence(words[is_word], num_rows)
         gains = np.bincount(found.indices, rises(*own), len(a))
-        return Sums(of_words, float(rest), absent_of_words, gains)
+        return Sums(by_word @ kept, float(rest), by_word @ absence, gains)
 
 
 def _falls_and_negentropy(
@@ -279,16 +291,23 @@ class MeanField:
         return np.pad(counts, ((0, len(is_word) - len(counts)), (0, 0)))
 
     def sums(
-        self, given: Given, solved: Solved, kept: csr_array, concentration: NDArray[np.floating]
+        self,
+        given: Given,
+        solved: Solved,
+        kept: csr_array,
+        concentration: NDArray[np.floating] | None,
     ) -> Sums:
         """See ``word_topic_counts``."""
         fit, size = solved.fit
         shared = given.topics.table, given.concentration
         options = {"num_active": self.num_active, "size": size, "mesh": self.mesh}
         found, rests = _sum_mean_field(shared, (solved.documents, fit), **options)
+        counts = csr_array(np.asarray(total(found)))
+        if concentration is None:
+            return Sums(counts, np.nan)
         rest = float(np.asarray(rests, np.float64).sum())
         rest += _log_rise(kept, concentration) - _log_rise(kept, np.asarray(given.concentration))
-        return Sums(csr_array(np.asarray(total(found))), rest)
+        return Sums(counts, rest)
 
 
 def _log_rise(counts: csr_array, concentration: NDArray[np.floating]) -> float:

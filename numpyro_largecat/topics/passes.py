@@ -115,13 +115,15 @@ def visit_batch(
     *,
     is_first: bool = False,
     keeps: bool = False,
+    is_bounded: bool = True,
 ) -> Visit:
     """Solve for the documents of a batch given the topics, and sum their counts.
 
     ``stored`` is what the last visit left, and in what is returned if the visit ``keeps`` it.
 
     In a first visit the topics are all alike, and would go to those of large concentration;
-    therefore all have the mean. The bound is that of their own.
+    therefore all have the mean. The bound is that of their own, and there is one if it
+    ``is_bounded``.
     """
     concentration, local_step = priors.topics, problem.local_step
     if is_first:
@@ -132,7 +134,7 @@ def visit_batch(
 
     def keep(chunk: Chunk, solved: Solved) -> tuple[Sums, NDArray[np.intp], csr_array]:
         own = local_step.kept(solved)
-        sums = local_step.sums(given, solved, own, priors.topics)
+        sums = local_step.sums(given, solved, own, priors.topics if is_bounded else None)
         return sums, chunk.documents, own
 
     def last(chunk: Chunk) -> Any:
@@ -403,7 +405,8 @@ def stochastic_steps(
             _choose(memory, problem.candidates.num_topics, problem.local_step)
         batch = batches[b]
         is_first = i == 0 and not problem.goes_on
-        found = visit_batch(problem, batch, table, memory.priors, is_first=is_first)
+        how = {"is_first": is_first, "is_bounded": False}
+        found = visit_batch(problem, batch, table, memory.priors, **how)
         rho = step_size(next(steps), delay, options.forgetting)
         share = problem.corpus.num_documents / len(batch.documents)
         table.add(batch.rows, found.sums.counts, times=rho * share, keep=1 - rho)
