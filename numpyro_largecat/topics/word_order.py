@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 
 def relevance(
@@ -24,6 +23,8 @@ def frex(
     probs: NDArray[np.floating], exclusiveness: NDArray[np.floating], weight: float
 ) -> NDArray[np.floating]:
     """Harmonic mean of two ranks of words of a topic, (V,). See ``TopicFit.top_words``."""
+    from scipy.stats import rankdata  # takes longer to import than all else of the package
+
     size = len(probs)
     ranks = (rankdata(values, "max") / size for values in (exclusiveness, probs))
     exclusive, frequent = ranks
