@@ -13,6 +13,8 @@ from jax import Array, lax
 
 from numpyro_largecat._checks import as_ids
 
+WIDEST = 32  # of more labels, compare with blocks of them first
+
 
 @partial(jax.jit, static_argnames=("population", "num_draws"))
 def draw_without_replacement(rng_key: Array, population: int, num_draws: int) -> Array:
@@ -155,28 +157,34 @@ def sorted_distinct(classes: Array, num_categories: int) -> Array:
 def place_among(values: Array, labels: Array) -> Array:
     """Number of the sorted ``labels`` that are less than each value.
 
-    Each value is compared with the last label of each of about sqrt(B) blocks, and with all of one
-    block. A binary search would take a loop, and what depends on a loop is computed again wherever
+    Each value is compared with the last label of each of some blocks, then with those of the parts
+    of one block, and so on; there are so many levels that at most ``WIDEST`` labels are compared at
+    each. A binary search would take a loop, and what depends on a loop is computed again wherever
     it stands again in a program, the exponentials of the utilities for one.
 
-    Cost: O(sqrt(B)) time and memory for each value.
+    Cost: O(log B) time for each value, and memory for at most ``WIDEST`` comparisons.
     """
     num_labels = labels.shape[0]
-    if num_labels == 0:
-        return jnp.zeros(jnp.shape(values), jnp.int32)
-    width = math.isqrt(num_labels - 1) + 1
-    most = np.iinfo(labels.dtype).max
-    blocks = jnp.pad(labels, (0, -num_labels % width), constant_values=most).reshape(-1, width)
+    num_levels = max(1, math.ceil(math.log(max(num_labels, 1), WIDEST)))
+    width = math.ceil(num_labels ** (1 / num_levels))
     values = jnp.asarray(values)[..., None]
-    block = jnp.minimum((blocks[:, -1] < values).sum(axis=-1), len(blocks) - 1)
-    place = block * width + (blocks[block] < values).sum(axis=-1)
-    return jnp.minimum(place, num_labels).astype(jnp.int32)
+
+    def place(labels: Array) -> Array:
+        if len(labels) <= width:
+            return (labels < values).sum(axis=-1)
+        padding = (0, -len(labels) % width)
+        blocks = jnp.pad(labels, padding, constant_values=np.iinfo(labels.dtype).max)
+        blocks = blocks.reshape(-1, width)
+        block = jnp.minimum(place(blocks[:, -1]), len(blocks) - 1)
+        return block * width + (blocks[block] < values).sum(axis=-1)
+
+    return jnp.minimum(place(labels), num_labels).astype(jnp.int32)
 
 
 def is_among(classes: Array, labels: Array) -> Array:
     """Whether each of ``classes`` is one of the sorted ``labels``, shape (B,).
 
-    Cost: O(sqrt(B)) for each class.
+    Cost: O(log B) for each class.
     """
     if labels.shape[0] == 0:
         return jnp.zeros(jnp.shape(classes), bool)

@@ -92,7 +92,7 @@ class class_plate(indexed_plate):
     returns, H more for a head of H. With "own" negatives the plate has M = B (1 + S) rows, in
     which a class may be several times.
 
-    Cost: O(S sqrt(B) + B log B) time and O(S + B) memory, whatever ``num_categories``, and as much
+    Cost: O((S + B) log B) time and O(S + B) memory, whatever ``num_categories``, and as much
     for R as for B; a proposal says its own. With "own" negatives O(B S) time and O(B S) memory.
 
     Args:

@@ -116,7 +116,7 @@ class ClassSubset:
         They are the rows of the plate, or those of one observation, its label first. Only for
         classes that ``holds`` is true of. Where all classes are there, a class is its own place.
 
-        Cost: O(sqrt(B)) for each class.
+        Cost: O(log B) for each class.
 
         Raises:
             ValueError: If the plate holds consecutive classes, as predictions over it do.
@@ -161,7 +161,7 @@ class ClassSubset:
 
         Shapes: (M, ...) and ids of any shape (...,) to (..., ...).
 
-        Cost: O(size of the result), and O(sqrt(R)) for each id, of R that are read.
+        Cost: O(size of the result), and O(log R) for each id, of R that are read.
 
         Args:
             values: Values with the rows of the plate on ``axis``, as a site inside it has them.

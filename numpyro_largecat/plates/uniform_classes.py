@@ -29,7 +29,7 @@ def draw_uniform(
     A class stands for its interval, see ``draw_from_intervals``. If fewer than ``num_sampled``
     remain, all of them come, with weight 1, and then padding.
 
-    Cost: O(S sqrt(B)), without a sort or a loop.
+    Cost: O(S log B), without a sort or a loop.
 
     Args:
         rng_key: A JAX random key.

@@ -170,6 +170,20 @@ def test_place_among_is_that_of_a_search(labels, padding, values):
     assert found.tolist() == np.searchsorted(labels, values).tolist()
 
 
+@pytest.mark.parametrize("num_labels", [1, 31, 32, 33, 1023, 1025, 33_000])
+def test_place_among_is_that_of_a_search_at_each_depth(num_labels):
+    labels = np.arange(num_labels, dtype=np.int32) * 3
+    values = np.concatenate([labels - 1, labels, labels[-1:] + 1])
+    found = place_among(jnp.asarray(values), jnp.asarray(labels))
+    np.testing.assert_array_equal(found, np.searchsorted(labels, values))
+
+
+def test_place_among_keeps_few_comparisons():
+    """At most 32 for each value, where a table of all would have 33,000."""
+    labels, values = jnp.arange(33_000), jnp.arange(1_000)
+    assert temp_bytes(place_among, values, labels) < 4 * 1_000 * 40
+
+
 def test_is_among():
     labels = jnp.array([2, 5, 9, 9], jnp.int32)
     assert is_among(jnp.array([0, 2, 4, 5, 8]), labels).tolist() == [

@@ -99,6 +99,12 @@ def test_merge_repeats_finds_the_distinct_rows(indices):
     assert distinct[position].tolist() == indices
 
 
+def test_merge_repeats_leaves_out_rows_past_the_end():
+    distinct, position = merge_repeats(jnp.array([4, 9, 1, 4]), 9)
+    assert distinct.tolist() == [1, 4, 9, 9]
+    assert distinct[position].tolist() == [4, 9, 1, 4]
+
+
 def merged(values, axis=0):
     """Merge entries at positions 0, 2, 0, 1, 0; nothing is at 3 and 4."""
     return merge_values(jnp.array(values), jnp.array([0, 2, 0, 1, 0]), axis)
