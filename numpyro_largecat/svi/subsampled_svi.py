@@ -44,7 +44,9 @@ class SubsampledSVI(SVI):
     ``numpyro.param(..., event_dim=...)``) are stored whole, and so is their optimiser state; a
     step gathers the touched rows, differentiates the ELBO in these rows alone, runs the optimiser
     on them and writes them back. Parameters outside such plates are updated as usual by the same
-    optimiser. With every plate full the steps are those of ``numpyro.infer.SVI``.
+    optimiser. With every plate full the steps are those of ``numpyro.infer.SVI``, but for the bits
+    of their noise: a step takes both words of each block of Threefry, as all of JAX does with
+    ``jax.threefry_partitionable(False)``, under which the noise is the same too.
 
     All plates of one name share their rows, in model and guide and over particles, so
     ``AutoNormal(model)`` needs no ``create_plates``. Rows of a plain ``numpyro.plate`` that

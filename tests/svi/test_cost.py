@@ -73,6 +73,19 @@ def test_utilities_are_computed_for_the_draw_the_centre_and_the_gradient(steps):
     assert steps[1_000][0].as_text().count(" dot(") == 3
 
 
+def test_noise_takes_half_a_block_of_threefry_for_each_number():
+    """JAX by itself takes a block for each number, in the shape of the numbers."""
+    model = hierarchical(SAMPLED, 1_000, 1_000)
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
+    batch = (jnp.ones((BATCH, FEATURES)), jnp.arange(BATCH), jnp.arange(BATCH))
+    state = jax.eval_shape(lambda key: svi.init(key, *batch), jax.random.key(0))
+    text = jax.jit(svi.update).lower(state, *batch).as_text()
+    rows = BATCH + SAMPLED
+    mixed = re.findall(r"stablehlo.xor .* : tensor<(\w+)xui32>", text)  # by a round of Threefry
+    assert f"{rows * FEATURES // 2}" in mixed
+    assert f"{rows}x{FEATURES}" not in mixed
+
+
 def test_compiled_loop_of_run_copies_no_table():
     """The loop behind ``run`` carries the tables in place too."""
     num_categories = 50_000
