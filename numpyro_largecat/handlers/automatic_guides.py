@@ -12,9 +12,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpyro.infer.autoguide import AutoGuide, AutoGuideList
+from numpyro.infer.autoguide import AutoDelta, AutoGuide, AutoGuideList, AutoNormal
 
-from numpyro_largecat.handlers.internals import forget_model, start_values
+from numpyro_largecat.handlers.internals import forget_model, learn_supports_late, start_values
+
+OF_START_VALUES = (AutoDelta, AutoGuideList, AutoNormal)  # they keep no other arrays
 
 
 def set_up_anew(guide: Any) -> None:
@@ -39,13 +41,45 @@ def free_start_values(guide: Any, row_axes: Mapping[str, tuple[int, ...]]) -> No
                 known[name] = np.broadcast_to(np.asarray(value[first]), value.shape)
 
 
-def free_traced_start_values(guide: Any) -> None:
-    """Keep of start values that were traced the shape alone: zeros, repeated without memory."""
-    for part in guide_parts(guide):
-        known = start_values(part)
-        for name, value in known.items():
+def may_learn_in_a_trace(guide: Any) -> bool:
+    """Whether ``after_trace`` mends all that a guide, and each part of it, keeps of a trace."""
+    parts = list(_all_parts(guide))
+    return bool(parts) and all(map(_keeps_start_values_alone, parts))
+
+
+def _keeps_start_values_alone(part: Any) -> bool:
+    ours = type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return isinstance(part, AutoGuide) and (ours or type(part) in OF_START_VALUES)
+
+
+def traced_start_values(guide: Any, row_axes: Mapping[str, tuple[int, ...]]) -> list[Any]:
+    """Start values that a guide keeps of the trace that is being made, but those stored by rows."""
+    return [
+        {
+            name: value
+            for name, value in start_values(part).items()
+            if isinstance(value, jax.core.Tracer)
+            and not row_axes.get(f"{name}_{part.prefix}_loc", ())
+        }
+        for part in guide_parts(guide)
+    ]
+
+
+def after_trace(guide: Any, values: list[Any], args: Any, kwargs: Any) -> None:
+    """Rid a guide of what it keeps of a trace that is over.
+
+    Start values become ``values``, those of ``traced_start_values``; of tables the shape alone is
+    left, zeros repeated without memory. What brings latent values into their supports, which
+    ``median`` and ``quantiles`` do, closes over the traced arguments: it is made anew from ``args``
+    and ``kwargs`` when it is first asked for.
+    """
+    for part, known in zip(guide_parts(guide), values, strict=True):
+        start = start_values(part)
+        for name, value in start.items():
             if isinstance(value, jax.core.Tracer):
-                known[name] = np.broadcast_to(np.zeros((), value.dtype), value.shape)
+                zeros = np.broadcast_to(np.zeros((), value.dtype), value.shape)
+                start[name] = known.get(name, zeros)
+        learn_supports_late(part, args, kwargs)
 
 
 def sites_of_traced_support(guide: Any) -> list[str]:
@@ -64,8 +98,11 @@ def sites_of_traced_support(guide: Any) -> list[str]:
 
 def guide_parts(guide: Any) -> Iterator[AutoGuide]:
     """An automatic guide and all its parts; nothing of other guides."""
+    return (part for part in _all_parts(guide) if isinstance(part, AutoGuide))
+
+
+def _all_parts(guide: Any) -> Iterator[Any]:
     if isinstance(guide, AutoGuideList):
         for part in guide:
-            yield from guide_parts(part)
-    if isinstance(guide, AutoGuide):
-        yield guide
+            yield from _all_parts(part)
+    yield guide

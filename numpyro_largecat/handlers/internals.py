@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions.distribution import MaskedDistribution
 from numpyro.distributions.transforms import Transform
-from numpyro.handlers import infer_config, substitute
+from numpyro.handlers import block, infer_config, seed, substitute
 from numpyro.infer import util as infer_util
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.util import helpful_support_errors
@@ -38,6 +38,7 @@ __all__ = [  # of NumPyro and JAX, as they are; what is defined below comes besi
     "apply_stack",
     "eval_provenance",
     "helpful_support_errors",
+    "trace_state_clean",
 ]
 
 # --- Handlers and messages -----------------------------------------------------------------------
@@ -136,6 +137,30 @@ def start_values(guide: AutoGuide) -> dict[str, Any]:
     return found
 
 
+def learn_supports_late(guide: AutoGuide, args: Any, kwargs: Any) -> None:
+    """Let a guide that has seen its model in a trace run it again when values are constrained.
+
+    Its function for that closes over the arguments of the model, and so do those of the potential
+    energy, which only Laplace's and DAIS guides call.
+    """
+    if not hasattr(guide, "_postprocess_fn"):  # one of ours that needs none
+        return
+    known: list[Any] = []
+
+    def constrain(values: Any) -> Any:
+        if known:
+            return known[0](values)
+        anew = copy.copy(guide)
+        with block(), seed(rng_seed=0):
+            AutoGuide._setup_prototype(anew, *args, **kwargs)
+        if trace_state_clean():
+            known.append(anew._postprocess_fn)
+        return anew._postprocess_fn(values)
+
+    guide._postprocess_fn = constrain
+    guide._potential_fn = guide._potential_fn_gen = None
+
+
 Search = Callable[[Array], Any]
 
 
@@ -143,9 +168,9 @@ Search = Callable[[Array], Any]
 def search_for_start_values(wrapped: Callable[[Search], Search]) -> Iterator[None]:
     """Within, automatic guides look for valid start values by ``wrapped`` of NumPyro's search.
 
-    The search is a function of a random key, and closes over the model's arguments. Under ``jit``,
-    ``vmap`` and their like it stays as it is, since these may be traced. Like NumPyro's handlers,
-    this is not made for several threads.
+    The search is a function of a random key, and closes over the model's arguments, which may be
+    traced. It returns the start values and whether they are valid. Like NumPyro's handlers, this is
+    not made for several threads.
     """
     found = infer_util.find_valid_initial_params
 
@@ -153,7 +178,7 @@ def search_for_start_values(wrapped: Callable[[Search], Search]) -> Iterator[Non
         def search(rng_key: Array) -> Any:
             return found(rng_key, model, **options)
 
-        return (wrapped(search) if trace_state_clean() else search)(rng_key)
+        return wrapped(search)(rng_key)
 
     infer_util.find_valid_initial_params = find
     try:

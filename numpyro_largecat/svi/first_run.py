@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,20 +13,28 @@ import jax.numpy as jnp
 from jax import Array, random
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
-from numpyro_largecat._checks import check_arguments
+from numpyro_largecat._checks import check_arguments, is_concrete
 from numpyro_largecat.handlers.automatic_guides import (
+    after_trace,
     free_start_values,
-    free_traced_start_values,
+    may_learn_in_a_trace,
     set_up_anew,
     sites_of_traced_support,
+    traced_start_values,
 )
 from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.handlers.internals import addresses_of, search_for_start_values
+from numpyro_largecat.handlers.internals import (
+    Search,
+    addresses_of,
+    search_for_start_values,
+    trace_state_clean,
+)
 from numpyro_largecat.handlers.plate_facts import plate_facts, rows_request
 from numpyro_largecat.handlers.run_model import as_drawn, sites_of
 from numpyro_largecat.handlers.sites import Sites, is_latent, of_type
 from numpyro_largecat.handlers.static_arguments import split_arguments
 from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.handlers.valid_arguments import have_valid_arguments
 from numpyro_largecat.svi.iterates import choose_entries
 from numpyro_largecat.svi.joint_guides import refuse_joint_guides
 from numpyro_largecat.svi.labels import GivenLabels, check_labels, labels_of
@@ -44,14 +53,27 @@ def first_run(
     """See ``SubsampledSVI.init``; the state's arrays are its own, so that it may be donated."""
     check_arguments(plan.model, args, kwargs)
     kwargs = plan.with_static(kwargs)
-    if plan.sharding is None:
-        made = _first_run(plan, rng_key, args, kwargs, init_params or {})
-    else:
-        made = _spread_first_run(plan, rng_key, args, kwargs, init_params or {})
-        check_labels(made.labels)
+    given = init_params or {}
+    made = None
+    if plan.sharding is not None or _may_be_one_program(plan, rng_key, args, kwargs, given):
+        made = _one_program(plan, rng_key, args, kwargs, given)
+    if made is None:
+        made = _first_run(plan, rng_key, args, kwargs, given)
+    if made.read_plates:
+        key = made.seen.model_key
+        refuse_reading_by_place(plan.model, made.read_plates, key, given, args, kwargs)
     shapes = plan.optim.get_params(made.plan.computed)
-    recorded = choose_entries(made.plan.stored, shapes, made.touched)
+    recorded = choose_entries(made.plan.stored, shapes, made.seen.touched)
     return replace(made.plan, recorded=recorded), made.state
+
+
+class _Seen(NamedTuple):
+    """Arrays that the run of the model has shown."""
+
+    touched: TouchedRows
+    labels: GivenLabels
+    is_valid: Array  # whether all distributions have arguments that they can take
+    model_key: Array
 
 
 class _Made(NamedTuple):
@@ -59,61 +81,118 @@ class _Made(NamedTuple):
 
     plan: Plan  # without the entries to record
     state: SubsampledSVIState
-    touched: TouchedRows
-    labels: GivenLabels
+    seen: _Seen
+    read_plates: list[str]  # that may be read by place
 
 
-def _first_run(plan: Plan, rng_key: Array, args: Any, kwargs: Any, given: dict[str, Any]) -> _Made:
+def _first_run(
+    plan: Plan,
+    rng_key: Array,
+    args: Any,
+    kwargs: Any,
+    given: dict[str, Any],
+    are_valid: list[Array] | None = None,
+) -> _Made:
+    """Run both; labels are checked as soon as they are known.
+
+    Where this is the code of one program, ``are_valid`` takes whether start values are, and who
+    calls it checks this and the labels.
+    """
     rng_key, model_key, guide_key = random.split(rng_key, 3)
-    seen = _run_model(plan, model_key, given, args, kwargs)
-    touched = seen.touched
-    if seen.read_plates:
-        refuse_reading_by_place(plan.model, seen.read_plates, model_key, given, args, kwargs)
-    refuse_joint_guides(plan.guide, touched, args, kwargs)
-    of_guide = _run_guide(plan, guide_key, given, touched, args, kwargs)
-    sites, values, mutable = (a | b for a, b in zip(seen.found, of_guide, strict=True))
+    of_model = _run_model(plan, model_key, given, args, kwargs)
+    seen = of_model.seen
+    if are_valid is None:
+        check_labels(seen.labels)
+    refuse_joint_guides(plan.guide, seen.touched, args, kwargs)
+    with search_for_start_values(_compiled_search if are_valid is None else _noting(are_valid)):
+        of_guide = _run_guide(plan, guide_key, given, seen.touched, args, kwargs)
+    sites, values, mutable = (a | b for a, b in zip(of_model.found, of_guide, strict=True))
     values |= given
-    labels, kinds = seen.labels, seen.kinds
-    del seen, of_guide  # tables are freed one by one
+    kinds, read_plates = of_model.kinds, of_model.read_plates
+    del of_model, of_guide  # tables are freed one by one
     _check_loss(plan.loss, sites)
-    free_start_values(plan.guide, {name: _rows_of_parts(s, touched) for name, s in sites.items()})
+    free_start_values(plan.guide, {n: _rows_of_parts(s, seen.touched) for n, s in sites.items()})
     optimised, local_state = _unconstrained_params(sites, values)
     plan = _with_batch_plate(plan, kinds, sites).learned(
         sites, jax.eval_shape(plan.optim.init, optimised)
     )
-    optim_state = _start(plan, optimised, plan.rows(touched))
+    optim_state = _start(plan, optimised, plan.rows(seen.touched))
     state = SubsampledSVIState(
         optim_state, mutable or None, rng_key, local_state, jnp.zeros((), jnp.int32)
     )
-    return _Made(plan.with_state(state), state, touched, labels)
+    return _Made(plan.with_state(state), state, seen, read_plates)
 
 
-def _spread_first_run(
+def _compiled_search(search: Search) -> Search:
+    """The search as a program of its own, but where what it closes over is traced."""
+    return compiled(search) if trace_state_clean() else search
+
+
+def _noting(are_valid: list[Array]) -> Callable[[Search], Search]:
+    """Note of a search whether what it has found is valid."""
+
+    def noting(search: Search) -> Search:
+        def search_and_note(rng_key: Array) -> Any:
+            found = search(rng_key)
+            are_valid.append(found[1])
+            return found
+
+        return search_and_note
+
+    return noting
+
+
+def _may_be_one_program(plan: Plan, *arguments: Any) -> bool:
+    """Whether nothing is traced yet, and the guide keeps nothing but what can be mended."""
+    is_traced = not all(map(is_concrete, jax.tree.leaves(arguments)))
+    return trace_state_clean() and not is_traced and may_learn_in_a_trace(plan.guide)
+
+
+def _one_program(
     plan: Plan, rng_key: Array, args: Any, kwargs: Any, given: dict[str, Any]
-) -> _Made:
+) -> _Made | None:
     """The first run as one program, in which no device ever has a table whole.
 
-    What it learns besides arrays leaves the trace on its own.
+    What it learns besides arrays leaves the trace on its own. By itself NumPyro runs its automatic
+    guides operation by operation, some fifty programs: twice the time, and 70 MB more.
+
+    Returns:
+        What was made; None if it must be made operation by operation, where the guide keeps bounds
+        of supports that are arrays, or where NumPyro is to say what is not valid.
     """
     arrays, static = split_arguments((args, kwargs))
-    plans: list[Plan] = []
+    made: list[_Made] = []
 
     def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
         args, kwargs = static.restore(arrays)
-        made = _first_run(plan, rng_key, args, kwargs, given)
-        plans[:] = [made.plan]
-        return made.plan.pinned(made.state), *plan.seen_everywhere((made.touched, made.labels))
+        are_valid: list[Array] = []
+        made[:] = [_first_run(plan, rng_key, args, kwargs, given, are_valid)]
+        learned, state, seen, _ = made[0]
+        tables = {n: _rows_of_parts(s, seen.touched) for n, s in learned.stored.items()}
+        start = traced_start_values(plan.guide, tables)
+        seen = seen._replace(is_valid=jnp.stack([seen.is_valid, *are_valid]).all())
+        return learned.pinned(state), *learned.seen_everywhere((seen, start))
 
-    state, touched, labels = compiled(run)(rng_key, arrays, given)
-    free_traced_start_values(plan.guide)
+    state, seen, start = compiled(run)(rng_key, arrays, given)
+    check_labels(seen.labels)
     traced = sites_of_traced_support(plan.guide)
+    if plan.sharding is None and (traced or not seen.is_valid):
+        return None
+    after_trace(plan.guide, start, args, kwargs)
     if traced:
         raise NotImplementedError(
             f"the supports of the sites {traced} have bounds that are arrays, which an automatic "
             "guide cannot keep where `mesh` has it learn its model in a compiled program. Give "
             "them scalar bounds, or guide them by hand."
         )
-    return _Made(plans[0], state, touched, labels)
+    if is_concrete(seen.is_valid) and not seen.is_valid:
+        raise RuntimeError(
+            "no valid start was found: distributions of the model have arguments that they cannot "
+            "take, or its log density or gradient is not finite where the guide looked. Without "
+            "`mesh`, NumPyro says more."
+        )
+    state = _without_aliases(state, (rng_key, arrays, given))
+    return made[0]._replace(state=state, seen=seen)
 
 
 def _with_batch_plate(plan: Plan, kinds: dict[str, str], sites: dict[str, StoredParam]) -> Plan:
@@ -142,12 +221,11 @@ class _Found(NamedTuple):
     mutable: dict[str, Any]  # values of its mutable sites
 
 
-class _SeenOfModel(NamedTuple):
+class _OfModel(NamedTuple):
     """What the run of the model has shown."""
 
-    touched: TouchedRows
+    seen: _Seen
     found: _Found
-    labels: GivenLabels
     read_plates: list[str]  # that may be read by place
     kinds: dict[str, str]  # of all plates
 
@@ -163,8 +241,8 @@ def _found(sites: Sites, touched: TouchedRows, sharding: Sharding | None) -> _Fo
 
 def _run_model(
     plan: Plan, rng_key: Array, given: dict[str, Any], args: Any, kwargs: Any
-) -> _SeenOfModel:
-    """Run the model, compiled, and check the labels that it gives."""
+) -> _OfModel:
+    """Run the model, compiled."""
     arrays, static = split_arguments((args, kwargs))
     described: dict[str, StoredParam] = {}  # they are not arrays: they leave the trace on their own
     read_plates: list[str] = []
@@ -179,12 +257,11 @@ def _run_model(
         kinds.update(_kinds_of_plates(sites))
         described.update(found.sites)
         read_plates.extend(plates_that_may_be_read(sites, arrays))
-        return touched, found.values, found.mutable, labels_of(sites)
+        seen = _Seen(touched, labels_of(sites), have_valid_arguments(sites), rng_key)
+        return seen, found.values, found.mutable
 
-    touched, values, mutable, given_labels = compiled(run)(rng_key, arrays, given)
-    check_labels(given_labels)
-    found = _Found(described, values, mutable)
-    return _SeenOfModel(touched, found, given_labels, read_plates, kinds)
+    seen, values, mutable = compiled(run)(rng_key, arrays, given)
+    return _OfModel(seen, _Found(described, values, mutable), read_plates, kinds)
 
 
 def _kinds_of_plates(sites: Sites) -> dict[str, str]:
@@ -196,15 +273,11 @@ def _kinds_of_plates(sites: Sites) -> dict[str, str]:
 def _run_guide(
     plan: Plan, rng_key: Array, given: dict[str, Any], touched: TouchedRows, args: Any, kwargs: Any
 ) -> _Found:
-    """Run the guide as it is, since autoguides keep what they see.
-
-    All but their search for start values, which would be a program for each operation.
-    """
+    """Run the guide as it is, since autoguides keep what they see."""
     set_up_anew(plan.guide)
     how: dict[str, Any] = {"rng_key": rng_key, "params": given, "around": as_drawn}
-    with search_for_start_values(compiled):
-        sites = sites_of(plan.guide, args, kwargs, touched=touched, **how)
-        return _found(sites, touched, plan.sharding)
+    sites = sites_of(plan.guide, args, kwargs, touched=touched, **how)
+    return _found(sites, touched, plan.sharding)
 
 
 def _warn_of_discrete_sites(sites: Sites, loss: Any) -> None:
@@ -280,13 +353,16 @@ def _unconstrained(site: StoredParam, value: Any) -> Any:
     return jax.jit(inverse)(value)
 
 
-def _without_aliases(state: Any) -> Any:
-    """Copy leaves that share memory with an earlier one, since a buffer can be donated once."""
-    seen: set[int] = set()
+def _without_aliases(state: Any, others: Any = ()) -> Any:
+    """Copy leaves that share memory with an earlier one, since a buffer can be donated once.
+
+    Or with one of ``others``, which stay with whoever has them.
+    """
+    seen = {a for x in jax.tree.leaves(others) if _has_addresses(x) for a in addresses_of(x)}
 
     def own(leaf: Any) -> Any:
         leaf = jnp.asarray(leaf)
-        if isinstance(leaf, jax.core.Tracer) or not leaf.is_fully_addressable:
+        if not _has_addresses(leaf):
             return leaf
         pointers = addresses_of(leaf)
         if pointers & seen:
@@ -295,3 +371,7 @@ def _without_aliases(state: Any) -> Any:
         return leaf
 
     return jax.tree.map(own, state)
+
+
+def _has_addresses(leaf: Any) -> bool:
+    return isinstance(leaf, Array) and is_concrete(leaf) and leaf.is_fully_addressable

@@ -134,6 +134,12 @@ def test_a_guide_of_our_own_can_be_a_part_of_numpyros_list():
     assert part._create_plates()["rows"].subsample_size == 3
 
 
+def positive_model(y):
+    tau = numpyro.sample("tau", dist.LogNormal(0, 1))
+    numpyro.deterministic("total", tau * y.sum())
+    numpyro.sample("y", dist.Normal(0, tau), obs=y)
+
+
 def test_a_guide_looks_for_the_same_start_values_by_a_search_that_is_wrapped():
     own = infer_util.find_valid_initial_params
     wrapped = []
@@ -149,8 +155,24 @@ def test_a_guide_looks_for_the_same_start_values_by_a_search_that_is_wrapped():
     before = start()
     with internals.search_for_start_values(jitted):
         np.testing.assert_allclose(start(), before, rtol=1e-6)
-        jax.vmap(lambda _: start())(jnp.zeros(2))
     assert len(wrapped) == 1 and infer_util.find_valid_initial_params is own
+
+
+def test_a_guide_that_saw_its_model_in_a_trace_constrains_values_later():
+    guide = AutoNormal(positive_model)
+
+    @jax.jit
+    def see(y):
+        return trace(seed(guide, 0)).get_trace(y)["tau_auto_loc"]["value"]
+
+    see(jnp.ones(3))
+    params = {"tau_auto_loc": jnp.array(0.7), "tau_auto_scale": jnp.array(1.0)}
+    with pytest.raises(jax.errors.UnexpectedTracerError):
+        guide.median(params)
+    internals.learn_supports_late(guide, (jnp.ones(3),), {})
+    for values in (guide.median(params), jax.jit(guide.median)(params)):
+        np.testing.assert_allclose(values["tau"], np.exp(0.7), rtol=1e-6)
+        np.testing.assert_allclose(values["total"], 3 * np.exp(0.7), rtol=1e-6)
 
 
 def test_optimisers_that_evaluate_the_loss_are_known():

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first run of a model with an automatic guide: one program, and nothing kept of its trace."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
+
+import numpyro_largecat as lc
+from numpyro_largecat.svi import first_run
+from tests.models import NUM_CATEGORIES, hierarchical, make_data
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+def of_two_parts(model):
+    guide = AutoGuideList(model)
+    guide.append(AutoNormal(numpyro.handlers.block(model, hide=["scale", "y"])))
+    guide.append(AutoDelta(numpyro.handlers.block(model, hide=["w", "b", "y"])))
+    return guide
+
+
+GUIDES = {
+    "normal": AutoNormal,
+    "delta": AutoDelta,
+    "rows": lc.AutoRowNormal,
+    "parts": of_two_parts,
+}
+
+
+def make_svi(model, guide, loss=None):
+    return lc.SubsampledSVI(model, guide, optax.adam(0.01), loss or TraceMeanField_ELBO())
+
+
+def batch():
+    x, y = make_data()
+    return x[:8], y[:8], jnp.arange(8)
+
+
+@pytest.fixture
+def programs():
+    """The seconds of each program that is compiled."""
+    found = []
+
+    def note(event, seconds, **_):
+        if event == COMPILED:
+            found.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
+def test_one_program_sets_up_an_automatic_guide(programs):
+    """Two more check the optimiser and make keys; NumPyro alone compiles some fifty."""
+    model = hierarchical(5, 1_037, 1_000)
+    args = batch()
+    programs.clear()
+    make_svi(model, AutoNormal(model)).init(jax.random.key(0), *args)
+    assert len(programs) <= 5
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_one_program_gives_what_single_operations_do(name, monkeypatch):
+    """State and readings of the guide are the same."""
+    model = hierarchical(4)
+    loss = Trace_ELBO() if name in ("delta", "parts") else None
+    found = []
+    for at_once in (True, False):
+        if not at_once:
+            monkeypatch.setattr(first_run, "may_learn_in_a_trace", lambda guide: False)
+        guide = GUIDES[name](model)
+        svi = make_svi(model, guide, loss)
+        params = svi.get_params(svi.init(jax.random.key(0), *batch()))
+        quantiles = {} if name in ("delta", "parts") else guide.quantiles(params, [0.1, 0.9])
+        draws = guide.sample_posterior(jax.random.key(1), params, sample_shape=(2,))
+        found.append((params, guide.median(params), quantiles, draws))
+    for a, b in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_guide_keeps_nothing_of_the_trace():
+    model = hierarchical(4)
+    guide = of_two_parts(model)
+    make_svi(model, guide, Trace_ELBO()).init(jax.random.key(0), *batch())
+    start = [value for part in guide for value in part._init_locs.values()]
+    assert len(start) == 3
+    assert not any(isinstance(value, jax.core.Tracer) for value in start)
+
+
+def test_start_values_that_are_given_stay_with_the_caller():
+    """The state may be donated, so it must not be in their memory."""
+    model = hierarchical(4)
+    w = jnp.full((NUM_CATEGORIES, 3), 0.25)
+    for _ in range(2):
+        svi = make_svi(model, AutoNormal(model))
+        given = {"w_auto_loc": w}
+        state = svi.init(jax.random.key(0), *batch(), init_params=given)
+        np.testing.assert_array_equal(svi.get_params(state)["w_auto_loc"], w)
+        jax.jit(svi.update, donate_argnums=0)(state, *batch())
+    assert float(w.sum()) == 0.25 * w.size
+
+
+def with_prior(prior):
+    """A model of one scale, which has this prior, beside rows of classes."""
+
+    def model(x, y=None, rows=None):
+        scale = numpyro.sample("scale", prior())
+        with lc.class_plate("classes", NUM_CATEGORIES, y, 4) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with lc.data_plate("data", 40, rows) as rows:
+            lc.sample_choice("y", scale.sum() * x @ w.T, classes=classes, rows=rows, obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        (lambda: dist.Normal(0.0, -1.0), "Normal distribution got invalid scale parameter"),
+        (lambda: dist.Gamma(jnp.array([1.0, -2.0])).to_event(1), "got invalid concentration"),
+        (
+            lambda: dist.LogNormal(0.0, 1.0).expand([2]).to_event(1).mask(jnp.array(True)),
+            None,
+        ),
+        (
+            lambda: dist.MixtureSameFamily(
+                dist.Categorical(jnp.array([0.7, 0.7])), dist.Normal(jnp.zeros(2), 1.0)
+            ),
+            "Categorical.* got invalid probs parameter",
+        ),
+    ],
+)
+def test_arguments_that_a_distribution_cannot_take_are_refused(prior, message):
+    """As NumPyro does where it makes distributions one by one, outside of a program."""
+    model = with_prior(prior)
+    svi = make_svi(model, AutoNormal(model))
+    if message is None:
+        svi.init(jax.random.key(0), *batch())
+        return
+    with pytest.raises(ValueError, match=message):
+        svi.init(jax.random.key(0), *batch())
+
+
+def test_a_model_that_is_never_valid_is_refused():
+    def model(x, y=None, rows=None):
+        with_prior(lambda: dist.Normal(0.0, 1.0))(x, y, rows)
+        numpyro.factor("never", -jnp.inf)
+
+    with pytest.raises(RuntimeError, match="Cannot find valid initial parameters"):
+        make_svi(model, AutoNormal(model)).init(jax.random.key(0), *batch())
+
+
+def test_bad_labels_are_named_before_anything_else():
+    x, y, rows = batch()
+    model = with_prior(lambda: dist.Normal(0.0, -jnp.exp(x[0, 0])))
+    with pytest.raises(ValueError, match=r"`labels` of plate 'classes'.*got 99"):
+        make_svi(model, AutoNormal(model)).init(jax.random.key(0), x, y.at[2].set(99), rows)
+
+
+def test_bounds_that_are_arrays_are_kept_as_values():
+    """A support of the trace would be of no use in the steps that follow."""
+    model = with_prior(
+        lambda: dist.Uniform(jnp.array([1.0, 2.0]), jnp.array([2.0, 5.0])).to_event(1)
+    )
+    guide = AutoNormal(model)
+    svi = make_svi(model, guide)
+    state = svi.init(jax.random.key(0), *batch())
+    state, _ = jax.jit(svi.update)(state, *batch())
+    scale = guide.median(svi.get_params(state))["scale"]
+    assert ((scale > jnp.array([1.0, 2.0])) & (scale < jnp.array([2.0, 5.0]))).all()
+
+
+def test_guides_that_others_have_made_are_set_up_as_numpyro_does():
+    """They may keep arrays of which nothing is known."""
+
+    class Remembers(AutoNormal):
+        def _setup_prototype(self, *args, **kwargs):
+            super()._setup_prototype(*args, **kwargs)
+            self.first_row = args[0][0] * 2
+
+    model = hierarchical(4)
+    guide = Remembers(model)
+    make_svi(model, guide).init(jax.random.key(0), *batch())
+    np.testing.assert_allclose(guide.first_row, 2 * batch()[0][0])
