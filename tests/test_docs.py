@@ -14,6 +14,7 @@ import numpyro_largecat as lc
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+MOST_WORDS = 1_200  # of prose on a page: one sitting
 GALLERY = sorted((ROOT / "docs" / "gallery").glob("plot_*.py"))
 PUBLIC_NAMES = {f"numpyro_largecat.{name}": getattr(lc, name) for name in lc.__all__}
 for path, module in list(PUBLIC_NAMES.items()):
@@ -46,6 +47,15 @@ def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
             _run_doctest(code, names, page, line)
         else:
             exec(compile("\n" * line + code, str(page), "exec", dont_inherit=True), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_is_read_in_one_sitting(page: Path) -> None:
+    """Words outside of code, tables and equations."""
+    text = page.read_text(encoding="utf-8")
+    for other in (r"```.*?```", r"\$\$.*?\$\$", r"^\|.*?$", r"^    .*?$"):
+        text = re.sub(other, "", text, flags=re.DOTALL | re.MULTILINE)
+    assert len(re.findall(r"[A-Za-z][A-Za-z'-]*", text)) <= MOST_WORDS
 
 
 @pytest.mark.parametrize("program", GALLERY, ids=lambda program: program.stem)
