@@ -5,10 +5,10 @@ A linear softmax model, with a posterior over all K D weights (AutoNormal), Trac
 and Adam, is fitted to minibatches of B = 500 rows: by ``lc.SubsampledSVI`` with S = 100 sampled
 classes (``subsampled``; with other errors ``probit`` and ``logistic``; ``bfloat16`` with tables in
 16 bits; ``shared`` with a label against the sampled classes alone, not against the labels of
-others), and by ``numpyro.infer.SVI`` with the exact ``Categorical`` (``numpyro``). Three methods
-estimate a point: ``delta`` and ``shared_delta``, by ``lc.SubsampledSVI`` with AutoDelta, and
+others), and by ``numpyro.infer.SVI`` with the exact ``Categorical`` (``numpyro``). Four methods
+estimate a point: ``delta`` and ``shared_delta``, by ``lc.SubsampledSVI`` with AutoDelta;
 ``torch``, by PyTorch's sparse embeddings and SparseAdam with a softmax over each observation's
-class and S sampled ones.
+class and S sampled ones, which is what ``shared`` compares; and ``torch_exact``, over all classes.
 The methods of JAX run compiled loops of steps with donated state, all of them on minibatches of the
 same data.
 
@@ -36,7 +36,7 @@ from benchmarks.records import (
     torch_is_missing,
     write_json,
 )
-from benchmarks.step_cells import FULL_GROUPS, QUICK_GROUPS, Cell, make_data
+from benchmarks.step_cells import FULL_GROUPS, QUICK_GROUPS, TORCH, Cell, make_data
 from benchmarks.turns import Measured, choose_threads, measure, serve_cell
 
 NAME = "step_cost"
@@ -55,7 +55,7 @@ WANTED = {
 
 def make_chunk(cell: Cell) -> tuple[Callable[[], None], str]:
     """Make what runs a chunk of the cell's steps; also return the kind of device it runs on."""
-    if cell.method == "torch":
+    if cell.method in TORCH:
         from benchmarks.torch_peers import make_step_loop
 
         return make_step_loop(cell, *make_data(cell)), "cpu"
@@ -141,8 +141,8 @@ def main() -> None:
         return
     groups = QUICK_GROUPS if arguments.quick else FULL_GROUPS
     if torch_is_missing():
-        say_that_torch_is_missing(["torch"])
-        groups = tuple(tuple(c for c in cells if c.method != "torch") for cells in groups)
+        say_that_torch_is_missing(TORCH)
+        groups = tuple(tuple(c for c in cells if c.method not in TORCH) for cells in groups)
     num_rounds = arguments.rounds or (2 if arguments.quick else 9)
     records: list[Record] = []
     for cells in groups:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from benchmarks.step_cells import TORCH
+
 
 class Cell(Protocol):
     """What is measured; a tuple, to be passed on as JSON."""
@@ -64,7 +66,7 @@ def serve_cell(
 
 def choose_threads(cell: Any, chunk: Callable[[], None]) -> None:
     """Let PyTorch use as many threads as suit it; XLA's are one for each core."""
-    if cell.method == "torch":
+    if cell.method in TORCH:
         from benchmarks.torch_peers import best_number_of_threads
 
         best_number_of_threads(chunk)

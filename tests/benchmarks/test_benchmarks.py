@@ -151,6 +151,7 @@ def test_step_cost(tmp_path: Path) -> None:
             "shared": (10**3,),
             "shared_delta": (10**3,),
             "torch": () if torch_is_missing() else (10**3,),
+            "torch_exact": () if torch_is_missing() else (10**3,),
             "numpyro": (10**3, 10**4),
         }.items()
         for num_categories in sizes
