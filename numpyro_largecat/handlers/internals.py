@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import numpyro
@@ -20,11 +21,16 @@ from jax.example_libraries.optimizers import OptimizerState
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions.distribution import MaskedDistribution
-from numpyro.distributions.transforms import Transform
-from numpyro.handlers import block, infer_config, seed, substitute
+from numpyro.distributions.transforms import Transform, biject_to
+from numpyro.handlers import infer_config, seed, substitute
 from numpyro.infer import util as infer_util
 from numpyro.infer.autoguide import AutoGuide
-from numpyro.infer.util import helpful_support_errors
+from numpyro.infer.util import (
+    constrain_fn,
+    helpful_support_errors,
+    potential_energy,
+    transform_fn,
+)
 from numpyro.ops.provenance import eval_provenance
 from numpyro.optim import _NumPyroOptim
 from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
@@ -56,6 +62,20 @@ def open_handlers() -> list[Messenger]:
 def open_plates() -> list[numpyro.plate]:
     """The plates that are open, the outermost first; ``scope`` does not rename them."""
     return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
+
+
+@contextmanager
+def outermost(handler: Messenger) -> Iterator[None]:
+    """Within, a handler that sees messages last, though it is opened inside of others.
+
+    The ELBOs of NumPyro seed the guide that they are given, and only what is further out than that
+    sees the key of a site.
+    """
+    _PYRO_STACK.insert(0, handler)
+    try:
+        yield
+    finally:
+        _PYRO_STACK.remove(handler)
 
 
 def is_substituted(msg: dict[str, Any]) -> bool:
@@ -137,28 +157,64 @@ def start_values(guide: AutoGuide) -> dict[str, Any]:
     return found
 
 
-def learn_supports_late(guide: AutoGuide, args: Any, kwargs: Any) -> None:
-    """Let a guide that has seen its model in a trace run it again when values are constrained.
+def close_over(guide: AutoGuide, args: Any, kwargs: Any) -> None:
+    """Make anew what a guide keeps as functions that close over the arguments of its model.
 
-    Its function for that closes over the arguments of the model, and so do those of the potential
-    energy, which only Laplace's and DAIS guides call.
+    One brings free values into their supports and adds deterministic sites, as ``median`` and
+    ``quantiles`` need it; the others are potential energies, for Laplace's and DAIS guides.
     """
-    if not hasattr(guide, "_postprocess_fn"):  # one of ours that needs none
-        return
-    known: list[Any] = []
+    sites = guide.prototype_trace
+    known = {n: s["value"] for n, s in sites.items() if s["type"] in ("param", "mutable")}
+    supports = {
+        name: site["fn"].support
+        for name, site in sites.items()
+        if site["type"] == "sample" and not site["is_observed"] and not _is_discrete(site)
+    }
+    model = substitute(guide.model, data=known)
+    if any(site["type"] == "deterministic" for site in sites.values()) or any(
+        not isinstance(bound, (int, float)) for s in supports.values() for bound in _bounds(s)
+    ):
+        constrain = partial(constrain_fn, model, args, kwargs, return_deterministic=True)
+    else:
+        constrain = partial(transform_fn, {n: biject_to(s) for n, s in supports.items()})
+    guide._postprocess_fn = seed(constrain, rng_seed=0)
+    guide._potential_fn = partial(potential_energy, model, args, kwargs)
+    guide._potential_fn_gen = lambda *args, **kwargs: partial(potential_energy, model, args, kwargs)
 
-    def constrain(values: Any) -> Any:
-        if known:
-            return known[0](values)
-        anew = copy.copy(guide)
-        with block(), seed(rng_seed=0):
-            AutoGuide._setup_prototype(anew, *args, **kwargs)
-        if trace_state_clean():
-            known.append(anew._postprocess_fn)
-        return anew._postprocess_fn(values)
 
-    guide._postprocess_fn = constrain
-    guide._potential_fn = guide._potential_fn_gen = None
+def _is_discrete(site: dict[str, Any]) -> bool:
+    return bool(site["fn"].support.is_discrete)
+
+
+def _bounds(support: Any) -> list[Any]:
+    """The bounds of a support of NumPyro's, which may follow from values that are drawn before."""
+    names = ("lower_bound", "upper_bound")
+    return [getattr(support, name) for name in names if hasattr(support, name)]
+
+
+class LetGo(NamedTuple):
+    """What a guide has learned of its model."""
+
+    sites: dict[str, Any]  # of the model
+    start: dict[str, Any] | None  # start values; a guide of ours may have none, and no functions
+
+
+def let_go(guide: AutoGuide) -> LetGo:
+    """Take out of a guide all that it has learned of its model, but for names and sizes."""
+    of_arguments = ("_postprocess_fn", "_potential_fn", "_potential_fn_gen")
+    for name in of_arguments:
+        vars(guide).pop(name, None)
+    taken = LetGo(guide.prototype_trace, vars(guide).pop("_init_locs", None))
+    guide.prototype_trace = None
+    return taken
+
+
+def take_back(guide: AutoGuide, learned: LetGo, args: Any, kwargs: Any) -> None:
+    """Give a guide what ``let_go`` took, and make its functions with these arguments."""
+    guide.prototype_trace = learned.sites
+    if learned.start is not None:
+        guide._init_locs = learned.start
+        close_over(guide, args, kwargs)
 
 
 Search = Callable[[Array], Any]

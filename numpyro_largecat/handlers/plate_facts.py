@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import jax
 from jax import Array
 
 from numpyro_largecat.handlers.internals import apply_stack
@@ -19,6 +21,11 @@ _KEY = "numpyro_largecat"  # of what we put into the "kwargs" of a message
 _HELPER = "_rows"  # how the names of helper sites end
 
 
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("row_weights", "labels", "reads", "row_ids"),
+    meta_fields=("kind", "is_full", "is_distinct", "repeats", "num_scored", "stands_for"),
+)
 @dataclass(frozen=True)
 class PlateFacts:
     """What a plate says of the M rows that it holds.

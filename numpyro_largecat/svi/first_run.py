@@ -15,12 +15,13 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_largecat._checks import check_arguments, is_concrete
 from numpyro_largecat.handlers.automatic_guides import (
-    after_trace,
+    Learned,
+    attributes_of,
     free_start_values,
     may_learn_in_a_trace,
+    restore,
     set_up_anew,
     sites_of_traced_support,
-    traced_start_values,
 )
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.internals import (
@@ -105,7 +106,8 @@ def _first_run(
         check_labels(seen.labels)
     refuse_joint_guides(plan.guide, seen.touched, args, kwargs)
     with search_for_start_values(_compiled_search if are_valid is None else _noting(are_valid)):
-        of_guide = _run_guide(plan, guide_key, given, seen.touched, args, kwargs)
+        of_guide, is_valid = _run_guide(plan, guide_key, given, seen.touched, args, kwargs)
+    seen = seen._replace(is_valid=seen.is_valid & is_valid)
     sites, values, mutable = (a | b for a, b in zip(of_model.found, of_guide, strict=True))
     values |= given
     kinds, read_plates = of_model.kinds, of_model.read_plates
@@ -161,38 +163,58 @@ def _one_program(
         of supports that are arrays, or where NumPyro is to say what is not valid.
     """
     arrays, static = split_arguments((args, kwargs))
-    made: list[_Made] = []
+    before = attributes_of(plan.guide)
+    found: list[tuple[Plan, list[str], Learned]] = []
 
     def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
         args, kwargs = static.restore(arrays)
         are_valid: list[Array] = []
-        made[:] = [_first_run(plan, rng_key, args, kwargs, given, are_valid)]
-        learned, state, seen, _ = made[0]
-        tables = {n: _rows_of_parts(s, seen.touched) for n, s in learned.stored.items()}
-        start = traced_start_values(plan.guide, tables)
+        made = _first_run(plan, rng_key, args, kwargs, given, are_valid)
+        of_steps, state, seen, read_plates = made
+        _refuse_traced_supports(plan)
+        tables = {n: _rows_of_parts(s, seen.touched) for n, s in of_steps.stored.items()}
+        learned = Learned(plan.guide, tables, keeps_all=plan.sharding is None)
+        found[:] = [(of_steps, read_plates, learned)]  # no array of the trace
         seen = seen._replace(is_valid=jnp.stack([seen.is_valid, *are_valid]).all())
-        return learned.pinned(state), *learned.seen_everywhere((seen, start))
+        return of_steps.pinned(state), *of_steps.seen_everywhere((seen, learned.take_arrays()))
 
-    state, seen, start = compiled(run)(rng_key, arrays, given)
-    check_labels(seen.labels)
+    try:
+        state, seen, of_guide = compiled(run)(rng_key, arrays, given)
+        check_labels(seen.labels)
+        if is_concrete(seen.is_valid) and not seen.is_valid:
+            if plan.sharding is None:
+                return None
+            raise RuntimeError(
+                "no valid start was found: distributions of model or guide have arguments that "
+                "they cannot take, or the log density or its gradient is not finite where the "
+                "guide looked. Without `mesh`, NumPyro says more."
+            )
+    except _TracedSupports as error:
+        restore(plan.guide, before)
+        if plan.sharding is None:
+            return None
+        raise NotImplementedError(str(error)) from None
+    except BaseException:
+        restore(plan.guide, before)
+        raise
+    of_steps, read_plates, learned = found[0]
+    learned.put_back(plan.guide, of_guide, args, kwargs)
+    state = _without_aliases(state, (rng_key, arrays, given))
+    return _Made(of_steps, state, seen, read_plates)
+
+
+class _TracedSupports(Exception):
+    """The guide keeps supports that are arrays of the trace."""
+
+
+def _refuse_traced_supports(plan: Plan) -> None:
     traced = sites_of_traced_support(plan.guide)
-    if plan.sharding is None and (traced or not seen.is_valid):
-        return None
-    after_trace(plan.guide, start, args, kwargs)
     if traced:
-        raise NotImplementedError(
+        raise _TracedSupports(
             f"the supports of the sites {traced} have bounds that are arrays, which an automatic "
             "guide cannot keep where `mesh` has it learn its model in a compiled program. Give "
             "them scalar bounds, or guide them by hand."
         )
-    if is_concrete(seen.is_valid) and not seen.is_valid:
-        raise RuntimeError(
-            "no valid start was found: distributions of the model have arguments that they cannot "
-            "take, or its log density or gradient is not finite where the guide looked. Without "
-            "`mesh`, NumPyro says more."
-        )
-    state = _without_aliases(state, (rng_key, arrays, given))
-    return made[0]._replace(state=state, seen=seen)
 
 
 def _with_batch_plate(plan: Plan, kinds: dict[str, str], sites: dict[str, StoredParam]) -> Plan:
@@ -272,12 +294,16 @@ def _kinds_of_plates(sites: Sites) -> dict[str, str]:
 
 def _run_guide(
     plan: Plan, rng_key: Array, given: dict[str, Any], touched: TouchedRows, args: Any, kwargs: Any
-) -> _Found:
-    """Run the guide as it is, since autoguides keep what they see."""
+) -> tuple[_Found, Array]:
+    """Run the guide as it is, since autoguides keep what they see.
+
+    Returns:
+        What it has shown, and whether its distributions have arguments that they can take.
+    """
     set_up_anew(plan.guide)
     how: dict[str, Any] = {"rng_key": rng_key, "params": given, "around": as_drawn}
     sites = sites_of(plan.guide, args, kwargs, touched=touched, **how)
-    return _found(sites, touched, plan.sharding)
+    return _found(sites, touched, plan.sharding), have_valid_arguments(sites)
 
 
 def _warn_of_discrete_sites(sites: Sites, loss: Any) -> None:

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 from numpyro.handlers import block, substitute
 
+from numpyro_largecat.handlers.both_words import draw_by_both_words
 from numpyro_largecat.handlers.note_draws import Noted, note_draws, replay_keys
 from numpyro_largecat.handlers.run_model import as_drawn, at_centre, at_values_of, sites_of
 from numpyro_largecat.handlers.shared_rows import share_rows
@@ -22,24 +22,6 @@ from numpyro_largecat.handlers.sites import Site, Sites, of_type, param_options
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.state import RuledParam
-
-Drawing = TypeVar("Drawing", bound=Callable[..., Any])
-
-
-def _two_words_a_block(fn: Drawing) -> Drawing:
-    """Let what ``fn`` draws take both words of each block of Threefry, not their exclusive or.
-
-    JAX takes one word a block so that the bits of an array that is spread over devices need no
-    exchange. What a step draws has the size of the touched rows, which no device shares out, and
-    there the other way halves the cost of the bits: a tenth of a step.
-    """
-
-    @wraps(fn)
-    def drawing(*args: Any, **kwargs: Any) -> Any:
-        with jax.threefry_partitionable(False):
-            return fn(*args, **kwargs)
-
-    return cast(Drawing, drawing)
 
 
 @dataclass
@@ -74,7 +56,6 @@ class RowLoss:
     mutable_state: Any
     local_rows: dict[str, RuledParam]  # gathered rows of parameters with an update rule
 
-    @_two_words_a_block
     def __call__(self, params: Any) -> tuple[Array, tuple[Any, dict[str, RuledParam]]]:
         """Negative ELBO at these rows.
 
@@ -97,7 +78,6 @@ class RowLoss:
         moved = jax.tree.map(lambda x, old: _mean(x).astype(old.dtype), moved, self.local_rows)
         return losses.mean(), (jax.tree.map(lambda x: x[0], mutable_state), moved)
 
-    @_two_words_a_block
     def sites(self, params: Any) -> tuple[Sites, Sites]:
         """Sites of the guide and of the model in this step, at what the first particle draws."""
         num_particles = self.plan.loss.num_particles
@@ -140,7 +120,7 @@ class RowLoss:
                 (self.plan.guide, particle.guide_keys),
             )
         )
-        return model, guide
+        return model, draw_by_both_words(guide)
 
     def _move_local(self, particle: _Particle, msg: Site) -> Array | None:
         """Value of a local parameter for its ``numpyro.param`` statement, moved by its rule."""

@@ -158,21 +158,46 @@ def test_a_guide_looks_for_the_same_start_values_by_a_search_that_is_wrapped():
     assert len(wrapped) == 1 and infer_util.find_valid_initial_params is own
 
 
-def test_a_guide_that_saw_its_model_in_a_trace_constrains_values_later():
+def test_what_a_guide_computes_with_arguments_is_made_with_others():
     guide = AutoNormal(positive_model)
-
-    @jax.jit
-    def see(y):
-        return trace(seed(guide, 0)).get_trace(y)["tau_auto_loc"]["value"]
-
-    see(jnp.ones(3))
+    trace(seed(guide, 0)).get_trace(jnp.ones(3))
     params = {"tau_auto_loc": jnp.array(0.7), "tau_auto_scale": jnp.array(1.0)}
-    with pytest.raises(jax.errors.UnexpectedTracerError):
-        guide.median(params)
-    internals.learn_supports_late(guide, (jnp.ones(3),), {})
-    for values in (guide.median(params), jax.jit(guide.median)(params)):
-        np.testing.assert_allclose(values["tau"], np.exp(0.7), rtol=1e-6)
-        np.testing.assert_allclose(values["total"], 3 * np.exp(0.7), rtol=1e-6)
+    free = {"tau": params["tau_auto_loc"]}
+    energy = guide._potential_fn(free)
+    np.testing.assert_allclose(guide.median(params)["total"], 3 * np.exp(0.7), rtol=1e-6)
+    internals.close_over(guide, (jnp.ones(5),), {})
+    np.testing.assert_allclose(guide.median(params)["total"], 5 * np.exp(0.7), rtol=1e-6)
+    internals.close_over(guide, (jnp.ones(3),), {})
+    np.testing.assert_allclose(guide._potential_fn(free), energy, rtol=1e-6)
+    np.testing.assert_allclose(guide._potential_fn_gen(jnp.ones(3))(free), energy, rtol=1e-6)
+
+
+def test_a_guide_lets_go_of_all_that_it_has_learned():
+    guide = AutoNormal(positive_model)
+    new = set(vars(guide))
+    trace(seed(guide, 0)).get_trace(jnp.ones(3))
+    taken = internals.let_go(guide)
+    assert list(taken.sites) == ["tau", "total", "y"] and guide.prototype_trace is None
+    assert set(vars(guide)) - new <= {"_prototype_plate_sizes"}
+    internals.take_back(guide, taken, (jnp.ones(3),), {})
+    free = {"tau_auto_loc": jnp.array(0.7)}
+    np.testing.assert_allclose(guide.median(free)["tau"], np.exp(0.7), rtol=1e-6)
+
+
+def test_the_outermost_handler_sees_a_message_last():
+    seen = []
+
+    class Notes(internals.Messenger):
+        def process_message(self, msg):
+            seen.append(msg["kwargs"]["rng_key"] is not None)
+
+    def fn():
+        with internals.outermost(Notes()):
+            return numpyro.sample("a", dist.Normal())
+
+    seed(fn, 0)()
+    assert seen == [True]
+    assert not internals.open_handlers()
 
 
 def test_optimisers_that_evaluate_the_loss_are_known():

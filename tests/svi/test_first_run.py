@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 import numpyro_largecat as lc
 from numpyro_largecat.svi import first_run
 from tests.models import NUM_CATEGORIES, hierarchical, make_data
+from tests.slow_cases import slow_case
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -86,13 +89,43 @@ def test_one_program_gives_what_single_operations_do(name, monkeypatch):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_a_guide_keeps_nothing_of_the_trace():
+@pytest.mark.parametrize("name", ["normal", slow_case("delta"), slow_case("rows"), "parts"])
+def test_a_guide_keeps_nothing_of_the_trace(name):
+    """Not when the program is traced either, and so it can be copied."""
     model = hierarchical(4)
-    guide = of_two_parts(model)
-    make_svi(model, guide, Trace_ELBO()).init(jax.random.key(0), *batch())
-    start = [value for part in guide for value in part._init_locs.values()]
-    assert len(start) == 3
-    assert not any(isinstance(value, jax.core.Tracer) for value in start)
+    guide = GUIDES[name](model)
+    loss = Trace_ELBO() if name in ("delta", "parts") else None
+    with jax.checking_leaks():
+        make_svi(model, guide, loss).init(jax.random.key(0), *batch())
+    for part in guide if name == "parts" else [copy.deepcopy(guide)]:
+        assert part._init_locs
+        for leaf in jax.tree.leaves([part.prototype_trace, part._init_locs]):
+            assert not isinstance(leaf, jax.core.Tracer)
+
+
+def test_readings_of_a_guide_do_not_ask_for_the_first_batch():
+    model = hierarchical(4)
+    guide = AutoNormal(model)
+    svi = make_svi(model, guide)
+    args = batch()
+    params = svi.get_params(svi.init(jax.random.key(0), *args))
+    before = guide.median(params)
+    for array in args:
+        array.delete()
+    after = guide.median(params)
+    np.testing.assert_array_equal(after["w"], before["w"])
+
+
+def test_a_refused_init_leaves_the_guide_as_it_was():
+    model = hierarchical(4)
+    guide = AutoNormal(model)
+    svi = make_svi(model, guide)
+    x, y, rows = batch()
+    params = svi.get_params(svi.init(jax.random.key(0), x, y, rows))
+    before = guide.median(params)
+    with pytest.raises(ValueError, match="got 99"):
+        svi.init(jax.random.key(0), x, y.at[0].set(99), rows)
+    np.testing.assert_array_equal(guide.median(params)["w"], before["w"])
 
 
 def test_start_values_that_are_given_stay_with_the_caller():
@@ -147,6 +180,21 @@ def test_arguments_that_a_distribution_cannot_take_are_refused(prior, message):
         return
     with pytest.raises(ValueError, match=message):
         svi.init(jax.random.key(0), *batch())
+
+
+@pytest.mark.parametrize(
+    ("given", "init_scale", "argument"),
+    [
+        ({"w_auto_scale": -jnp.ones((NUM_CATEGORIES, 3))}, 0.1, "scale"),
+        ({"w_auto_loc": jnp.full((NUM_CATEGORIES, 3), jnp.nan)}, 0.1, "loc"),
+        ({}, -0.1, "scale"),
+    ],
+)
+def test_arguments_that_the_guide_cannot_take_are_refused(given, init_scale, argument):
+    model = hierarchical(4)
+    svi = make_svi(model, AutoNormal(model, init_scale=init_scale))
+    with pytest.raises(ValueError, match=f"Normal distribution got invalid {argument} parameter"):
+        svi.init(jax.random.key(0), *batch(), init_params=given)
 
 
 def test_a_model_that_is_never_valid_is_refused():

@@ -229,3 +229,28 @@ def test_what_moves_all_classes_alike_leaves_the_loss_as_it_is(where, num_partic
             state, _ = step(state, x, y, spread, where)
         losses.append(float(svi.evaluate(state, x, y, spread, where)))
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_what_a_model_draws_by_a_key_of_its_own_is_the_same_in_a_step():
+    """Constants such as random features: a step must see those that predictions see."""
+    seen = []
+
+    def model(y):
+        features = jax.random.normal(jax.random.key(7), (3,))
+        rows = jax.random.choice(jax.random.key(3), 200, (20,), replace=False)
+        with numpyro.handlers.block(), numpyro.handlers.seed(rng_seed=1):
+            shared = numpyro.sample("shared", dist.Normal(0, 1))
+        jax.debug.callback(lambda *values: seen.append(values), features, rows, shared)
+        with lc.data_plate("data", 200, rows):
+            a = numpyro.sample("a", dist.Normal(0, 3))
+            numpyro.sample("y", dist.Normal(a, 0.3), obs=y[rows])
+
+    y = jnp.where(jnp.arange(200) % 2 == 0, 3.0, -3.0)
+    svi = svi_of(model, AutoNormal(model), optax.adam(0.1))
+    state = svi.init(jax.random.key(0), y)
+    for _ in range(2):
+        state, loss = svi.update(state, y)
+    jax.effects_barrier()
+    assert np.isfinite(loss) and len(seen) > 2
+    for values in seen:
+        jax.tree.map(np.testing.assert_array_equal, values, seen[0])
