@@ -37,7 +37,7 @@ sphinx_gallery_conf = {
     "plot_gallery": "True",
     "run_stale_examples": True,
     "remove_config_comments": True,
-    "capture_repr": (),  # what a program prints is shown, not what its last line returns
+    "capture_repr": (),  # shows what a program prints, not what a line returns
 }
 suppress_warnings = ["config.cache"]  # of sphinx-gallery's own settings
 # ArviZ 0.23 says on its first import of the day that 1.x is different, on a page too.

@@ -102,7 +102,7 @@ guide = AutoNormal(model, init_loc_fn=init_to_mean, init_scale=0.1)
 rate = optax.cosine_decay_schedule(0.03, num_steps)
 svi = lc.SubsampledSVI(model, guide, optax.adam(rate), TraceMeanField_ELBO())
 keys = jax.random.split(jax.random.key(0))
-start = {  # products of two tables that start at 0 have no direction to go
+start = {  # products of two tables that start at 0 move slowly at first
     "v_auto_loc": 0.1 * jax.random.normal(keys[0], (U, D)),
     "w_auto_loc": 0.1 * jax.random.normal(keys[1], (K, D)),
 }
@@ -110,6 +110,7 @@ batches = lc.ArrayBatches(users, places, batch_size=rows)
 result = svi.run(
     jax.random.key(1), num_steps, batches=batches, init_params=start, progress_bar=False
 )
+print(result.convergence)
 lc.plots.elbo(result.losses)
 
 # %%

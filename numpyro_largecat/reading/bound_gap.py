@@ -33,7 +33,7 @@ def bound_gap(fit: BoundFit, observed: Observed, keys: Array) -> Finding:
     by_draw = gaps.reshape(len(keys), -1).sum(axis=1) / is_there.sum()
     gap, error = by_draw.mean(), by_draw.std(ddof=1) / len(keys) ** 0.5
     lags = gap - 2 * error > MOST_GAP
-    advice = "visit rows more often, or take a tighter bound" if lags else ""
+    advice = "take more steps, larger minibatches, or a larger `num_sampled`" if lags else ""
     return Finding("exact log likelihood less bound", gap, error, advice)
 
 

@@ -60,12 +60,23 @@ def first_run(
         made = _one_program(plan, rng_key, args, kwargs, given)
     if made is None:
         made = _first_run(plan, rng_key, args, kwargs, given)
+    _check_names(given, made.plan)
     if made.read_plates:
         key = made.seen.model_key
         refuse_reading_by_place(plan.model, made.read_plates, key, given, args, kwargs)
     shapes = plan.optim.get_params(made.plan.computed)
     recorded = choose_entries(made.plan.stored, shapes, made.seen.touched)
     return replace(made.plan, recorded=recorded), made.state
+
+
+def _check_names(given: dict[str, Any], plan: Plan) -> None:
+    """Refuse start values of what is no parameter, which nothing would read."""
+    unknown = sorted(given.keys() - plan.stored.keys())
+    if unknown:
+        raise ValueError(
+            f"`init_params` must be parameters of model or guide, {sorted(plan.stored)}; got "
+            f"{unknown}."
+        )
 
 
 class _Seen(NamedTuple):
@@ -160,7 +171,8 @@ def _one_program(
 
     Returns:
         What was made; None if it must be made operation by operation, where the guide keeps bounds
-        of supports that are arrays, or where NumPyro is to say what is not valid.
+        of supports that are arrays, where the model has mutable values, or where NumPyro is to say
+        what is not valid.
     """
     arrays, static = split_arguments((args, kwargs))
     before = attributes_of(plan.guide)
@@ -171,7 +183,7 @@ def _one_program(
         are_valid: list[Array] = []
         made = _first_run(plan, rng_key, args, kwargs, given, are_valid)
         of_steps, state, seen, read_plates = made
-        _refuse_traced_supports(plan)
+        _refuse_what_stays_traced(plan, state)
         tables = {n: _rows_of_parts(s, seen.touched) for n, s in of_steps.stored.items()}
         learned = Learned(plan.guide, tables, keeps_all=plan.sharding is None)
         found[:] = [(of_steps, read_plates, learned)]  # no array of the trace
@@ -189,11 +201,9 @@ def _one_program(
                 "they cannot take, or the log density or its gradient is not finite where the "
                 "guide looked. Without `mesh`, NumPyro says more."
             )
-    except _TracedSupports as error:
+    except _StaysTraced:
         restore(plan.guide, before)
-        if plan.sharding is None:
-            return None
-        raise NotImplementedError(str(error)) from None
+        return None
     except BaseException:
         restore(plan.guide, before)
         raise
@@ -203,14 +213,22 @@ def _one_program(
     return _Made(of_steps, state, seen, read_plates)
 
 
-class _TracedSupports(Exception):
-    """The guide keeps supports that are arrays of the trace."""
+class _StaysTraced(Exception):
+    """Something keeps arrays of the trace that nothing can take out of it."""
 
 
-def _refuse_traced_supports(plan: Plan) -> None:
+def _refuse_what_stays_traced(plan: Plan, state: SubsampledSVIState) -> None:
+    """Refuse supports that are arrays; and mutable values, which models change in place.
+
+    Raises:
+        _StaysTraced: If the first run can be made operation by operation.
+        NotImplementedError: If it cannot, over a mesh.
+    """
     traced = sites_of_traced_support(plan.guide)
+    if plan.sharding is None and (traced or state.mutable_state is not None):
+        raise _StaysTraced
     if traced:
-        raise _TracedSupports(
+        raise NotImplementedError(
             f"the supports of the sites {traced} have bounds that are arrays, which an automatic "
             "guide cannot keep where `mesh` has it learn its model in a compiled program. Give "
             "them scalar bounds, or guide them by hand."

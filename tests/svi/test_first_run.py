@@ -141,6 +141,14 @@ def test_start_values_that_are_given_stay_with_the_caller():
     assert float(w.sum()) == 0.25 * w.size
 
 
+def test_start_values_of_no_parameter_are_refused():
+    model = hierarchical(4)
+    svi = make_svi(model, AutoNormal(model))
+    given = {"w_loc": jnp.zeros((NUM_CATEGORIES, 3))}
+    with pytest.raises(ValueError, match=r"`init_params` must be.*'w_auto_loc'.*got \['w_loc'\]"):
+        svi.init(jax.random.key(0), *batch(), init_params=given)
+
+
 def with_prior(prior):
     """A model of one scale, which has this prior, beside rows of classes."""
 
