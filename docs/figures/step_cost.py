@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draw the README's picture of recorded figures: ``python docs/figures/step_cost.py``.
 
-The figures are the medians that one run of ``python -m benchmarks.step_cost`` printed on two
-CPU cores, JAX 0.10 and PyTorch 2.13: the table of docs/measured_steps.md.
+The figures are the medians that one run of ``python -m benchmarks.step_cost`` printed
+on two CPU cores, JAX 0.10 and PyTorch 2.13: the table of docs/measured_steps.md.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_local_variables_that_lag_show_in_the_gap(svi):
     for off, cost in ((-1.0, np.e - 2), (1.0, np.exp(-1))):
         gap = gap_of(result.params | {"y_u": jnp.asarray(best + off, jnp.float32)})
         assert abs(gap.value - cost) < 0.01 + 3 * gap.error
-        assert gap.advice.startswith("visit rows more often")
+        assert gap.advice.startswith("take more steps")
 
 
 def test_signal_to_noise_is_that_of_the_gradients(svi, short):
