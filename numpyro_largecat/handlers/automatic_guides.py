@@ -79,9 +79,12 @@ class Learned:
         self, guide: Any, row_axes: Mapping[str, tuple[int, ...]], *, keeps_all: bool
     ) -> None:
         self._arrays: list[Array] = []  # of the trace, to be results of the program
-        self._parts: list[tuple[_Attached, _Attached | None]] = []
+        self._parts: list[tuple[_Attached | None, _Attached | None]] = []
         for part in guide_parts(guide):
             sites, start = let_go(part)
+            if sites is None:  # a list of ours, whose parts alone have seen the model
+                self._parts.append((None, None))
+                continue
             if start is not None:
                 start = {
                     name: _shape_alone(x) if row_axes.get(f"{name}_{part.prefix}_loc") else x
@@ -102,8 +105,9 @@ class Learned:
     def put_back(self, guide: Any, arrays: list[Array], args: Any, kwargs: Any) -> None:
         """Give the guide what it had learned, with these arrays and arguments of the model."""
         for part, (sites, start) in zip(guide_parts(guide), self._parts, strict=True):
-            learned = LetGo(sites(arrays), None if start is None else start(arrays))
-            take_back(part, learned, args, kwargs)
+            if sites is not None:
+                learned = LetGo(sites(arrays), None if start is None else start(arrays))
+                take_back(part, learned, args, kwargs)
 
     def _detached(self, values: Mapping[str, Any]) -> _Attached:
         """Note the traced arrays in some values; return what puts others in their place.

@@ -195,7 +195,7 @@ def _bounds(support: Any) -> list[Any]:
 class LetGo(NamedTuple):
     """What a guide has learned of its model."""
 
-    sites: dict[str, Any]  # of the model
+    sites: dict[str, Any] | None  # of the model; None if it has not been run
     start: dict[str, Any] | None  # start values; a guide of ours may have none, and no functions
 
 
