@@ -14,16 +14,15 @@ from jax import Array, random
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_largecat._checks import check_arguments, is_concrete
-from numpyro_largecat.handlers.automatic_guides import (
+from numpyro_largecat.handlers.automatic_guides import free_start_values, set_up_anew
+from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.handlers.guides_in_a_trace import (
     Learned,
     attributes_of,
-    free_start_values,
     may_learn_in_a_trace,
     restore,
-    set_up_anew,
     sites_of_traced_support,
 )
-from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.internals import (
     Search,
     addresses_of,
@@ -195,13 +194,13 @@ def _one_program(
         check_labels(seen.labels)
         if is_concrete(seen.is_valid) and not seen.is_valid:
             if plan.sharding is None:
-                return None
+                raise _NotAsOneProgram
             raise RuntimeError(
                 "no valid start was found: distributions of model or guide have arguments that "
                 "they cannot take, or the log density or its gradient is not finite where the "
                 "guide looked. Without `mesh`, NumPyro says more."
             )
-    except _StaysTraced:
+    except _NotAsOneProgram:
         restore(plan.guide, before)
         return None
     except BaseException:
@@ -209,24 +208,24 @@ def _one_program(
         raise
     of_steps, read_plates, learned = found[0]
     learned.put_back(plan.guide, of_guide, args, kwargs)
-    state = _without_aliases(state, (rng_key, arrays, given))
+    state = _without_aliases(state, (rng_key, arrays, given, of_guide))
     return _Made(of_steps, state, seen, read_plates)
 
 
-class _StaysTraced(Exception):
-    """Something keeps arrays of the trace that nothing can take out of it."""
+class _NotAsOneProgram(Exception):
+    """What must be made operation by operation after all."""
 
 
 def _refuse_what_stays_traced(plan: Plan, state: SubsampledSVIState) -> None:
     """Refuse supports that are arrays; and mutable values, which models change in place.
 
     Raises:
-        _StaysTraced: If the first run can be made operation by operation.
+        _NotAsOneProgram: If the first run can be made operation by operation.
         NotImplementedError: If it cannot, over a mesh.
     """
     traced = sites_of_traced_support(plan.guide)
     if plan.sharding is None and (traced or state.mutable_state is not None):
-        raise _StaysTraced
+        raise _NotAsOneProgram
     if traced:
         raise NotImplementedError(
             f"the supports of the sites {traced} have bounds that are arrays, which an automatic "

@@ -214,6 +214,38 @@ def test_a_model_that_is_never_valid_is_refused():
         make_svi(model, AutoNormal(model)).init(jax.random.key(0), *batch())
 
 
+def test_a_model_that_is_never_valid_is_refused_over_a_mesh():
+    """There NumPyro sees values of a trace alone, and says nothing."""
+
+    def model(x, y=None, rows=None):
+        with_prior(lambda: dist.Normal(0.0, 1.0))(x, y, rows)
+        numpyro.factor("never", -jnp.inf)
+
+    svi = lc.SubsampledSVI(
+        model,
+        AutoNormal(model),
+        optax.adam(0.01),
+        Trace_ELBO(),
+        mesh=jax.make_mesh((1,), ("model",)),
+        sharding={"classes": "model"},
+    )
+    with pytest.raises(RuntimeError, match="no valid start was found"):
+        svi.init(jax.random.key(0), *batch())
+
+
+def test_a_state_shares_no_memory_with_its_guide():
+    """With a full plate both have the whole start values, and a state may be donated."""
+    model = hierarchical()
+    guide = AutoNormal(model)
+    svi = make_svi(model, guide)
+    state = svi.init(jax.random.key(0), *batch())
+    kept = [guide.prototype_trace["w"]["value"], guide._init_locs["w"]]
+    before = [np.array(value) for value in kept]
+    jax.jit(svi.update, donate_argnums=0)(state, *batch())
+    for value, old in zip(kept, before, strict=True):
+        np.testing.assert_array_equal(value, old)
+
+
 def test_bad_labels_are_named_before_anything_else():
     x, y, rows = batch()
     model = with_prior(lambda: dist.Normal(0.0, -jnp.exp(x[0, 0])))
