@@ -58,7 +58,9 @@ from numpyro_largecat.ops.topics.document_fit import (
     solve_documents,
     start_documents,
 )
-from numpyro_largecat.topics.document_chunks import CHUNK, Chunk, Shapes, chunks_of, on_all_cores
+from numpyro_largecat.topics.document_chunks import on_all_cores
+from numpyro_largecat.topics.document_layout import Chunk
+from numpyro_largecat.topics.whole_documents import CHUNK, WholeDocuments
 
 NAME = "topics"
 ALPHA = 0.5
@@ -116,8 +118,8 @@ def measure_speed(size: Size) -> list[Record]:
         log_probs = jnp.asarray(np.log(smooth).T, jnp.float32)
         concentration = jnp.full(num_topics, ALPHA / num_topics, jnp.float32)
         num_active = min(8, num_topics)
-        shapes = Shapes((180,), CHUNK, size.vocabulary)  # documents are of about one length
-        chunks = list(chunks_of(corpus, np.arange(corpus.num_documents), shapes))
+        layout = WholeDocuments((180,), CHUNK)  # documents are of about one length
+        chunks = list(layout.chunks(corpus, np.arange(corpus.num_documents)))
         cells = {}
         for restarts in (0, 5):
 
@@ -143,7 +145,7 @@ def measure_speed(size: Size) -> list[Record]:
         distances = {}
         for broadness in (BROAD, NARROW):
             some = synthetic_topics(num_topics, size, broadness)[1]
-            chunk = next(chunks_of(some, np.arange(min(some.num_documents, CHUNK)), shapes))()
+            chunk = next(layout.chunks(some, np.arange(min(some.num_documents, CHUNK))))()
             used = slice(len(chunk.documents))
             both = [solve(shared, n, chunk).counts[used] for n in (num_active, num_topics)]
             shares = [np.asarray(n / n.sum(axis=1, keepdims=True)) for n in both]

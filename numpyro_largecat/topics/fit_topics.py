@@ -31,8 +31,9 @@ from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
 from numpyro_largecat.topics.beginning import Given, begin, first_counts, learns_of
-from numpyro_largecat.topics.document_chunks import Shapes, documents_together, shapes_of
-from numpyro_largecat.topics.local_steps import INFERENCE
+from numpyro_largecat.topics.document_chunks import PARTS, Shapes, read_shapes
+from numpyro_largecat.topics.document_layout import Demand
+from numpyro_largecat.topics.inference import INFERENCE
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.passes import (
     Candidates,
@@ -191,7 +192,11 @@ def fit_topics(
     devices = mesh_of_one_process(mesh)
     goes_on = has_checkpoint(checkpoints, resume, KIND)
     batches = make_batches(numpy_generator(rng_key, 0), corpus, batch_size)
-    shapes = shapes_of(corpus, batch_size, len(batches[0].rows), num_passes)
+    layout = INFERENCE[inference].layout
+    first = candidates.num_first
+    last = candidates.num_topics if candidates.num_passes else first
+    demand = Demand(batch_size, num_passes, PARTS, first, last)
+    shapes = Shapes(layout.of(corpus, demand), len(batches[0].rows))
     settings = None
     if checkpoints is not None:
         how = num_topics, active, batch_size, inference, method, options, start
@@ -200,18 +205,18 @@ def fit_topics(
     if goes_on:
         assert checkpoints is not None and settings is not None
         saved = read_checkpoint(checkpoints, KIND, settings)
-        shapes = Shapes(tuple(saved.about["shapes"][0]), *saved.about["shapes"][1:])
+        shapes = read_shapes(saved.about["shapes"], layout)
         candidates = Candidates(*saved.about["candidates"])  # of its number of passes
-    solved_in = shapes
+    solved_in = shapes.layout
     if devices is not None:
-        solved_in = shapes._replace(num_documents=documents_together(batch_size, devices.size))
+        solved_in = layout.of(corpus, demand._replace(num_parts=devices.size))
     is_warm = inference == "collapsed" if options.warm_start is None else options.warm_start
     local_step = INFERENCE[inference](active, options.effort(inference), devices, is_warm)
     problem = Problem(corpus, local_step, solved_in, learns, beginning.goes_on, candidates)
-    first: NDArray[np.floating] = np.zeros(beginning.shape)
+    counts: NDArray[np.floating] = np.zeros(beginning.shape)
     if saved is None:
-        first = first_counts(numpy_generator(rng_key), given, beginning)
-    table = Table(first, priors.topics.dtype, devices)
+        counts = first_counts(numpy_generator(rng_key), given, beginning)
+    table = Table(counts, priors.topics.dtype, devices)
     memory = Memory(len(batches), table, candidates.first_priors(priors))
     memory.next_choice = candidates.num_passes or -1
     if saved is not None:

@@ -25,14 +25,13 @@ from numpyro_largecat.ops.topics.learned_concentrations import (
 from numpyro_largecat.ops.topics.spanning_topics import spanning_topics
 from numpyro_largecat.topics.document_chunks import (
     Batch,
-    Chunk,
-    Shapes,
     distinct_words,
     padded_rows,
     solve_batch,
     tokens_of_documents,
 )
-from numpyro_largecat.topics.local_steps import LocalStep, Solved, Sums
+from numpyro_largecat.topics.document_layout import Chunk, Layout
+from numpyro_largecat.topics.local_step import LocalStep, Solved, Sums
 from numpyro_largecat.topics.number_of_topics import best_number
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.topic_table import Table, topic_term
@@ -78,7 +77,7 @@ class Problem(NamedTuple):
 
     corpus: Corpus
     local_step: LocalStep
-    shapes: Shapes
+    layout: Layout
     learns: Learns = Learns(False, False)
     goes_on: bool = False  # from an earlier fit, so that topics differ before the first visit
     candidates: Candidates = Candidates(0, 0, 0)
@@ -139,14 +138,14 @@ def visit_batch(
 
     def last(chunk: Chunk) -> Any:
         assert stored is not None
-        return local_step.last(stored[rows.of(chunk.documents)], chunk.counts > 0)
+        return local_step.last(stored[rows.of(chunk.documents)], chunk)
 
     parts = solve_batch(
         problem.corpus,
         batch,
         given,
         local_step,
-        problem.shapes,
+        problem.layout,
         keep,
         last if stored is not None else None,
     )

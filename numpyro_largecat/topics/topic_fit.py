@@ -19,8 +19,10 @@ from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.data.fit_values import load_fit, save_fit
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.collapsed_documents import MOST_TOPICS
-from numpyro_largecat.topics.document_chunks import Shapes, topic_counts
-from numpyro_largecat.topics.local_steps import INFERENCE, Collapsed, Posterior
+from numpyro_largecat.topics.collapsed import Collapsed
+from numpyro_largecat.topics.document_chunks import Shapes, read_shapes, topic_counts
+from numpyro_largecat.topics.inference import INFERENCE
+from numpyro_largecat.topics.local_step import Posterior
 from numpyro_largecat.topics.word_order import frex, relevance
 
 SHOWN = 20  # topics that ``print`` lists
@@ -116,7 +118,8 @@ class TopicFit:
         values = load_fit(path, "TopicFit", {field.name for field in fields(cls)})
         words, shapes = values["vocabulary"], values["shapes"]
         values["vocabulary"] = None if words is None else tuple(words)
-        values["shapes"] = None if shapes is None else Shapes(tuple(shapes[0]), *shapes[1:])
+        if shapes is not None:
+            values["shapes"] = read_shapes(shapes, INFERENCE[values["inference"]].layout)
         return cls(**values)
 
     @property

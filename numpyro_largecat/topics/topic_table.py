@@ -18,7 +18,7 @@ from scipy.special import gammaln
 from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.ops.rows_by_device import num_devices, over_all_devices
 from numpyro_largecat.ops.topics.presence import log_rises
-from numpyro_largecat.topics.local_steps import Posterior
+from numpyro_largecat.topics.local_step import Posterior
 from numpyro_largecat.topics.word_prior import WordPrior
 
 LEAST_SCALE = 1e-6

@@ -148,7 +148,7 @@ def test_numbers_of_numpy_and_step_sizes_of_functions_go_on(tmp_path) -> None:
 
 def test_a_fit_of_more_passes_goes_on(tmp_path, monkeypatch) -> None:
     """It keeps the widths that it was compiled for, which depend on the number of passes."""
-    monkeypatch.setattr("numpyro_largecat.topics.document_chunks.SLOTS_FOR_CODE", 200)
+    monkeypatch.setattr("numpyro_largecat.topics.whole_documents.SLOTS_FOR_CODE", 200)
     options = {"checkpoints": lc.Checkpoints(tmp_path), "resume": True} | WARM
     topics(1, **options)
     assert len(topics(8, **options).bounds) == 8

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents padded to few widths, and the rows of the table that a batch touches."""
+"""Documents in arrays of few shapes, and the rows of the table that a batch touches."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from scipy.sparse import csr_array
 
 from numpyro_largecat.data import Corpus
 from numpyro_largecat.ops.topics.active_search import Effort
-from numpyro_largecat.ops.topics.collapsed_documents import most_topics
 from numpyro_largecat.topics import (
     Options,
+    collapsed,
     document_chunks,
-    local_steps,
+    document_pieces,
+    mean_field,
     passes,
     topic_table,
+    whole_documents,
 )
-from numpyro_largecat.topics.document_chunks import (
-    Shapes,
-    batches_within,
-    chunks_of,
-    widths_of,
-)
-from numpyro_largecat.topics.local_steps import Collapsed
+from numpyro_largecat.topics.collapsed import Collapsed
+from numpyro_largecat.topics.document_chunks import batches_within
+from numpyro_largecat.topics.document_layout import Demand, MostTopics
+from numpyro_largecat.topics.document_pieces import DocumentPieces
+from numpyro_largecat.topics.whole_documents import WholeDocuments, widths_of
 from numpyro_largecat.topics.word_prior import WordPrior
 from tests.topics.corpora import (
     CORPUS,
@@ -41,8 +41,8 @@ from tests.topics.corpora import (
 def test_a_batch_touches_the_rows_of_its_words() -> None:
     """Rows of the table that do not occur in a batch stay as they are, bit by bit."""
     corpus = Corpus.from_documents([["w1", "w2"], ["w2", "w5"]], WORDS)
-    local_step, shapes = Collapsed(2, Effort()), Shapes((16,), 16, 3)
-    problem = passes.Problem(corpus, local_step, shapes)
+    local_step, layout = Collapsed(2, Effort()), DocumentPieces(2, 1, 2, 2)
+    problem = passes.Problem(corpus, local_step, layout)
     batch = document_chunks.Batch(np.array([0]), np.array([1, 2, 2]))
     table = topic_table.Table(np.random.default_rng(0).gamma(1.0, size=(V, 2)), np.float32)
     before = table.numpy().copy()
@@ -59,6 +59,12 @@ def test_a_batch_touches_the_rows_of_its_words() -> None:
         np.testing.assert_allclose(table.numpy().sum(), keep * before + 6, rtol=1e-5)
 
 
+def corpus_of(sizes) -> Corpus:
+    """Documents of so many words, each of which is there once or twice."""
+    rows = [(np.arange(size), 1 + np.arange(size) % 2) for size in sizes]
+    return Corpus.from_rows(rows, max(sizes) + 1)
+
+
 @pytest.mark.parametrize(
     ("sizes", "num_passes", "widths"),
     [
@@ -71,36 +77,100 @@ def test_a_batch_touches_the_rows_of_its_words() -> None:
         ([0], 1, (16,)),
     ],
 )
-def test_a_width_must_be_worth_its_compilation(sizes, num_passes, widths) -> None:
-    rows = [(np.arange(size), np.ones(size, int)) for size in sizes]
-    corpus = Corpus.from_rows(rows, max(sizes) + 1)
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_a_width_must_be_worth_its_compilation(sizes, num_passes, widths, num_devices) -> None:
+    corpus = corpus_of(sizes)
     assert widths_of(corpus, num_passes) == widths
-    shapes = Shapes(widths, 128, corpus.num_words)
-    chunks = [make() for make in chunks_of(corpus, np.arange(len(sizes)), shapes)]
+    layout = WholeDocuments(widths, 128)
+    makes = layout.chunks(corpus, np.arange(len(sizes)), num_devices)
+    chunks = [make() for make in makes]
     assert sorted(d for chunk in chunks for d in chunk.documents) == list(range(len(sizes)))
-    assert all(chunk.counts.sum() == sum(sizes[d] for d in chunk.documents) for chunk in chunks)
-    numbers = [chunk.words.size * most_topics(chunk.words.shape[1]) for chunk in chunks]
-    assert max(numbers) <= document_chunks.NUMBERS_OF_CHUNK
-    one_size = {(shapes.documents_of(width), width) for width in widths}
+    for chunk in chunks:
+        tokens = [corpus[d][1].sum() for d in chunk.documents]
+        assert chunk.counts.sum(axis=1)[chunk.places].tolist() == tokens
+        assert chunk.counts.sum() == sum(tokens)
+    slots = [chunk.words.size for chunk in chunks]
+    assert max(slots) <= num_devices * whole_documents.SLOTS_OF_CHUNK
+    one_size = {(num_devices * layout.documents_of(width), width) for width in widths}
     assert {chunk.words.shape for chunk in chunks} <= one_size
+
+
+SIZES = [[3, 10], [0], [0, 0, 5], [16] * 40, [100] * 81 + [400] * 19, [8] * 100 + [3000, 17]]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_pieces_have_all_words_of_whole_documents(sizes, num_devices) -> None:
+    """Each block has whole documents, in order, and few of its slots are empty."""
+    corpus = corpus_of(sizes)
+    layout = DocumentPieces.of(corpus, Demand(50, 5, 4, 300, 100))
+    chunks = [make() for make in layout.chunks(corpus, np.arange(len(sizes)), num_devices)]
+    order = np.concatenate([chunk.documents for chunk in chunks])
+    np.testing.assert_array_equal(order, np.argsort(-np.array(sizes), kind="stable"))
+    shape = num_devices * layout.num_blocks, layout.num_pieces, document_pieces.SLOTS
+    for chunk in chunks:
+        assert chunk.words.shape == chunk.counts.shape == shape
+        assert chunk.owners.shape == shape[:2] and (np.diff(chunk.owners) >= 0).all()
+        results = np.arange(shape[0])[:, None] * shape[1] + chunk.owners
+        for d, place in zip(chunk.documents, chunk.places, strict=True):
+            own = chunk.counts * (results == place)[..., None]
+            words, counts = corpus[d]
+            assert chunk.words[own > 0].tolist() == words.tolist()
+            assert own[own > 0].tolist() == counts.tolist()
+        assert chunk.counts.sum() == sum(corpus[d][1].sum() for d in chunk.documents)
+
+
+@pytest.mark.parametrize(
+    ("num_passes", "of_chunks"),
+    [(5, {(100, 100)}), (1000, {(100, 100), (100, 32)})],
+)
+def test_sweeps_of_short_documents_must_be_worth_their_compilation(num_passes, of_chunks) -> None:
+    """Documents of 900 words have 112 topics that go on, or the 100 that there will be."""
+    corpus = corpus_of([30] * 5000 + [900] * 20)
+    layout = DocumentPieces.of(corpus, Demand(500, num_passes, 4, 300, 100))
+    chunks = [make() for make in layout.chunks(corpus, np.arange(5020))]
+    assert {chunk.most for chunk in chunks} == {MostTopics(*most) for most in of_chunks}
+
+
+def test_a_layout_holds_longer_documents_too() -> None:
+    layout = DocumentPieces.of(corpus_of([30] * 40), Demand(500, 5, 4, 300, 300))
+    assert layout.with_room_for(corpus_of([30] * 400), 300) == layout
+    larger = layout.with_room_for(corpus_of([5000]), 300)
+    assert larger.num_pieces == 313 and larger.most_topics == larger.short_topics == 300
+
+
+def test_blocks_are_small_where_there_are_many_topics() -> None:
+    """A block of 100,000 topics has the longest document, and what a cache holds if that is more.
+
+    At 300 topics it has 128 pieces.
+    """
+    corpus = corpus_of([30] * 400 + [100])
+    assert DocumentPieces.of(corpus, Demand(2000, 5, 1, 300, 300)).num_pieces == 128
+    assert DocumentPieces.of(corpus, Demand(2000, 5, 1, 100_000, None)).num_pieces == 7
 
 
 @pytest.mark.parametrize("warm_start", [False, True])
 @pytest.mark.usefixtures("x64")
 @pytest.mark.some_cases(1)
 def test_code_for_short_documents_changes_nothing(warm_start, monkeypatch) -> None:
+    """Neither another width, where documents are whole, nor other pieces."""
     sizes = np.diff(CORPUS.offsets)
     some = CORPUS[np.argsort(-sizes)[:80]]
     rows = [some[d] for d in range(80)]
     rows[2:] = [(words[:5], counts[:5]) for words, counts in rows[2:]]
     corpus = Corpus.from_rows(rows, CORPUS.num_words)
-    fits = []
-    for slots in (document_chunks.SLOTS_FOR_CODE, 0):
-        monkeypatch.setattr(document_chunks, "SLOTS_FOR_CODE", slots)
-        options = Options(warm_start=warm_start)
-        fits.append(fit_topics(KEY, corpus, K, num_active=2, num_passes=2, options=options))
-    assert [fit.shapes.widths for fit in fits] == [(32,), (16, 32)]
-    np.testing.assert_allclose(fits[0].posterior, fits[1].posterior, atol=1e-9)
+    for fit, changed in (
+        (fit_mean_field, (whole_documents, "SLOTS_FOR_CODE", 0)),
+        (fit_topics, (document_pieces, "SLOTS", 4)),
+    ):
+        fits = []
+        for change in ((), (changed,)):
+            for attribute in change:
+                monkeypatch.setattr(*attribute)
+            options = Options(warm_start=warm_start)
+            fits.append(fit(KEY, corpus, K, num_active=2, num_passes=2, options=options))
+        assert fits[0].shapes.layout != fits[1].shapes.layout
+        np.testing.assert_allclose(fits[0].posterior, fits[1].posterior, atol=1e-9)
 
 
 def rare_words_corpus(num_documents=60):
@@ -117,19 +187,19 @@ def test_what_is_read_from_a_fit_compiles_nothing_new(make) -> None:
     corpus = make(60)
     fit = fit_mean_field(KEY, corpus, 3, num_passes=1, batch_size=16)
     assert (fit.shapes.num_rows < corpus.num_words) == (make is rare_words_corpus)
-    programs = local_steps._solve_mean_field._cache_size()
+    programs = mean_field._solve_mean_field._cache_size()
     assert np.isfinite(fit.score(corpus)) and np.isfinite(fit.proportions(corpus)).all()
-    assert local_steps._solve_mean_field._cache_size() == programs
+    assert mean_field._solve_mean_field._cache_size() == programs
 
 
 @pytest.mark.slow
 def test_candidates_share_the_code_of_the_sweeps() -> None:
     """Code for both numbers of topics is only that which looks at all of them."""
-    programs = local_steps._solve_collapsed, local_steps._through_largest
+    programs = collapsed._solve_collapsed, collapsed._through_largest
     before = [program._cache_size() for program in programs]
     options = Options(num_candidates=70)
     fit = fit_topics(KEY, topic_corpus(40), 40, num_passes=4, num_active=3, options=options)
-    assert len(fit.shapes.widths) == 1
+    assert fit.shapes.layout.most_topics == fit.shapes.layout.short_topics
     grown = [program._cache_size() - n for program, n in zip(programs, before, strict=True)]
     assert grown == [1, 2]
 

@@ -9,7 +9,7 @@ import pytest
 
 import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
-from numpyro_largecat.topics import Options, local_steps, passes
+from numpyro_largecat.topics import Options, collapsed, passes
 from numpyro_largecat.topics.number_of_topics import PRECISION, best_number
 from tests.slow_cases import slow_case
 from tests.topics.corpora import CORPUS, KEY, WORDS, K, V, fail_at, fit_topics, topic_corpus
@@ -112,10 +112,10 @@ def test_a_fit_goes_on_wherever_it_stopped(stop, tmp_path, monkeypatch) -> None:
 
 def test_code_is_compiled_for_few_numbers_of_topics() -> None:
     """For 24, 12, 6, 3 and 1, and for the one that is found, of some fifteen that are tried."""
-    local_steps._through_largest.clear_cache()
+    collapsed._through_largest.clear_cache()
     fit = fit_topics(KEY, CORPUS, "learned", num_passes=4, options=SOME)
     assert len(fit.posterior) not in (24, 12, 3, 1)
-    assert local_steps._through_largest._cache_size() <= 6
+    assert collapsed._through_largest._cache_size() <= 6
 
 
 def test_topics_that_no_document_has_change_no_bound(monkeypatch) -> None:

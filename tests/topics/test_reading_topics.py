@@ -12,8 +12,8 @@ from scipy.sparse import csr_array
 import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
 from numpyro_largecat.topics import (
-    document_chunks,
     topic_fit,
+    whole_documents,
 )
 from tests import reference_topics as reference
 from tests.topics.corpora import (
@@ -97,7 +97,7 @@ def test_another_vocabulary_is_refused(fit) -> None:
 @pytest.mark.some_cases(1)
 def test_documents_of_any_length_are_scored(fit, length, monkeypatch) -> None:
     """Whether the fit's documents were shorter, or so long that they would be mostly padding."""
-    monkeypatch.setattr(document_chunks, "SLOTS_FOR_CODE", 100)
+    monkeypatch.setattr(whole_documents, "SLOTS_FOR_CODE", 100)
     words = np.resize(np.arange(V), length)
     rows = [(np.roll(words, d)[:length], np.ones(length, int)) for d in range(40)]
     corpus = Corpus.from_rows(rows, V, CORPUS.vocabulary)

@@ -14,10 +14,12 @@ import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
 from numpyro_largecat.ops.rows_by_device import over_all_devices
 from numpyro_largecat.ops.topics.active_search import Effort
-from numpyro_largecat.ops.topics.collapsed_documents import Assignments, TopicProbs
+from numpyro_largecat.ops.topics.collapsed_documents import Assignments, Pieces, TopicProbs
 from numpyro_largecat.ops.topics.document_fit import prepare_topics
-from numpyro_largecat.topics import local_steps, topic_table
-from numpyro_largecat.topics.local_steps import Collapsed, Documents, Given, MeanField
+from numpyro_largecat.topics import collapsed, mean_field, topic_table
+from numpyro_largecat.topics.collapsed import Collapsed
+from numpyro_largecat.topics.local_step import Documents, Given
+from numpyro_largecat.topics.mean_field import MeanField
 from numpyro_largecat.topics.word_prior import WordPrior
 from tests.collectives import shapes_sent
 
@@ -95,27 +97,23 @@ def test_a_batch_sends_its_rows_of_the_table_alone() -> None:
 
 @pytest.mark.parametrize("kind", [Collapsed, MeanField])
 def test_devices_solve_for_their_own_documents(kind) -> None:
-    words = jnp.zeros((128, 16), int)
-    documents, start = jax.device_put(
-        (Documents(words, words), jnp.ones((128, K))), over_all_devices(MESH)
-    )
+    sharding = over_all_devices(MESH)
     if kind is Collapsed:
         topics = TopicProbs(jnp.ones((V, K)), jnp.ones(K), jnp.ones(K))
-        last = Assignments(jnp.ones((128, 16, 2)), jnp.zeros((128, 16, 2), int))
-        own = documents, jax.device_put(last, over_all_devices(MESH))
-        largest = local_steps._through_largest.lower(
-            (Given(topics, jnp.ones(K)), True), own, mesh=MESH
-        ).compile()
+        words = jnp.zeros((16, 8, 16), int)
+        last = Assignments(jnp.ones((*words.shape, 2)), jnp.zeros((*words.shape, 2), int))
+        pieces, last = jax.device_put((Pieces(words, words, words[..., 0]), last), sharding)
+        given = Given(topics, jnp.ones(K)), True, 1
+        look = collapsed._through_largest.lower(given, (pieces, last), most=32, mesh=MESH)
+        largest = look.compile()
         assert shapes_sent(largest) == []
-        shared, solve, options = (
-            Effort(),
-            local_steps._solve_collapsed,
-            {"num_active": 2},
-        )
-        own = largest((Given(topics, jnp.ones(K)), True), own), documents.counts
+        shared, solve = Effort(), collapsed._solve_collapsed
+        own, options = (largest(given, (pieces, last)), pieces), {"num_active": 2, "most": 32}
     else:
+        words = jnp.zeros((128, 16), int)
+        documents, start = jax.device_put((Documents(words, words), jnp.ones((128, K))), sharding)
         shared = prepare_topics(jnp.zeros((V, K)), jnp.ones(K)), 2, Effort()
-        options, solve = {"size": K}, local_steps._solve_mean_field
+        options, solve = {"size": K}, mean_field._solve_mean_field
         own = documents, start
     lowered = solve.lower(shared, own, mesh=MESH, **options)
     assert shapes_sent(lowered.compile()) == []

@@ -11,17 +11,18 @@ where S counts the tokens of a word in a topic. A token's share leaves S[u, k] a
 the document left it there, and not the sum S[k] over words, which hardly knows it. Without that, a
 rare word holds itself in the topic that it started in.
 
-A document is solved in two programs: ``through_largest`` looks at all K topics and finds the A that
-the document uses, and ``collapsed_fit`` sweeps these. The second is most of the code and does not
-depend on K, so it is compiled once for a fit that begins with more topics than it ends with.
+Documents come in pieces of as many words, and some of them are a block, so that one program serves
+documents of all lengths and little of it is padding. A block is solved in two programs:
+``through_largest`` looks at all K topics and finds the A that each document uses, and
+``collapsed_fit`` sweeps these. The second is most of the code and does not depend on K, so it is
+compiled once for a fit that begins with more topics than it ends with.
 
 See Asuncion, Welling, Smyth and Teh, On Smoothing and Inference for Topic Models, 2009, on CVB0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,6 @@ from numpy.typing import NDArray
 
 from numpyro_largecat.ops.finfo import finfo
 from numpyro_largecat.ops.topics.active_search import Effort
-from numpyro_largecat.ops.topics.document_fit import block_size_for, in_blocks
 from numpyro_largecat.ops.topics.sweeps import (
     einsum,
     next_largest,
@@ -43,9 +43,15 @@ from numpyro_largecat.ops.topics.sweeps import (
 FIRST_SWEEPS = 10  # over all topics, before the largest go on
 MOST_TOPICS = 32  # that go on, of a document that has no more than
 WORDS_PER_TOPIC = 8  # as many words for each; of a longer one more
-NUMBERS_IN_CACHE = 2**21  # words times topics of a block of documents on a CPU
-NUMBERS_ELSEWHERE = 2**27
-T = TypeVar("T")
+AnyArray = Array | NDArray[Any]
+
+
+class Pieces(NamedTuple):
+    """B blocks of whole documents, each cut into pieces of P words, R pieces in a block."""
+
+    words: AnyArray  # (B, R, P), rows of the topics
+    counts: AnyArray  # (B, R, P), tokens of each; 0 in an empty slot
+    owners: AnyArray  # (B, R), the document of a piece: its number in the block, ascending
 
 
 class TopicProbs(NamedTuple):
@@ -59,219 +65,233 @@ class TopicProbs(NamedTuple):
 class Assignments(NamedTuple):
     """Topics of the words of documents, of which each has at most L."""
 
-    shares: Array | NDArray[np.floating]  # (N, U, L), of a token of the word; 0 in empty slots
-    topics: Array | NDArray[np.int32]  # (N, U, L), which topics
+    shares: Array | NDArray[np.floating]  # (B, R, P, L), of a token of the word; 0 in empty slots
+    topics: Array | NDArray[np.int32]  # (B, R, P, L), which topics
 
 
 class Largest(NamedTuple):
-    """N documents, each seen through its A largest topics."""
+    """Documents, each seen through its A largest topics, largest first; R in a block."""
 
-    topics: Array  # (N, A), which topics
-    probs: Array  # (N, U, A), of each word without the token that it is about; 0 in empty slots
-    concentration: Array  # (N, A)
-    counts: Array  # (N, A), expected tokens after the first sweeps
+    topics: Array  # (B, R, A), which topics
+    probs: Array  # (B, R, P, A), of each word without the token that it is about; 0 in empty slots
+    concentration: Array  # (B, R, A)
+    counts: Array  # (B, R, A), expected tokens after the first sweeps
 
 
 class CollapsedFit(NamedTuple):
-    """Topics of the words of N documents."""
+    """Topics of the words of documents, of which a block has R at most."""
 
-    topics: Array  # (N, A), the topics that were in question
-    counts: Array  # (N, A), expected tokens of these; of all others 0
+    topics: Array  # (B, R, A), the topics that were in question
+    counts: Array  # (B, R, A), expected tokens of these; of all others 0
     assignments: Assignments
 
 
 def through_largest(
     topics: TopicProbs,
     concentration: Array | NDArray[np.floating],
-    words: Array,
-    word_counts: Array,
+    pieces: Pieces,
     last: Assignments,
     is_warm: bool | Array,
+    num_sweeps: int | Array,
+    *,
+    most: int,
 ) -> Largest:
-    """The A largest topics of each document, 32 or an eighth of its slots for words if more.
+    """The largest topics of each document, ``most`` or all.
 
-    Cost per document of U words: O(U K) for each of ten first sweeps, one from a warm start. Memory
-    is O(U K) for a document at a time, and O(U A) for each.
+    Cost: O(K) for each slot of a word and each sweep. Memory is O(R P K) for a block at a time, and
+    O(R P A) for each.
 
     Args:
         topics: Probability of each word in each topic, positive.
         concentration: Dirichlet concentration of the topic frequencies, (K,).
-        words: Distinct words of each document, integers in [0, V), (N, U).
-        word_counts: Tokens of each, 0 for an empty slot, (N, U).
+        pieces: The documents, with words in [0, V).
         last: What the last visit found, which is in ``topics``; ``no_assignments`` if there was
             none.
         is_warm: Start from ``last``. Code is compiled once for both.
+        num_sweeps: Over all topics, to find the largest: one is enough from a warm start.
+        most: Number of topics.
     """
-    word_counts = word_counts.astype(topics.probs.dtype)
     a = jnp.asarray(concentration)
 
-    def look(block: tuple[Array, Array, Assignments]) -> Largest:
-        words, tokens, last = block
-        rows = _rows_without(topics, words, tokens, last)
-        counts = _first_counts(rows, a, tokens, last, is_warm)
-        own, ids = lax.top_k(counts, min(most_topics(words.shape[1]), counts.shape[1]))
-        rows = jnp.take_along_axis(rows, ids[:, None], axis=2)
+    def look(block: tuple[Pieces, Assignments]) -> Largest:
+        words, counts, owners = map(jnp.asarray, block[0])
+        shares, last_topics = map(jnp.asarray, block[1])
+        tokens = counts.astype(topics.probs.dtype)
+        rows = _rows_without(topics, words, tokens, (shares, last_topics))
+        start = jnp.where(is_warm, shares, 0), last_topics
+        # A block without words, which pads a chunk, costs nothing.
+        number = jnp.where(tokens.any(), num_sweeps, 0)
+        found = _first_counts(rows, a, (tokens, owners), start, number)
+        own, ids = lax.top_k(found, min(most, found.shape[1]))
+        rows = jnp.take_along_axis(rows, ids[owners][:, None], axis=2)
         return Largest(ids, rows, a[ids], own)
 
-    num_docs, num_slots = words.shape
-    size = _block_size(num_docs, num_slots, topics.probs.shape[1])
-    return _map_blocks(look, size, (words, word_counts, last))
+    return lax.map(look, (pieces, last))
 
 
 def collapsed_fit(
-    documents: Largest, word_counts: Array, num_active: int, effort: Effort
+    documents: Largest,
+    pieces: Pieces,
+    num_active: int,
+    effort: Effort,
+    *,
+    most: int,
 ) -> CollapsedFit:
     """Sweep documents until their counts are those of their responsibilities, L topics a word.
 
-    Topics that are not among those of ``documents`` have none of a document.
+    Topics that are not among the ``most`` largest of ``documents`` have none of a document.
 
-    Cost per document of U words: O(U A) for each sweep. Memory beside the arguments is that of a
-    few documents at a time, and of what is returned.
+    Cost: O(A) for each slot of a word and each sweep. Memory beside the arguments is that of a
+    block, and of what is returned.
 
     Args:
         documents: From ``through_largest``.
-        word_counts: Tokens of each word, 0 for an empty slot, (N, U).
+        pieces: As there.
         num_active: Largest number L of topics of a word.
         effort: How hard to solve; there are no restarts.
+        most: Topics of a document that go on; at least as many are in ``documents``, or all.
     """
-    word_counts = word_counts.astype(documents.probs.dtype)
 
-    def solve(block: tuple[Largest, Array]) -> CollapsedFit:
-        (ids, rows, a, own), tokens = block
-        start = _normalised(rows * (a + own)[:, None])
-        shares, places = _converge_on_few(rows, a, tokens, start, num_active, effort)
-        largest = jnp.take_along_axis(shares, places, axis=2)
-        topics = jnp.take_along_axis(ids[:, None], places, axis=2)
+    def solve(block: tuple[Largest, Array, Array]) -> CollapsedFit:
+        largest, tokens, owners = block
+        ids, rows, a, own = (x[..., :most] for x in largest)
+        of_documents = tokens.astype(rows.dtype), owners
+        start = _normalised(rows * (a + own)[owners][:, None])
+        done = _converge_on_few(rows, a, of_documents, start, num_active, effort)
+        shares, counts, places = done
+        found = jnp.take_along_axis(shares, places, axis=2)
+        topics = jnp.take_along_axis(ids[owners][:, None], places, axis=2)
         missing = (0, 0), (0, 0), (0, num_active - places.shape[2])
-        found = Assignments(jnp.pad(largest, missing), jnp.pad(topics, missing))
-        return CollapsedFit(ids, _counts_of(shares, tokens), found)
+        assignments = Assignments(jnp.pad(found, missing), jnp.pad(topics, missing))
+        return CollapsedFit(ids, counts, assignments)
 
-    size = _block_size(*documents.probs.shape)
-    return _map_blocks(solve, size, (documents, word_counts))
+    return lax.map(solve, (documents, pieces.counts, pieces.owners))
 
 
 def no_assignments(shape: tuple[int, ...], num_active: int, dtype: DTypeLike) -> Assignments:
-    """Of documents (N, U) that were never visited; arrays of NumPy."""
+    """Of documents (B, R, P) that were never visited; arrays of NumPy."""
     shape = (*shape, num_active)
     return Assignments(np.zeros(shape, dtype), np.zeros(shape, np.int32))
 
 
-def most_topics(num_slots: int) -> int:
-    """Topics of a document with so many slots for words that go on after the first sweeps."""
-    return max(MOST_TOPICS, num_slots // WORDS_PER_TOPIC)
+def most_topics(num_words: int) -> int:
+    """Topics of a document with so many different words that go on after the first sweeps."""
+    return max(MOST_TOPICS, num_words // WORDS_PER_TOPIC)
 
 
-def _block_size(num_docs: int, num_slots: int, num_topics: int) -> int:
-    """Documents solved together: fewer where there are many topics."""
-    most = NUMBERS_IN_CACHE if jax.default_backend() == "cpu" else NUMBERS_ELSEWHERE
-    return min(block_size_for(num_docs), max(1, most // (num_slots * num_topics)))
-
-
-def _map_blocks(function: Callable[[Any], T], size: int, documents: Any) -> T:
-    """``function`` of so many documents at a time; documents that fill the last block are empty."""
-    num_docs = len(jax.tree.leaves(documents)[0])
-
-    def fold(values: Array) -> Array:  # (N, ...) to (N / size, size, ...)
-        (folded,) = in_blocks((values.reshape(num_docs, -1),), size)
-        return folded.reshape(*folded.shape[:2], *values.shape[1:])
-
-    found = lax.map(function, jax.tree.map(fold, documents))
-    unfolded: T = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_docs], found)
-    return unfolded
-
-
-def _rows_without(topics: TopicProbs, words: Array, tokens: Array, last: Assignments) -> Array:
-    """Probabilities of words (B, U, K) without the token that each is about; 0 in empty slots."""
-    b, u = jnp.ogrid[: words.shape[0], : words.shape[1]]
-    own = last.shares * topics.of_token[last.topics]
-    rows = topics.probs[words].at[b[..., None], u[..., None], last.topics].add(-own)
+def _rows_without(
+    topics: TopicProbs, words: Array, tokens: Array, last: tuple[Array, Array]
+) -> Array:
+    """Probabilities of words (R, P, K) without the token that each is about; 0 in empty slots."""
+    r, p = jnp.ogrid[: words.shape[0], : words.shape[1]]
+    shares, last_topics = last
+    own = shares * topics.of_token[last_topics]
+    rows = topics.probs[words].at[r[..., None], p[..., None], last_topics].add(-own)
     rows = jnp.maximum(rows, topics.least)  # after rounding
     return jnp.where(tokens[..., None] > 0, rows, 0)
 
 
 def _first_counts(
-    rows: Array, concentration: Array, tokens: Array, last: Assignments, is_warm: bool | Array
+    rows: Array,
+    concentration: Array,
+    documents: tuple[Array, Array],
+    start: tuple[Array, Array],
+    num_sweeps: Array,
 ) -> Array:
-    """Counts (B, K) that show which topics a document uses: with a token's own share in them.
+    """Counts (R, K) that show which topics a document uses: with a token's own share in them.
 
     The weights of topics are then those of all words, and a sweep is two products of matrices.
     """
+    tokens, owners = documents
 
     def sweep(_: Array, counts: Array) -> Array:
         weights = concentration + counts
-        norm = einsum("buk,bk->bu", rows, weights)
+        norm = einsum("rpk,rk->rp", rows, weights[owners])
         ratios = jnp.where(tokens > 0, tokens / norm, 0)
-        return weights * einsum("buk,bu->bk", rows, ratios)
+        return weights * _of_documents(einsum("rpk,rp->rk", rows, ratios), owners)
 
-    places = jnp.arange(len(rows))[:, None, None], last.topics
-    shares = jnp.where(is_warm, last.shares, 0)
+    shares, topics = start
     counts = jnp.zeros((len(rows), len(concentration)), rows.dtype)
-    counts = counts.at[places].add(tokens[..., None] * shares)
-    is_whole = is_warm | (most_topics(rows.shape[1]) >= rows.shape[2])
-    return lax.fori_loop(0, jnp.where(is_whole, 1, FIRST_SWEEPS), sweep, counts)
+    counts = counts.at[owners[:, None, None], topics].add(tokens[..., None] * shares)
+    return lax.fori_loop(0, num_sweeps, sweep, counts)
+
+
+def _of_documents(of_pieces: Array, owners: Array) -> Array:
+    """Sums over the pieces of each document, (R, X)."""
+    return jax.ops.segment_sum(of_pieces, owners, len(owners), indices_are_sorted=True)
 
 
 def _converge_on_few(
-    rows: Array, a: Array, tokens: Array, shares: Array, num_active: int, effort: Effort
-) -> tuple[Array, Array]:
-    """Shares (B, U, A) of which a word has few, and where these are, (B, U, L).
+    rows: Array,
+    a: Array,
+    documents: tuple[Array, Array],
+    shares: Array,
+    num_active: int,
+    effort: Effort,
+) -> tuple[Array, Array, Array]:
+    """Shares (R, P, A) of which a word has few, their counts (R, A), and where they are, (R, P, L).
 
     All topics go to where they converge, and then the largest of each word.
     """
     num = min(num_active, shares.shape[2])
+    State = tuple[Array, Array, Array, Array]
 
-    def go_on(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        rows, shares, _ = state
+    def go_on(state: State) -> State:
+        rows, shares, counts, _ = state
         places, is_largest = _largest_of(shares, num)
         rows = jnp.where(is_largest, rows, 0)
-        return rows, _normalised(jnp.where(rows > 0, shares, 0)), places
+        return rows, _normalised(jnp.where(rows > 0, shares, 0)), counts, places
 
-    def stage(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        rows, shares, places = lax.cond(i == 0, lambda state: state, go_on, state)
-        return rows, _converge(rows, a, tokens, shares, effort), places
+    def stage(i: Array, state: State) -> State:
+        rows, shares, _, places = lax.cond(i == 0, lambda state: state, go_on, state)
+        return rows, *_converge(rows, a, documents, shares, effort), places
 
     # A loop, so that the code of a sweep is compiled once.
     everywhere = jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), (*shares.shape[:2], num))
     num_stages = 1 + (num < shares.shape[2])
-    _, shares, places = lax.fori_loop(0, num_stages, stage, (rows, shares, everywhere))
-    return shares, places
+    start = rows, shares, jnp.zeros_like(a), everywhere
+    return lax.fori_loop(0, num_stages, stage, start)[1:]
 
 
 class _State(NamedTuple):
-    """Where each of B documents is."""
+    """Where each document of a block is."""
 
     number: Array  # of sweeps
-    shares: Array  # (B, U, A)
-    counts: Array  # (B, A)
-    goes_on: Array  # (B,), whether its counts still change
+    shares: Array  # (R, P, A)
+    counts: Array  # (R, A)
+    goes_on: Array  # (R,), whether its counts still change
 
 
-def _converge(rows: Array, a: Array, tokens: Array, shares: Array, effort: Effort) -> Array:
-    """Sweep until no topic's count changes by ``tolerance`` tokens, for shares (B, U, A).
+def _converge(
+    rows: Array, a: Array, documents: tuple[Array, Array], shares: Array, effort: Effort
+) -> tuple[Array, Array]:
+    """Sweep until no count (R, A) changes by ``tolerance`` tokens, for shares (R, P, A) and these.
 
     A document that is done waits, so that its result does not depend on those beside it.
     """
+    owners = documents[1]
     tiny = finfo(shares.dtype).tiny  # rounding may take a little more than there is
 
     def sweep(state: _State) -> _State:
-        of_others = (a + state.counts)[:, None] - state.shares
+        of_others = (a + state.counts)[owners][:, None] - state.shares
         shares = _normalised(rows * jnp.maximum(of_others, tiny))
-        shares = jnp.where(state.goes_on[:, None, None], shares, state.shares)
-        counts = _counts_of(shares, tokens)
+        shares = jnp.where(state.goes_on[owners][:, None, None], shares, state.shares)
+        counts = _counts_of(shares, documents)
         change = jnp.abs(counts - state.counts).max(axis=1)
         return _State(state.number + 1, shares, counts, change > effort.tolerance)
 
-    counts, goes_on = _counts_of(shares, tokens), jnp.ones(len(shares), bool)
+    counts, goes_on = _counts_of(shares, documents), jnp.ones(len(shares), bool)
     done = lax.while_loop(
         lambda state: (state.number < effort.num_sweeps) & state.goes_on.any(),
         sweep,
         _State(jnp.array(0), shares, counts, goes_on),
     )
-    return done.shares
+    return done.shares, done.counts
 
 
-def _counts_of(shares: Array, tokens: Array) -> Array:
-    return einsum("bu,bua->ba", tokens, shares)
+def _counts_of(shares: Array, documents: tuple[Array, Array]) -> Array:
+    tokens, owners = documents
+    return _of_documents(einsum("rp,rpa->ra", tokens, shares), owners)
 
 
 def _normalised(weights: Array) -> Array:
@@ -283,7 +303,7 @@ def _normalised(weights: Array) -> Array:
 def _largest_of(shares: Array, num: int) -> tuple[Array, Array]:
     """Where so many largest shares of each word are, and whether each is one of them.
 
-    Places are (B, U, num), largest first; of equal ones the first is larger.
+    Places are (R, P, num), largest first; of equal ones the first is larger.
 
     Cost: a pass over the shares for each, a fifth of the time of ``lax.top_k`` on a CPU.
     """

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_largecat.ops.topics import collapsed_documents
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.collapsed_documents import (
+    FIRST_SWEEPS,
     CollapsedFit,
+    Pieces,
     TopicProbs,
     collapsed_fit,
+    most_topics,
     no_assignments,
     through_largest,
 )
@@ -40,33 +42,46 @@ def topics_of(probs, of_token: float = 0.0, least: float = 0.0) -> TopicProbs:
     return TopicProbs(jnp.asarray(probs), of_token * each, least * of_token * each)
 
 
-@partial(jax.jit, static_argnames="num_active")
-def fit_of(topics, a, words, counts, num_active, effort, last=None, is_warm=False) -> CollapsedFit:
+def one_block(words, counts, num_slots: int = U) -> Pieces:
+    """Documents (N, U) in pieces of so many slots, one after the other."""
+    owners = np.repeat(np.arange(len(words)), words.shape[1] // num_slots)
+    return Pieces(*(x.reshape(1, -1, num_slots) for x in (words, counts)), owners[None])
+
+
+@partial(jax.jit, static_argnames=("num_active", "most"))
+def fit_of(
+    topics, a, pieces, num_active, effort, last=None, is_warm=False, most=None
+) -> CollapsedFit:
     if last is None:
-        last = no_assignments(words.shape, num_active, topics.probs.dtype)
-    documents = through_largest(topics, a, words, counts, last, is_warm)
-    return collapsed_fit(documents, counts, num_active, effort)
+        last = no_assignments(pieces.words.shape, num_active, topics.probs.dtype)
+    num_sweeps = 1 if most is None else FIRST_SWEEPS
+    most = len(a) if most is None else most
+    documents = through_largest(topics, a, pieces, last, is_warm, num_sweeps, most=most)
+    return collapsed_fit(documents, pieces, num_active, effort, most=most)
 
 
 def counts_of(found: CollapsedFit, num_topics: int):
-    """Of all topics, (N, K)."""
-    counts = np.zeros((len(found.counts), num_topics))
-    np.put_along_axis(counts, np.asarray(found.topics), np.asarray(found.counts), axis=1)
+    """Of all topics, (B R, K)."""
+    own, topics = (np.asarray(x).reshape(-1, x.shape[2]) for x in (found.counts, found.topics))
+    counts = np.zeros((len(own), num_topics))
+    np.put_along_axis(counts, topics, own, axis=1)
     return counts
 
 
+@pytest.mark.parametrize("num_slots", [U, 3])
 @pytest.mark.parametrize("has_last", [False, True])
 @pytest.mark.usefixtures("x64")
-def test_all_topics_give_what_the_slow_algorithm_does(has_last: bool) -> None:
+def test_all_topics_give_what_the_slow_algorithm_does(has_last: bool, num_slots: int) -> None:
     """And with what the last visit left, what it does without a token of each word."""
     probs, a, words, counts = draw()
+    pieces = one_block(words, counts, num_slots)
     topics, of_token, shares = topics_of(probs, 0.02, 0.1), 0.02, np.zeros((N, U, K))
     last = None
     if has_last:
-        last = fit_of(topics, a, words, counts, 2, EXACT).assignments
-        places = np.arange(N)[:, None, None], np.arange(U)[:, None], np.asarray(last.topics)
-        np.add.at(shares, places, last.shares)
-    found = fit_of(topics, a, words, counts, K, EXACT, last)
+        last = fit_of(topics, a, pieces, 2, EXACT).assignments
+        places = np.arange(N)[:, None, None], np.arange(U)[:, None], last.topics.reshape(N, U, 2)
+        np.add.at(shares, places, last.shares.reshape(N, U, 2))
+    found = fit_of(topics, a, pieces, K, EXACT, last)
     for d in range(N):
         used = counts[d] > 0
         tokens, own = counts[d][used], probs[words[d][used]]
@@ -78,9 +93,9 @@ def test_all_topics_give_what_the_slow_algorithm_does(has_last: bool) -> None:
 @pytest.mark.usefixtures("x64")
 def test_a_warm_start_stays_where_it_is() -> None:
     probs, a, words, counts = draw()
-    first = fit_of(topics_of(probs), a, words, counts, K, EXACT)
-    few = Effort(3, 1e-10, 0)
-    again = fit_of(topics_of(probs), a, words, counts, K, few, first.assignments, is_warm=True)
+    pieces, few = one_block(words, counts), Effort(3, 1e-10, 0)
+    first = fit_of(topics_of(probs), a, pieces, K, EXACT)
+    again = fit_of(topics_of(probs), a, pieces, K, few, first.assignments, is_warm=True)
     np.testing.assert_allclose(counts_of(again, K), counts_of(first, K), atol=0.1)
 
 
@@ -88,9 +103,9 @@ def test_a_warm_start_stays_where_it_is() -> None:
 @pytest.mark.usefixtures("x64")
 def test_a_word_has_few_topics_and_all_its_tokens(num_active: int) -> None:
     probs, a, words, counts = draw()
-    found = fit_of(topics_of(probs), a, words, counts, num_active, EXACT)
-    shares, topics = found.assignments
-    assert shares.shape == topics.shape == (N, U, num_active)
+    found = fit_of(topics_of(probs), a, one_block(words, counts), num_active, EXACT)
+    assert {x.shape for x in found.assignments} == {(1, N, U, num_active)}
+    shares, topics = (x[0] for x in found.assignments)
     np.testing.assert_allclose(shares.sum(axis=2), counts > 0, atol=1e-12)
     table = np.zeros((N, K))
     np.add.at(table, (np.arange(N)[:, None, None], topics), counts[..., None] * shares)
@@ -99,59 +114,62 @@ def test_a_word_has_few_topics_and_all_its_tokens(num_active: int) -> None:
 
 @pytest.mark.usefixtures("x64")
 def test_a_document_does_not_depend_on_those_beside_it() -> None:
+    """Nor on the pieces that it is in, and on empty ones after them."""
     probs, a, words, counts = draw()
-    together = fit_of(topics_of(probs), a, words, counts, 2, Effort())
-    alone = fit_of(topics_of(probs), a, words[2:3], counts[2:3], 2, Effort())
+    together = fit_of(topics_of(probs), a, one_block(words, counts, 3), 2, Effort())
+    alone = fit_of(topics_of(probs), a, one_block(words[2:3], counts[2:3]), 2, Effort())
     np.testing.assert_allclose(counts_of(together, K)[2:3], counts_of(alone, K), rtol=1e-12)
+    assert (counts_of(together, K)[N:] == 0).all()
 
 
-def test_few_of_many_topics_go_on(monkeypatch) -> None:
+def test_few_of_many_topics_go_on() -> None:
     """A document of three topics is the same if but 16 of 200 go on as if all do."""
     probs, a, words, counts = draw(200)
-    a = np.full(200, 0.0025)
-    fits = []
+    a, fits = np.full(200, 0.0025), []
     for most in (16, 200):
-        monkeypatch.setattr(collapsed_documents, "MOST_TOPICS", most)
-        fit_of.clear_cache()
-        fits.append(fit_of(topics_of(probs), a, words, counts, 8, Effort(100, 1e-4, 0)))
-    fit_of.clear_cache()
-    np.testing.assert_allclose(fits[0].counts.sum(axis=1), counts.sum(axis=1), rtol=1e-5)
+        arguments = topics_of(probs), a, one_block(words, counts), 8, Effort(100, 1e-4, 0)
+        fits.append(fit_of(*arguments, most=most))
+    np.testing.assert_allclose(fits[0].counts[0].sum(axis=1), counts.sum(axis=1), rtol=1e-5)
     few, all_of_them = (counts_of(fit, 200) for fit in fits)
     distance = np.abs(few - all_of_them).sum(axis=1) / counts.sum(axis=1)
     assert np.median(distance) < 0.1
+
+
+def test_sweeps_may_have_fewer_topics_than_were_looked_for() -> None:
+    """Those are the largest, as if no more had been looked for."""
+    probs, a, words, counts = draw(40)
+    arguments = topics_of(probs), a, one_block(words, counts)
+    last = no_assignments((1, N, U), 3, jnp.float32)
+    found = []
+    for most in (12, 30):
+        looked = through_largest(*arguments, last, False, FIRST_SWEEPS, most=most)
+        found.append(collapsed_fit(looked, arguments[2], 3, Effort(), most=12))
+    for few, more in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_array_equal(few, more)
 
 
 def test_extreme_probabilities_stay_finite() -> None:
     """A word of which the topics have next to nothing, and a document without words."""
     probs = np.full((3, 2), 1e-12, np.float32)
     probs[0] = [1, 1e-12]
-    words, counts = np.array([[0, 1], [0, 0]]), np.array([[1, 5], [0, 0]])
-    found = fit_of(topics_of(probs, 1e-3, 1e-4), np.full(2, 1e-6), words, counts, 2, Effort())
-    np.testing.assert_allclose(found.counts.sum(axis=1), [6, 0], rtol=1e-5)
+    pieces = one_block(np.array([[0, 1], [0, 0]]), np.array([[1, 5], [0, 0]]), 2)
+    found = fit_of(topics_of(probs, 1e-3, 1e-4), np.full(2, 1e-6), pieces, 2, Effort())
+    np.testing.assert_allclose(found.counts[0].sum(axis=1), [6, 0], rtol=1e-5)
     assert np.isfinite(found.assignments.shares).all()
 
 
-def test_memory_does_not_grow_with_documents() -> None:
+def test_memory_is_that_of_a_block() -> None:
     """But for what is returned: blocks of documents are solved one after the other."""
 
-    def scratch(num_documents: int) -> int:
-        words = jnp.zeros((num_documents, U), int)
-        arguments = topics_of(np.full((V, 500), 0.1)), jnp.ones(500), words, words
-        return temp_bytes(lambda *x: fit_of(*x, 2, Effort()).counts.sum(), *arguments)
+    def scratch(num_blocks: int) -> int:
+        words = jnp.zeros((num_blocks, 16, U), int)
+        pieces = Pieces(words, words, jnp.zeros((num_blocks, 16), int))
+        arguments = topics_of(np.full((V, 500), 0.1)), jnp.ones(500), pieces
+        return temp_bytes(lambda *x: fit_of(*x, 2, Effort(), most=32).counts.sum(), *arguments)
 
-    grows = scratch(640) - scratch(64)
-    assert grows < 2 * 4 * (640 - 64) * (500 + 4 * U * 2)
-
-
-def test_memory_is_that_of_one_document_where_there_are_many_topics() -> None:
-    """With 20,000 topics a block of 16 would take 16 times as much."""
-    num_topics, words = 20_000, jnp.zeros((32, 128), int)
-    arguments = topics_of(np.full((3, num_topics), 0.3)), jnp.ones(num_topics), words, words
-    scratch = temp_bytes(lambda *x: fit_of(*x, 2, Effort()).assignments, *arguments)
-    whole_counts = 4 * 32 * num_topics
-    assert scratch < 2 * whole_counts + 6 * 4 * 128 * num_topics
+    grows = scratch(40) - scratch(4)
+    assert grows < 4 * (640 - 64) * U * (2 * 32 + 4 * 2 + 16)  # but not 500 topics of each word
 
 
 def test_longer_documents_may_have_more_topics() -> None:
-    most = [collapsed_documents.most_topics(slots) for slots in (16, 256, 416, 3072)]
-    assert most == [32, 32, 52, 384]
+    assert [most_topics(words) for words in (16, 256, 416, 3072)] == [32, 32, 52, 384]

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents with topic frequencies and topics integrated out, a local step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.special import gammaln, xlogy
+
+from numpyro_largecat.ops.rows_by_device import by_device
+from numpyro_largecat.ops.topics.active_search import Effort
+from numpyro_largecat.ops.topics.collapsed_documents import (
+    FIRST_SWEEPS,
+    Assignments,
+    CollapsedFit,
+    Largest,
+    Pieces,
+    TopicProbs,
+    collapsed_fit,
+    no_assignments,
+    through_largest,
+)
+from numpyro_largecat.ops.topics.presence import log_absence, log_rises, rises
+from numpyro_largecat.topics.document_layout import Chunk, Layout, MostTopics
+from numpyro_largecat.topics.document_pieces import DocumentPieces
+from numpyro_largecat.topics.local_step import (
+    AnyArray,
+    Documents,
+    Given,
+    Posterior,
+    Solved,
+    Sums,
+)
+
+
+@dataclass(frozen=True)
+class Collapsed:
+    """Topic frequencies and topics are integrated out; steps are to zeroth order."""
+
+    num_active: int
+    effort: Effort
+    mesh: Mesh | None = None
+    is_warm: bool = False  # whether documents start from their last visit
+
+    layout: ClassVar[type[Layout]] = DocumentPieces
+    by_word: ClassVar[bool] = True
+    always_keeps: ClassVar[bool] = True
+
+    def given(self, posterior: Posterior, concentration: AnyArray, *, is_cold: bool) -> Given:
+        """The mean of phi, and the part of a token in it."""
+        del is_cold
+        return Given(_topic_probs(posterior), concentration)
+
+    def solve(
+        self,
+        given: Given,
+        documents: Documents,
+        last: Assignments | None,
+        most: MostTopics | None,
+    ) -> CollapsedFit:
+        """See ``through_largest`` and ``collapsed_fit``."""
+        assert most is not None and documents.owners is not None
+        is_warm = self.is_warm and last is not None
+        if last is None:
+            dtype = given.concentration.dtype
+            none = no_assignments(documents.words.shape, self.num_active, dtype)
+            last = jax.tree.map(jnp.asarray, none)
+        is_whole = most.of_chunk >= len(given.concentration)
+        shared = given, is_warm, 1 if is_warm or is_whole else FIRST_SWEEPS
+        pieces = Pieces(documents.words, documents.counts, documents.owners)
+        largest = _through_largest(shared, (pieces, last), most=most.of_fit, mesh=self.mesh)
+        how = {"num_active": self.num_active, "most": most.of_chunk, "mesh": self.mesh}
+        return _solve_collapsed(self.effort, (largest, pieces), **how)
+
+    def counts(self, solved: Solved) -> csr_array:
+        """Those of the topics that were in question."""
+        topics, counts = (_by_document(x)[solved.places] for x in solved.fit[:2])
+        ends = np.arange(len(topics) + 1) * topics.shape[1]
+        return csr_array((counts.ravel(), topics.ravel(), ends), (len(topics), solved.num_topics))
+
+    def kept(self, solved: Solved) -> csr_array:
+        """Shares of the topics, (words, K)."""
+        is_word = np.asarray(solved.documents.counts) > 0
+        shares, topics = (np.asarray(x)[is_word] for x in solved.fit.assignments)
+        is_used = shares > 0
+        ends = np.concatenate([[0], np.cumsum(is_used.sum(axis=1))])
+        shape = len(shares), solved.num_topics
+        return csr_array((shares[is_used], topics[is_used], ends), shape)
+
+    def last(self, kept: csr_array, chunk: Chunk) -> Assignments:
+        """Each word's topics in slots of their own."""
+        sizes, is_word = np.diff(kept.indptr), chunk.counts > 0
+        is_used = np.arange(self.num_active) < sizes[:, None]
+        found = []
+        for values in (kept.data, kept.indices.astype(np.int32)):
+            of_words = np.zeros(is_used.shape, values.dtype)
+            of_words[is_used] = values
+            padded = np.zeros((*is_word.shape, self.num_active), values.dtype)
+            padded[is_word] = of_words
+            found.append(padded)
+        return Assignments(*found)
+
+    def sums(
+        self,
+        given: Given,
+        solved: Solved,
+        kept: csr_array,
+        concentration: NDArray[np.floating] | None,
+    ) -> Sums:
+        """By products of sparse matrices, O(U L) for each document."""
+        words, counts, owners = map(np.asarray, solved.documents)
+        is_word = counts > 0
+        first = np.arange(len(owners))[:, None] * owners.shape[1]  # document of each block
+        places = np.broadcast_to((first + owners)[..., None], counts.shape)[is_word]
+        tokens, num_words = counts[is_word].astype(kept.dtype), len(kept.indptr) - 1
+
+        def tokens_of(rows: NDArray[np.integer], size: int) -> csr_array:
+            return csr_array((tokens, (rows, np.arange(num_words))), (size, num_words))
+
+        by_word = tokens_of(words[is_word], len(given.topics.probs))
+        if concentration is None:
+            return Sums(by_word @ kept, np.nan)
+        a = np.asarray(concentration, np.float64)
+        absence = csr_array((log_absence(kept.data), kept.indices, kept.indptr), kept.shape)
+        by_document = tokens_of(places, owners.size)
+        found, absent = by_document @ kept, by_document @ absence
+        own = found.data, absent.data, a[found.indices]  # of topics in documents
+        lengths = np.bincount(places, tokens, owners.size)
+        rest = log_rises(*own).sum(dtype=np.float64)
+        rest -= _falls_and_negentropy(tokens, lengths, kept, a.sum())
+        gains = np.bincount(found.indices, rises(*own), len(a))
+        return Sums(by_word @ kept, float(rest), by_word @ absence, gains)
+
+
+@jax.jit
+def _topic_probs(posterior: Posterior) -> TopicProbs:
+    of_token = 1 / posterior.totals
+    return TopicProbs(posterior.words * of_token, of_token, posterior.least * of_token)
+
+
+@partial(jax.jit, static_argnames=("most", "mesh"))
+def _through_largest(shared: Any, own: Any, *, most: int, mesh: Mesh | None) -> Largest:
+    def look(shared: tuple[Given, Array, Array], own: tuple[Pieces, Assignments]) -> Largest:
+        (topics, concentration), *how = shared
+        return through_largest(topics, concentration, *own, *how, most=most)
+
+    return by_device(look, mesh)(shared, own)
+
+
+@partial(jax.jit, static_argnames=("num_active", "most", "mesh"))
+def _solve_collapsed(
+    shared: Any, own: Any, *, num_active: int, most: int, mesh: Mesh | None
+) -> CollapsedFit:
+    def solve(effort: Effort, own: tuple[Largest, Pieces]) -> CollapsedFit:
+        return collapsed_fit(*own, num_active, effort, most=most)
+
+    return by_device(solve, mesh)(shared, own)
+
+
+def _by_document(values: Array) -> NDArray[Any]:
+    """Of blocks of documents (B, R, A), those of one after the other."""
+    return np.asarray(values).reshape(-1, values.shape[2])
+
+
+def _falls_and_negentropy(
+    tokens: NDArray[Any], lengths: NDArray[Any], shares: csr_array, total: float
+) -> float:
+    """What the bound of documents is less than its rises, nats.
+
+    With q(z) the shares and pi integrated out, the bound without the term of log phi is for each
+
+        log(Gamma(sum a) / Gamma(sum a + sum c)) - sum_u c[u] sum_k r[u, k] log r[u, k]
+        + sum_k E log(Gamma(a[k] + N[k]) / Gamma(a[k])).
+    """
+    falls = gammaln(total + lengths) - gammaln(total)
+    each = np.repeat(tokens, np.diff(shares.indptr))
+    # No product of vectors: the threads of a BLAS would wait for work on cores in use.
+    negentropy = (each * xlogy(shares.data, shares.data)).sum(dtype=np.float64)
+    return float(falls.sum() + negentropy)

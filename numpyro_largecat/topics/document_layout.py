@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How documents of a corpus are laid out in arrays of few shapes, for which code is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from numpyro_largecat.data.corpus import Corpus
+
+FEWEST = 16  # documents or words that are solved together on a CPU
+
+
+class MostTopics(NamedTuple):
+    """Topics of a document at most that go on after the first sweeps."""
+
+    of_fit: int  # of its longest document
+    of_chunk: int  # of that of a chunk; one of two numbers, for which code is compiled
+
+
+class Chunk(NamedTuple):
+    """Some documents in arrays of one of few shapes; what is left over has counts of 0."""
+
+    documents: NDArray[np.intp]  # (n,), where they are in the corpus
+    places: NDArray[np.intp]  # (n,), where the results of each are, of ``counts``' rows
+    words: NDArray[np.int32]  # as the layout has them
+    counts: NDArray[np.int32]  # of the same shape
+    owners: NDArray[np.int32] | None = None  # of pieces of documents, see ``Pieces``
+    most: MostTopics | None = None  # of pieces
+
+
+class Demand(NamedTuple):
+    """What a fit asks of its layout."""
+
+    batch_size: int
+    num_passes: int
+    num_parts: int  # chunks of a batch at least, for as many cores
+    first_topics: int  # how many there are at first
+    last_topics: int | None  # and after that; None if this is learned
+
+
+class Layout(Protocol):
+    """Shapes of documents."""
+
+    @classmethod
+    def of(cls, corpus: Corpus, demand: Demand) -> Any:
+        """Shapes for a fit."""
+        ...
+
+    def with_room_for(self, corpus: Corpus, num_topics: int) -> Any:
+        """Shapes that hold these documents too, the same where they can be."""
+        ...
+
+    def chunks(
+        self, corpus: Corpus, indices: NDArray[np.intp], num_devices: int = 1
+    ) -> Iterator[Callable[[], Chunk]]:
+        """Documents in the order of their lengths, longest first; each call makes a chunk.
+
+        Its arrays have the same shape for each device, one after the other.
+        """
+        ...
