@@ -30,7 +30,7 @@ from numpyro_largecat.ops.topics.collapsed_documents import (
     through_largest,
 )
 from numpyro_largecat.ops.topics.presence import log_absence, log_rises, rises
-from numpyro_largecat.topics.document_layout import Chunk, Layout, MostTopics
+from numpyro_largecat.topics.document_layout import Chunk, Layout
 from numpyro_largecat.topics.document_pieces import DocumentPieces
 from numpyro_largecat.topics.local_step import (
     AnyArray,
@@ -65,7 +65,7 @@ class Collapsed:
         given: Given,
         documents: Documents,
         last: Assignments | None,
-        most: MostTopics | None,
+        most: int | None,
     ) -> CollapsedFit:
         """See ``through_largest`` and ``collapsed_fit``."""
         assert most is not None and documents.owners is not None
@@ -74,11 +74,11 @@ class Collapsed:
             dtype = given.concentration.dtype
             none = no_assignments(documents.words.shape, self.num_active, dtype)
             last = jax.tree.map(jnp.asarray, none)
-        is_whole = most.of_chunk >= len(given.concentration)
+        is_whole = most >= len(given.concentration)
         shared = given, is_warm, 1 if is_warm or is_whole else FIRST_SWEEPS
         pieces = Pieces(documents.words, documents.counts, documents.owners)
-        largest = _through_largest(shared, (pieces, last), most=most.of_fit, mesh=self.mesh)
-        how = {"num_active": self.num_active, "most": most.of_chunk, "mesh": self.mesh}
+        largest = _through_largest(shared, (pieces, last), most=most, mesh=self.mesh)
+        how = {"num_active": self.num_active, "mesh": self.mesh}
         return _solve_collapsed(self.effort, (largest, pieces), **how)
 
     def counts(self, solved: Solved) -> csr_array:
@@ -156,12 +156,10 @@ def _through_largest(shared: Any, own: Any, *, most: int, mesh: Mesh | None) -> 
     return by_device(look, mesh)(shared, own)
 
 
-@partial(jax.jit, static_argnames=("num_active", "most", "mesh"))
-def _solve_collapsed(
-    shared: Any, own: Any, *, num_active: int, most: int, mesh: Mesh | None
-) -> CollapsedFit:
+@partial(jax.jit, static_argnames=("num_active", "mesh"))
+def _solve_collapsed(shared: Any, own: Any, *, num_active: int, mesh: Mesh | None) -> CollapsedFit:
     def solve(effort: Effort, own: tuple[Largest, Pieces]) -> CollapsedFit:
-        return collapsed_fit(*own, num_active, effort, most=most)
+        return collapsed_fit(*own, num_active, effort)
 
     return by_device(solve, mesh)(shared, own)
 

@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.rows_by_device import num_devices
-from numpyro_largecat.topics.document_layout import Chunk, Demand, Layout
+from numpyro_largecat.topics.document_layout import Chunk, Layout
 from numpyro_largecat.topics.local_step import Documents, Given, LocalStep, Posterior, Solved
 
-PARTS = 4  # chunks of a batch at least, for as many cores
-TOGETHER = 512  # documents that are read together
 T = TypeVar("T")
 
 
@@ -34,8 +32,7 @@ class Shapes(NamedTuple):
 
 def read_shapes(values: Any, layout: type[Layout]) -> Shapes:
     """Those that were saved as lists."""
-    own, num_rows = values
-    return Shapes(layout(*(tuple(x) if isinstance(x, list) else x for x in own)), num_rows)
+    return Shapes(layout.read(values[0]), values[1])
 
 
 class Batch(NamedTuple):
@@ -150,8 +147,7 @@ def topic_counts(
     if shapes is not None and isinstance(shapes.layout, local_step.layout):
         layout = shapes.layout.with_room_for(corpus, num_topics)
     else:
-        demand = Demand(TOGETHER, 1, PARTS, num_topics, num_topics)
-        layout = local_step.layout.of(corpus, demand)
+        layout = local_step.layout.to_read(corpus, num_topics)
     counts = np.zeros((corpus.num_documents, num_topics), dtype)
 
     def keep(chunk: Chunk, solved: Solved) -> None:

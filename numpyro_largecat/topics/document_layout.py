@@ -11,25 +11,18 @@ from numpy.typing import NDArray
 
 from numpyro_largecat.data.corpus import Corpus
 
-FEWEST = 16  # documents or words that are solved together on a CPU
-
-
-class MostTopics(NamedTuple):
-    """Topics of a document at most that go on after the first sweeps."""
-
-    of_fit: int  # of its longest document
-    of_chunk: int  # of that of a chunk; one of two numbers, for which code is compiled
+PARTS = 4  # chunks of a batch, for as many cores
 
 
 class Chunk(NamedTuple):
     """Some documents in arrays of one of few shapes; what is left over has counts of 0."""
 
     documents: NDArray[np.intp]  # (n,), where they are in the corpus
-    places: NDArray[np.intp]  # (n,), where the results of each are, of ``counts``' rows
+    places: NDArray[np.intp]  # (n,), where each is among what is found for all, one after the other
     words: NDArray[np.int32]  # as the layout has them
     counts: NDArray[np.int32]  # of the same shape
     owners: NDArray[np.int32] | None = None  # of pieces of documents, see ``Pieces``
-    most: MostTopics | None = None  # of pieces
+    most: int | None = None  # topics of each that go on after the first sweeps; None for all
 
 
 class Demand(NamedTuple):
@@ -37,7 +30,7 @@ class Demand(NamedTuple):
 
     batch_size: int
     num_passes: int
-    num_parts: int  # chunks of a batch at least, for as many cores
+    num_parts: int  # chunks of a batch, or a few more or less
     first_topics: int  # how many there are at first
     last_topics: int | None  # and after that; None if this is learned
 
@@ -50,8 +43,22 @@ class Layout(Protocol):
         """Shapes for a fit."""
         ...
 
+    @classmethod
+    def to_read(cls, corpus: Corpus, num_topics: int) -> Any:
+        """Shapes for documents of which no fit knows."""
+        ...
+
+    @classmethod
+    def read(cls, values: Any) -> Any:
+        """Shapes that were saved as lists."""
+        ...
+
     def with_room_for(self, corpus: Corpus, num_topics: int) -> Any:
         """Shapes that hold these documents too, the same where they can be."""
+        ...
+
+    def over(self, num_devices: int, batch_size: int) -> Any:
+        """The same with chunks of which each device has its part of a batch at once."""
         ...
 
     def chunks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,50 +17,73 @@ from numpyro_largecat.ops.topics.collapsed_documents import (
     WORDS_PER_TOPIC,
     most_topics,
 )
-from numpyro_largecat.topics.document_layout import FEWEST, Chunk, Demand, MostTopics
+from numpyro_largecat.topics.document_layout import PARTS, Chunk, Demand
 
+SLOTS = 16  # of a piece: the fewer, the less padding
 SHORT = MOST_TOPICS * WORDS_PER_TOPIC  # words at most of a document that needs no more topics
-SLOTS = FEWEST  # of a piece: the fewer, the less padding
 SLOTS_OF_BLOCK = 2**11  # of a CPU, whose cache holds them with the topics that go on
 SLOTS_ELSEWHERE = 2**16
 NUMBERS_OF_BLOCK = 2**21  # slots times all topics, likewise
 NUMBERS_ELSEWHERE = 2**27
 NUMBERS_OF_CHUNK = 2**22  # slots times topics that go on
-NUMBERS_FOR_CODE = 10**8  # of all passes, which cost about what compiling sweeps once more does
+NUMBERS_FOR_CODE = 2 * 10**8  # of all passes, which cost about what compiling once more does
+
+
+class Blocks(NamedTuple):
+    """Arrays (blocks of a chunk, pieces of a block, slots of a piece) of some documents."""
+
+    longest: int  # different words of a document at most
+    num_pieces: int  # of a block
+    num_blocks: int  # of a chunk, on each device
+    topics: int  # of a document that go on
 
 
 class DocumentPieces(NamedTuple):
-    """Arrays (blocks of a chunk, pieces of a block, slots of a piece)."""
+    """Blocks of documents, each in the first that hold it: of short ones apart, if worth it."""
 
-    num_pieces: int  # of a block; no document has more
-    num_blocks: int  # of a chunk, on each device
-    most_topics: int  # of a document that go on
-    short_topics: int  # of one so short that it never has more, or as many
+    kinds: tuple[Blocks, ...]
 
     @classmethod
     def of(cls, corpus: Corpus, demand: Demand) -> DocumentPieces:
         """Blocks that a cache holds, smaller and fewer where batches are small."""
         sizes = np.diff(corpus.offsets)
-        longest = int(sizes.max(initial=1))
-        topics = max(MOST_TOPICS, demand.last_topics or demand.first_topics)
-        topics = min(most_topics(longest), topics)
-        share = min(1.0, demand.batch_size / max(1, len(sizes))) / demand.num_parts
-        of_part = max(1, int(np.ceil(share * pieces_of(sizes).sum())))
-        in_cache = min(of_part, _slots_of_block(demand.first_topics) // SLOTS)
-        num_pieces = max(in_cache, int(pieces_of(longest)))
-        most_blocks = max(1, NUMBERS_OF_CHUNK // (num_pieces * SLOTS * topics))
-        slots = SLOTS * int(pieces_of(sizes[sizes <= SHORT]).sum())
-        is_worth_it = demand.num_passes * slots * (topics - MOST_TOPICS) > NUMBERS_FOR_CODE
-        short_topics = MOST_TOPICS if is_worth_it else topics
-        return cls(num_pieces, min(most_blocks, -(-of_part // num_pieces)), topics, short_topics)
+        whole = _blocks(sizes, int(sizes.max(initial=1)), demand)
+        short = _blocks(sizes[sizes <= SHORT], SHORT, demand)
+        is_long = sizes > SHORT
+        apart = _numbers(sizes[~is_long], short, demand) + _numbers(sizes[is_long], whole, demand)
+        saved = demand.num_passes * (_numbers(sizes, whole, demand) - apart)
+        is_worth_it = is_long.any() and not is_long.all() and saved > NUMBERS_FOR_CODE
+        return cls((short, whole) if is_worth_it else (whole,))
+
+    @classmethod
+    def to_read(cls, corpus: Corpus, num_topics: int) -> DocumentPieces:
+        """The same for all corpora of short documents."""
+        num_pieces = max(_slots_of_block(num_topics) // SLOTS, int(pieces_of(SHORT)))
+        short = Blocks(SHORT, num_pieces, PARTS, MOST_TOPICS)
+        return cls((short,)).with_room_for(corpus, num_topics)
+
+    @classmethod
+    def read(cls, values: Any) -> DocumentPieces:
+        """One that was saved as lists."""
+        return cls(tuple(Blocks(*own) for own in values[0]))
 
     def with_room_for(self, corpus: Corpus, num_topics: int) -> DocumentPieces:
-        """With larger blocks for longer documents."""
-        longest = int(np.diff(corpus.offsets).max(initial=1))
-        topics = max(self.most_topics, min(most_topics(longest), num_topics))
-        pieces = max(self.num_pieces, int(pieces_of(longest)))
-        short = topics if self.short_topics == self.most_topics else self.short_topics
-        return DocumentPieces(pieces, self.num_blocks, topics, short)
+        """With blocks of their own for documents that are longer."""
+        sizes = np.diff(corpus.offsets)
+        longer = sizes[sizes > self.kinds[-1].longest]
+        if not len(longer):
+            return self
+        demand = Demand(len(longer), 1, PARTS, num_topics, num_topics)
+        return DocumentPieces((*self.kinds, _blocks(longer, int(longer.max()), demand)))
+
+    def over(self, num_devices: int, batch_size: int) -> DocumentPieces:
+        """With a device's part of a batch."""
+        del batch_size
+
+        def part(own: Blocks) -> Blocks:
+            return own._replace(num_blocks=-(-PARTS * own.num_blocks // num_devices))
+
+        return DocumentPieces(tuple(map(part, self.kinds)))
 
     def chunks(
         self, corpus: Corpus, indices: NDArray[np.intp], num_devices: int = 1
@@ -68,39 +91,33 @@ class DocumentPieces(NamedTuple):
         """Whole documents in each block, as many as there is room for."""
         sizes = np.diff(corpus.offsets)[indices]
         order = np.argsort(-sizes, kind="stable")
-        indices, sizes = indices[order], sizes[order]
-        firsts = _first_of_blocks(pieces_of(sizes), self.num_pieces)
-        blocks = [slice(*ends) for ends in zip(firsts, [*firsts[1:], len(sizes)], strict=True)]
-        size = num_devices * self.num_blocks
-        for start in range(0, len(blocks), size):
-            own = [indices[block] for block in blocks[start : start + size]]
-            yield partial(self._chunk, corpus, own, size)
-
-    def _chunk(self, corpus: Corpus, blocks: list[NDArray[np.intp]], num_blocks: int) -> Chunk:
-        documents = np.concatenate(blocks)
-        starts, sizes = corpus.offsets[:-1][documents], np.diff(corpus.offsets)[documents]
-        pieces = [pieces_of(sizes[b]) for b in np.split(np.arange(len(sizes)), _ends(blocks))]
-        shape = num_blocks, self.num_pieces, SLOTS
-        words, counts = np.zeros((2, num_blocks * self.num_pieces * SLOTS), np.int32)
-        # Pieces that no document has belong to the last, which is then no document's.
-        owners = np.full(shape[:2], self.num_pieces - 1, np.int32)
-        for row, own in zip(owners, pieces, strict=False):
-            row[: own.sum()] = np.repeat(np.arange(len(own)), own)
-        before = [np.cumsum(own) - own + b * self.num_pieces for b, own in enumerate(pieces)]
-        within = _ranges(sizes)
-        slots = np.repeat(SLOTS * np.concatenate(before), sizes) + within
-        sources = np.repeat(starts, sizes) + within
-        words[slots], counts[slots] = corpus.words[sources], corpus.counts[sources]
-        places = [b * self.num_pieces + np.arange(len(own)) for b, own in enumerate(pieces)]
-        arrays = words.reshape(shape), counts.reshape(shape), owners
-        all_short = sizes.max() <= SHORT
-        most = MostTopics(self.most_topics, self.short_topics if all_short else self.most_topics)
-        return Chunk(documents, np.concatenate(places), *arrays, most)
+        which = np.searchsorted([own.longest for own in self.kinds], sizes[order])
+        for kind, own in reversed(list(enumerate(self.kinds))):
+            documents, size = indices[order[which == kind]], num_devices * own.num_blocks
+            pieces = pieces_of(np.diff(corpus.offsets)[documents])
+            blocks = np.split(documents, _first_of_blocks(pieces, own.num_pieces)[1:])
+            for start in range(0, len(blocks) if len(documents) else 0, size):
+                yield partial(_chunk, corpus, blocks[start : start + size], size, own)
 
 
-def pieces_of(sizes: int | np.integer | NDArray[np.integer]) -> NDArray[np.intp]:
-    """Pieces that documents with so many words have, 1 at least."""
-    return np.maximum(1, -(-np.asarray(sizes, np.intp) // SLOTS))
+def _blocks(sizes: NDArray[np.integer], longest: int, demand: Demand) -> Blocks:
+    """For some documents of a corpus, of which a batch has its share."""
+    will_be = max(MOST_TOPICS, demand.last_topics or demand.first_topics)
+    topics = min(most_topics(longest), will_be)
+    share = min(1.0, demand.batch_size / max(1, len(sizes))) / demand.num_parts
+    of_part = max(1, int(np.ceil(share * pieces_of(sizes).sum())))
+    in_cache = min(of_part, _slots_of_block(demand.first_topics) // SLOTS)
+    num_pieces = max(in_cache, int(pieces_of(longest)))
+    most_blocks = max(1, NUMBERS_OF_CHUNK // (num_pieces * SLOTS * topics))
+    longest = max(longest, min(SHORT, SLOTS * num_pieces))
+    return Blocks(longest, num_pieces, min(most_blocks, -(-of_part // num_pieces)), topics)
+
+
+def _numbers(sizes: NDArray[np.integer], blocks: Blocks, demand: Demand) -> int:
+    """Slots of so many documents, with a block of each batch at least, times their topics."""
+    num_batches = -(-len(sizes) // demand.batch_size)
+    slots = SLOTS * max(int(pieces_of(sizes).sum()), num_batches * blocks.num_pieces)
+    return slots * (blocks.topics + demand.first_topics)
 
 
 def _slots_of_block(num_topics: int) -> int:
@@ -110,8 +127,30 @@ def _slots_of_block(num_topics: int) -> int:
     return min(SLOTS_ELSEWHERE, NUMBERS_ELSEWHERE // num_topics)
 
 
-def _ends(blocks: list[NDArray[np.intp]]) -> NDArray[np.intp]:
-    return np.cumsum([len(block) for block in blocks])[:-1]
+def _chunk(corpus: Corpus, blocks: list[NDArray[np.intp]], num_blocks: int, kind: Blocks) -> Chunk:
+    documents = np.concatenate(blocks)
+    starts, sizes = corpus.offsets[:-1][documents], np.diff(corpus.offsets)[documents]
+    ends = np.cumsum([len(block) for block in blocks])[:-1]
+    pieces = np.split(pieces_of(sizes), ends)
+    shape = num_blocks, kind.num_pieces, SLOTS
+    words, counts = np.zeros((2, num_blocks * kind.num_pieces * SLOTS), np.int32)
+    # Pieces that no document has belong to the last, which is then no document's.
+    owners = np.full(shape[:2], kind.num_pieces - 1, np.int32)
+    for row, own in zip(owners, pieces, strict=False):
+        row[: own.sum()] = np.repeat(np.arange(len(own)), own)
+    before = [np.cumsum(own) - own + b * kind.num_pieces for b, own in enumerate(pieces)]
+    within = _ranges(sizes)
+    slots = np.repeat(SLOTS * np.concatenate(before), sizes) + within
+    sources = np.repeat(starts, sizes) + within
+    words[slots], counts[slots] = corpus.words[sources], corpus.counts[sources]
+    places = [b * kind.num_pieces + np.arange(len(own)) for b, own in enumerate(pieces)]
+    arrays = words.reshape(shape), counts.reshape(shape), owners
+    return Chunk(documents, np.concatenate(places), *arrays, kind.topics)
+
+
+def pieces_of(sizes: int | np.integer | NDArray[np.integer]) -> NDArray[np.intp]:
+    """Pieces that documents with so many words have, 1 at least."""
+    return np.maximum(1, -(-np.asarray(sizes, np.intp) // SLOTS))
 
 
 def _ranges(sizes: NDArray[np.integer]) -> NDArray[np.intp]:
@@ -121,8 +160,8 @@ def _ranges(sizes: NDArray[np.integer]) -> NDArray[np.intp]:
 
 def _first_of_blocks(pieces: NDArray[np.intp], size: int) -> list[int]:
     """The first document of each block; blocks are filled one after the other."""
-    ends, firsts = np.cumsum(pieces), [0][: len(pieces)]
-    while firsts and ends[-1] - _before(ends, firsts[-1]) > size:
+    ends, firsts = np.cumsum(pieces), [0]
+    while len(pieces) and ends[-1] - _before(ends, firsts[-1]) > size:
         full = _before(ends, firsts[-1]) + size
         firsts.append(int(np.searchsorted(ends, full, side="right")))
     return firsts

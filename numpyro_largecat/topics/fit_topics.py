@@ -31,8 +31,8 @@ from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
 from numpyro_largecat.topics.beginning import Given, begin, first_counts, learns_of
-from numpyro_largecat.topics.document_chunks import PARTS, Shapes, read_shapes
-from numpyro_largecat.topics.document_layout import Demand
+from numpyro_largecat.topics.document_chunks import Shapes, read_shapes
+from numpyro_largecat.topics.document_layout import PARTS, Demand
 from numpyro_largecat.topics.inference import INFERENCE
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.passes import (
@@ -149,8 +149,8 @@ def fit_topics(
             end worse than a whole one. Without it the folder must have no checkpoints.
         mesh: Devices of this process, ``jax.make_mesh(sizes, names)``, over all of which documents
             and the words of the table of topics are spread; per batch they send O(R K) numbers.
-            Each solves for 16 documents or more at once, so batches should have many times as
-            many. None for one device, or all cores.
+            Each solves for a block of documents at once, some 2,000 words, so batches should have
+            many times as many. None for one device, or all cores.
 
     Returns:
         A ``TopicFit``.
@@ -209,7 +209,7 @@ def fit_topics(
         candidates = Candidates(*saved.about["candidates"])  # of its number of passes
     solved_in = shapes.layout
     if devices is not None:
-        solved_in = layout.of(corpus, demand._replace(num_parts=devices.size))
+        solved_in = solved_in.over(devices.size, batch_size)
     is_warm = inference == "collapsed" if options.warm_start is None else options.warm_start
     local_step = INFERENCE[inference](active, options.effort(inference), devices, is_warm)
     problem = Problem(corpus, local_step, solved_in, learns, beginning.goes_on, candidates)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from numpyro_largecat.topics.document_layout import Chunk, Layout, MostTopics
+from numpyro_largecat.topics.document_layout import Chunk, Layout
 
 AnyArray = Array | NDArray[Any]
 
@@ -90,7 +90,7 @@ class LocalStep(Protocol):
         """What all documents share; ``is_cold`` if they start from scratch."""
         ...
 
-    def solve(self, given: Given, documents: Documents, last: Any, most: MostTopics | None) -> Any:
+    def solve(self, given: Given, documents: Documents, last: Any, most: int | None) -> Any:
         """Topics of documents; ``last`` is of their last visit, or None."""
         ...
 

@@ -28,7 +28,7 @@ from numpyro_largecat.ops.topics.document_fit import (
 )
 from numpyro_largecat.ops.topics.sweeps import digamma
 from numpyro_largecat.ops.topics.word_topic_counts import word_topic_counts
-from numpyro_largecat.topics.document_layout import Chunk, Layout, MostTopics
+from numpyro_largecat.topics.document_layout import Chunk, Layout
 from numpyro_largecat.topics.local_step import (
     AnyArray,
     Documents,
@@ -67,7 +67,7 @@ class MeanField:
         return Given(topics, concentration)
 
     def solve(
-        self, given: Given, documents: Documents, last: Array | None, most: MostTopics | None
+        self, given: Given, documents: Documents, last: Array | None, most: int | None
     ) -> FitOfSize:
         """See ``solve_documents``."""
         del most  # whole documents have all topics

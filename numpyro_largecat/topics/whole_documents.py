@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from numpyro_largecat.data.corpus import Corpus
-from numpyro_largecat.topics.document_layout import FEWEST, Chunk, Demand
+from numpyro_largecat.topics.document_layout import Chunk, Demand
 
+FEWEST = 16  # documents or words that are solved together on a CPU
 CHUNK = 128  # documents of one compiled call at most
 SLOTS_OF_CHUNK = 2**17  # of longer documents a chunk has fewer
 SLOTS_FOR_CODE = 2_000_000  # of padding, which cost about what compiling for a width does
@@ -30,9 +31,24 @@ class WholeDocuments(NamedTuple):
         widths = widths_of(corpus, demand.num_passes)
         return cls(widths, _documents_together(demand.batch_size, demand.num_parts))
 
+    @classmethod
+    def to_read(cls, corpus: Corpus, num_topics: int) -> WholeDocuments:
+        """Chunks of as many documents as there may be."""
+        del num_topics
+        return cls(widths_of(corpus), CHUNK)
+
+    @classmethod
+    def read(cls, values: Any) -> WholeDocuments:
+        """One that was saved as lists."""
+        return cls(tuple(values[0]), values[1])
+
     def with_room_for(self, corpus: Corpus, num_topics: int) -> WholeDocuments:
         """With more widths where they are worth it."""
         return self._replace(widths=widths_of(corpus, known=self.widths))
+
+    def over(self, num_devices: int, batch_size: int) -> WholeDocuments:
+        """With a device's part of a batch."""
+        return self._replace(num_documents=_documents_together(batch_size, num_devices))
 
     def documents_of(self, width: int) -> int:
         """Documents of a chunk of this width, on each device."""

@@ -22,8 +22,8 @@ from numpyro_largecat.topics import (
 )
 from numpyro_largecat.topics.collapsed import Collapsed
 from numpyro_largecat.topics.document_chunks import batches_within
-from numpyro_largecat.topics.document_layout import Demand, MostTopics
-from numpyro_largecat.topics.document_pieces import DocumentPieces
+from numpyro_largecat.topics.document_layout import Demand
+from numpyro_largecat.topics.document_pieces import Blocks, DocumentPieces
 from numpyro_largecat.topics.whole_documents import WholeDocuments, widths_of
 from numpyro_largecat.topics.word_prior import WordPrior
 from tests.topics.corpora import (
@@ -41,7 +41,7 @@ from tests.topics.corpora import (
 def test_a_batch_touches_the_rows_of_its_words() -> None:
     """Rows of the table that do not occur in a batch stay as they are, bit by bit."""
     corpus = Corpus.from_documents([["w1", "w2"], ["w2", "w5"]], WORDS)
-    local_step, layout = Collapsed(2, Effort()), DocumentPieces(2, 1, 2, 2)
+    local_step, layout = Collapsed(2, Effort()), DocumentPieces((Blocks(16, 2, 1, 2),))
     problem = passes.Problem(corpus, local_step, layout)
     batch = document_chunks.Batch(np.array([0]), np.array([1, 2, 2]))
     table = topic_table.Table(np.random.default_rng(0).gamma(1.0, size=(V, 2)), np.float32)
@@ -103,13 +103,16 @@ SIZES = [[3, 10], [0], [0, 0, 5], [16] * 40, [100] * 81 + [400] * 19, [8] * 100 
 def test_pieces_have_all_words_of_whole_documents(sizes, num_devices) -> None:
     """Each block has whole documents, in order, and few of its slots are empty."""
     corpus = corpus_of(sizes)
-    layout = DocumentPieces.of(corpus, Demand(50, 5, 4, 300, 100))
+    layout = DocumentPieces.of(corpus, Demand(50, 5, 4, 300, 100)).over(num_devices, 50)
     chunks = [make() for make in layout.chunks(corpus, np.arange(len(sizes)), num_devices)]
     order = np.concatenate([chunk.documents for chunk in chunks])
     np.testing.assert_array_equal(order, np.argsort(-np.array(sizes), kind="stable"))
-    shape = num_devices * layout.num_blocks, layout.num_pieces, document_pieces.SLOTS
+    shapes = {
+        (num_devices * k.num_blocks, k.num_pieces, document_pieces.SLOTS) for k in layout.kinds
+    }
     for chunk in chunks:
-        assert chunk.words.shape == chunk.counts.shape == shape
+        shape = chunk.words.shape
+        assert chunk.counts.shape == shape and shape in shapes
         assert chunk.owners.shape == shape[:2] and (np.diff(chunk.owners) >= 0).all()
         results = np.arange(shape[0])[:, None] * shape[1] + chunk.owners
         for d, place in zip(chunk.documents, chunk.places, strict=True):
@@ -120,23 +123,63 @@ def test_pieces_have_all_words_of_whole_documents(sizes, num_devices) -> None:
         assert chunk.counts.sum() == sum(corpus[d][1].sum() for d in chunk.documents)
 
 
+@pytest.mark.parametrize("layout", [DocumentPieces, WholeDocuments])
+def test_no_documents_have_no_chunks(layout) -> None:
+    corpus = corpus_of([3, 10])
+    own = layout.of(corpus, Demand(50, 5, 4, 300, 100))
+    assert not list(own.chunks(corpus, np.arange(0)))
+    assert not list(layout.to_read(corpus[[]], 3).chunks(corpus[[]], np.arange(0)))
+
+
 @pytest.mark.parametrize(
-    ("num_passes", "of_chunks"),
-    [(5, {(100, 100)}), (1000, {(100, 100), (100, 32)})],
+    ("sizes", "num_passes", "topics"),
+    [
+        ([30] * 5000 + [900] * 20, 5, [100]),
+        ([30] * 5000 + [900] * 20, 1000, [32, 100]),
+        ([900] * 20, 1000, [100]),
+        ([30] * 5000, 1000, [32]),
+        # One document is much longer than all others of its batch together.
+        ([10] * 2000 + [16_000], 20, [32, 100]),
+    ],
 )
-def test_sweeps_of_short_documents_must_be_worth_their_compilation(num_passes, of_chunks) -> None:
-    """Documents of 900 words have 112 topics that go on, or the 100 that there will be."""
-    corpus = corpus_of([30] * 5000 + [900] * 20)
+def test_blocks_of_short_documents_must_be_worth_their_compilation(
+    sizes, num_passes, topics
+) -> None:
+    """Documents of 900 words have 112 topics that go on, or the 100 that there will be.
+
+    How many is a document's own, whatever is beside it.
+    """
+    corpus = corpus_of(sizes)
     layout = DocumentPieces.of(corpus, Demand(500, num_passes, 4, 300, 100))
-    chunks = [make() for make in layout.chunks(corpus, np.arange(5020))]
-    assert {chunk.most for chunk in chunks} == {MostTopics(*most) for most in of_chunks}
+    assert [kind.topics for kind in layout.kinds] == topics
+    for make in layout.chunks(corpus, np.arange(len(sizes))):
+        chunk = make()
+        is_long = np.array(sizes)[chunk.documents] > 256
+        assert chunk.most == (topics[-1] if is_long.any() else topics[0])
+        assert is_long.all() or len(topics) == 1 or not is_long.any()
 
 
 def test_a_layout_holds_longer_documents_too() -> None:
+    """In blocks of their own, so that no more is compiled, or padded, for the others."""
     layout = DocumentPieces.of(corpus_of([30] * 40), Demand(500, 5, 4, 300, 300))
     assert layout.with_room_for(corpus_of([30] * 400), 300) == layout
-    larger = layout.with_room_for(corpus_of([5000]), 300)
-    assert larger.num_pieces == 313 and larger.most_topics == larger.short_topics == 300
+    larger = layout.with_room_for(corpus_of([5000, 30]), 300)
+    assert larger.kinds == (*layout.kinds, Blocks(5000, 313, 1, 300))
+
+
+def test_a_chunk_of_long_documents_has_few_blocks() -> None:
+    numbers = [
+        kind.num_blocks * kind.num_pieces * document_pieces.SLOTS * kind.topics
+        for batch_size in (512, 20_000)
+        for layout in [
+            DocumentPieces.of(
+                corpus_of([15] * 20_000), Demand(batch_size, 5, 4, 4500, 1500)
+            ).with_room_for(corpus_of([3000] * 30 + [12_000]), 1500)
+        ]
+        for kind in layout.kinds
+        if kind.num_blocks > 1
+    ]
+    assert max(numbers) <= document_pieces.NUMBERS_OF_CHUNK
 
 
 def test_blocks_are_small_where_there_are_many_topics() -> None:
@@ -145,8 +188,10 @@ def test_blocks_are_small_where_there_are_many_topics() -> None:
     At 300 topics it has 128 pieces.
     """
     corpus = corpus_of([30] * 400 + [100])
-    assert DocumentPieces.of(corpus, Demand(2000, 5, 1, 300, 300)).num_pieces == 128
-    assert DocumentPieces.of(corpus, Demand(2000, 5, 1, 100_000, None)).num_pieces == 7
+    (kind,) = DocumentPieces.of(corpus, Demand(2000, 5, 1, 300, 300)).kinds
+    assert kind.num_pieces == 128
+    (kind,) = DocumentPieces.of(corpus, Demand(2000, 5, 1, 100_000, None)).kinds
+    assert kind.num_pieces == 7
 
 
 @pytest.mark.parametrize("warm_start", [False, True])
@@ -199,7 +244,7 @@ def test_candidates_share_the_code_of_the_sweeps() -> None:
     before = [program._cache_size() for program in programs]
     options = Options(num_candidates=70)
     fit = fit_topics(KEY, topic_corpus(40), 40, num_passes=4, num_active=3, options=options)
-    assert fit.shapes.layout.most_topics == fit.shapes.layout.short_topics
+    assert len(fit.shapes.layout.kinds) == 1
     grown = [program._cache_size() - n for program, n in zip(programs, before, strict=True)]
     assert grown == [1, 2]
 

@@ -93,6 +93,19 @@ def test_another_vocabulary_is_refused(fit) -> None:
         fit.score(Corpus.from_documents([["w1"]], other))
 
 
+@pytest.mark.usefixtures("x64")
+def test_scores_are_the_same_in_float64() -> None:
+    corpus = topic_corpus(30)
+    fit = fit_topics(KEY, corpus, K, num_active=3, num_passes=2)
+    single = dataclasses.replace(fit, posterior=fit.posterior.astype(np.float32))
+    assert fit.posterior.dtype == np.float64
+    np.testing.assert_allclose(fit.score(corpus), single.score(corpus), rtol=1e-5)
+
+
+def test_no_documents_have_no_proportions(fit) -> None:
+    assert fit.proportions(CORPUS[[]]).shape == (0, K)
+
+
 @pytest.mark.parametrize("length", [5, 100])
 @pytest.mark.some_cases(1)
 def test_documents_of_any_length_are_scored(fit, length, monkeypatch) -> None:

@@ -68,6 +68,27 @@ def test_a_checkpoint_with_warm_starts_goes_on_over_other_devices(tmp_path, x64)
     assert_close(found, fit(None, **options))
 
 
+def test_short_documents_have_as_many_topics_on_all_devices(monkeypatch, tmp_path, x64) -> None:
+    """Where long ones have more, and also if the fit goes on over other devices."""
+    monkeypatch.setattr("numpyro_largecat.topics.document_pieces.NUMBERS_FOR_CODE", 0)
+    rng = np.random.default_rng(0)
+    lengths = [5] * 60 + [300] * 3
+    rows = [np.unique(rng.choice(900, n, replace=False)) for n in lengths]
+    corpus = Corpus.from_rows([(words, np.ones(len(words), int)) for words in rows], 900)
+
+    def found(mesh, num_passes=2, **options):
+        arguments = {"batch_size": 32, "num_passes": num_passes, "progress_bar": False}
+        return lc.fit_topics(jax.random.key(0), corpus, 36, mesh=mesh, **arguments | options)
+
+    one = found(None)
+    assert [kind.topics for kind in one.shapes.layout.kinds] == [32, 36]
+    assert_close(found(MESH), one)
+    checkpoints = lc.Checkpoints(tmp_path, every_steps=1)
+    found(None, 1, checkpoints=checkpoints)
+    again = found(MESH, checkpoints=checkpoints, resume=True)
+    assert again.shapes == found(None, 1).shapes
+
+
 def test_the_table_is_spread_by_words() -> None:
     counts = np.random.default_rng(0).gamma(1.0, size=(V, K)).astype(np.float32)
     one, many = (topic_table.Table(counts, np.float32, mesh) for mesh in (None, MESH))
@@ -108,7 +129,7 @@ def test_devices_solve_for_their_own_documents(kind) -> None:
         largest = look.compile()
         assert shapes_sent(largest) == []
         shared, solve = Effort(), collapsed._solve_collapsed
-        own, options = (largest(given, (pieces, last)), pieces), {"num_active": 2, "most": 32}
+        own, options = (largest(given, (pieces, last)), pieces), {"num_active": 2}
     else:
         words = jnp.zeros((128, 16), int)
         documents, start = jax.device_put((Documents(words, words), jnp.ones((128, K))), sharding)

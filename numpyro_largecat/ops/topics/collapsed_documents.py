@@ -22,7 +22,8 @@ See Asuncion, Welling, Smyth and Teh, On Smoothing and Inference for Topic Model
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,7 @@ FIRST_SWEEPS = 10  # over all topics, before the largest go on
 MOST_TOPICS = 32  # that go on, of a document that has no more than
 WORDS_PER_TOPIC = 8  # as many words for each; of a longer one more
 AnyArray = Array | NDArray[Any]
+T = TypeVar("T")
 
 
 class Pieces(NamedTuple):
@@ -119,27 +121,20 @@ def through_largest(
         tokens = counts.astype(topics.probs.dtype)
         rows = _rows_without(topics, words, tokens, (shares, last_topics))
         start = jnp.where(is_warm, shares, 0), last_topics
-        # A block without words, which pads a chunk, costs nothing.
-        number = jnp.where(tokens.any(), num_sweeps, 0)
-        found = _first_counts(rows, a, (tokens, owners), start, number)
+        found = _first_counts(rows, a, (tokens, owners), start, jnp.asarray(num_sweeps))
         own, ids = lax.top_k(found, min(most, found.shape[1]))
         rows = jnp.take_along_axis(rows, ids[owners][:, None], axis=2)
         return Largest(ids, rows, a[ids], own)
 
-    return lax.map(look, (pieces, last))
+    return _map_blocks(look, (pieces, last), pieces.counts)
 
 
 def collapsed_fit(
-    documents: Largest,
-    pieces: Pieces,
-    num_active: int,
-    effort: Effort,
-    *,
-    most: int,
+    documents: Largest, pieces: Pieces, num_active: int, effort: Effort
 ) -> CollapsedFit:
     """Sweep documents until their counts are those of their responsibilities, L topics a word.
 
-    Topics that are not among the ``most`` largest of ``documents`` have none of a document.
+    Topics that are not among those of ``documents`` have none of a document.
 
     Cost: O(A) for each slot of a word and each sweep. Memory beside the arguments is that of a
     block, and of what is returned.
@@ -149,12 +144,11 @@ def collapsed_fit(
         pieces: As there.
         num_active: Largest number L of topics of a word.
         effort: How hard to solve; there are no restarts.
-        most: Topics of a document that go on; at least as many are in ``documents``, or all.
     """
 
     def solve(block: tuple[Largest, Array, Array]) -> CollapsedFit:
         largest, tokens, owners = block
-        ids, rows, a, own = (x[..., :most] for x in largest)
+        ids, rows, a, own = largest
         of_documents = tokens.astype(rows.dtype), owners
         start = _normalised(rows * (a + own)[owners][:, None])
         done = _converge_on_few(rows, a, of_documents, start, num_active, effort)
@@ -165,7 +159,7 @@ def collapsed_fit(
         assignments = Assignments(jnp.pad(found, missing), jnp.pad(topics, missing))
         return CollapsedFit(ids, counts, assignments)
 
-    return lax.map(solve, (documents, pieces.counts, pieces.owners))
+    return _map_blocks(solve, (documents, pieces.counts, pieces.owners), pieces.counts)
 
 
 def no_assignments(shape: tuple[int, ...], num_active: int, dtype: DTypeLike) -> Assignments:
@@ -177,6 +171,22 @@ def no_assignments(shape: tuple[int, ...], num_active: int, dtype: DTypeLike) ->
 def most_topics(num_words: int) -> int:
     """Topics of a document with so many different words that go on after the first sweeps."""
     return max(MOST_TOPICS, num_words // WORDS_PER_TOPIC)
+
+
+def _map_blocks(function: Callable[[Any], T], blocks: Any, word_counts: AnyArray) -> T:
+    """``function`` of one block after the other; zeros for those without words, at no cost."""
+    shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], blocks))
+
+    def nothing(_: Any) -> T:
+        found: T = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return found
+
+    def of_block(block: tuple[Any, Array]) -> T:
+        own, counts = block
+        found: T = lax.cond((counts > 0).any(), function, nothing, own)
+        return found
+
+    return lax.map(of_block, (blocks, jnp.asarray(word_counts)))
 
 
 def _rows_without(
@@ -249,7 +259,7 @@ def _converge_on_few(
     # A loop, so that the code of a sweep is compiled once.
     everywhere = jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), (*shares.shape[:2], num))
     num_stages = 1 + (num < shares.shape[2])
-    start = rows, shares, jnp.zeros_like(a), everywhere
+    start = rows, shares, jnp.zeros(a.shape, shares.dtype), everywhere
     return lax.fori_loop(0, num_stages, stage, start)[1:]
 
 

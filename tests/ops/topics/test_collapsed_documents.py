@@ -57,7 +57,7 @@ def fit_of(
     num_sweeps = 1 if most is None else FIRST_SWEEPS
     most = len(a) if most is None else most
     documents = through_largest(topics, a, pieces, last, is_warm, num_sweeps, most=most)
-    return collapsed_fit(documents, pieces, num_active, effort, most=most)
+    return collapsed_fit(documents, pieces, num_active, effort)
 
 
 def counts_of(found: CollapsedFit, num_topics: int):
@@ -135,17 +135,15 @@ def test_few_of_many_topics_go_on() -> None:
     assert np.median(distance) < 0.1
 
 
-def test_sweeps_may_have_fewer_topics_than_were_looked_for() -> None:
-    """Those are the largest, as if no more had been looked for."""
-    probs, a, words, counts = draw(40)
-    arguments = topics_of(probs), a, one_block(words, counts)
-    last = no_assignments((1, N, U), 3, jnp.float32)
-    found = []
-    for most in (12, 30):
-        looked = through_largest(*arguments, last, False, FIRST_SWEEPS, most=most)
-        found.append(collapsed_fit(looked, arguments[2], 3, Effort(), most=12))
-    for few, more in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_array_equal(few, more)
+def test_blocks_without_words_change_nothing() -> None:
+    """Nor do they have topics."""
+    probs, a, words, counts = draw()
+    full = one_block(words, counts)
+    both = jax.tree.map(lambda x: np.concatenate([x, np.zeros_like(x)]), full)
+    found, alone = (fit_of(topics_of(probs), a, each, 2, Effort()) for each in (both, full))
+    for x, y in zip(*map(jax.tree.leaves, (found, alone)), strict=True):
+        np.testing.assert_array_equal(x[:1], y)
+        assert not x[1].any()
 
 
 def test_extreme_probabilities_stay_finite() -> None:
