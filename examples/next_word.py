@@ -3,6 +3,8 @@
 
     python examples/next_word.py --text FILE [--held-out FILE] --output DIR
 
+The network is a module of Flax: ``pip install flax``.
+
 FILE has a sentence in each line and spaces between words, plain or ``.gz``. The same command goes
 on bit by bit after whatever ended it: Ctrl-C, SIGTERM, ``kill -9``. Scored is each held-out word
 and each end of a sentence, over the words of the training text and two marks, one for unknown

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from flax import nnx
 from numpy.lib.stride_tricks import sliding_window_view
+from numpyro.contrib.module import nnx_module
 from numpyro.infer import TraceMeanField_ELBO, init_to_mean
 from numpyro.infer.autoguide import AutoNormal
 from sentences import END, Text
@@ -50,36 +51,34 @@ def in_pieces(tokens: np.ndarray, num_before: int) -> tuple[np.ndarray, np.ndarr
     return before, tokens[num_before:].reshape(-1, LENGTH)
 
 
-def encoder(args: argparse.Namespace) -> Callable[[jax.Array], jax.Array]:
+class Encoder(nnx.Module):
     """From features of words that are read, (B, n + T - 1, D), to those of T next ones.
 
     They are a weighted sum of those of the n words before, plus a network of one layer.
     """
-    rng = np.random.default_rng(args.seed)
-    n, d, h = args.num_before, args.num_features, args.num_hidden
-    start = {
-        "into": rng.normal(0, (n * d) ** -0.5, (n * d, h)),
-        "bias": np.zeros(h),
-        "out": rng.normal(0, h**-0.5, (h, d)),
-        "nearness": np.repeat(0.7 ** np.arange(n)[:, None], d, axis=1),
-    }
 
-    def encode(read: jax.Array) -> jax.Array:
-        p = {k: numpyro.param(k, jnp.asarray(v, jnp.float32)) for k, v in start.items()}
+    def __init__(self, args: argparse.Namespace) -> None:
+        rng = np.random.default_rng(args.seed)
+        n, d, h = args.num_before, args.num_features, args.num_hidden
+        self.into = nnx.Param(jnp.float32(rng.normal(0, (n * d) ** -0.5, (n * d, h))))
+        self.bias = nnx.Param(jnp.zeros(h))
+        self.out = nnx.Param(jnp.float32(rng.normal(0, h**-0.5, (h, d))))
+        self.nearness = nnx.Param(jnp.full((n, d), 0.7) ** np.arange(n)[:, None])
+
+    def __call__(self, read: jax.Array) -> jax.Array:
+        n = len(self.nearness[...])
         num_places = read.shape[1] - n + 1
         places = np.arange(num_places)[:, None] + np.arange(n)[::-1]
         before = read[:, places]  # (B, T, n, D)
         flat = before.reshape(len(read), num_places, -1)
-        hidden = jnp.tanh(flat @ p["into"] + p["bias"])
-        return hidden @ p["out"] + (before * p["nearness"]).sum(axis=2)
-
-    return encode
+        hidden = jnp.tanh(flat @ self.into[...] + self.bias[...])
+        return hidden @ self.out[...] + (before * self.nearness[...]).sum(axis=2)
 
 
 def make_model(problem: Problem, num_sampled: int | None, args: argparse.Namespace):
     """One table of words, read for those before and chosen from; None: exact softmax."""
     num_rows, num_words = len(problem.before), len(problem.counts)
-    encode = encoder(args)
+    network = Encoder(args)
     shares = problem.counts / problem.counts.sum()
     log_frequency = jnp.asarray(np.log(shares), jnp.float32)
     proposal = lc.FrequencyProposal(problem.counts)
@@ -91,6 +90,7 @@ def make_model(problem: Problem, num_sampled: int | None, args: argparse.Namespa
             prior = dist.Normal(0, args.prior_scale).expand([args.num_features])
             weight = numpyro.sample("weight", prior.to_event(1))
             intercept = numpyro.sample("intercept", dist.Normal(0, 1))
+        encode = nnx_module("encoder", network)  # its parameters are points
         features = encode(words.rows_of(weight, before))
         utilities = features @ words.scored(weight).T
         utilities += words.scored(intercept + log_frequency[words.indices])

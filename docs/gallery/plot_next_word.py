@@ -9,7 +9,8 @@ words save, and of which words is it unsure?
 Real data: ``lm/ptb.train.txt.gz`` and ``lm/ptb.test.txt.gz``, the Penn Treebank with
 10,000 words, as in `github.com/timbmg/RNNLM <https://github.com/timbmg/RNNLM>`__.
 Without it we make 20,000 sentences about six places of work. The program takes its
-model from the folder ``examples``: run it in ``docs/gallery`` of a clone.
+model from the folder ``examples``: run it in ``docs/gallery`` of a clone, with Flax
+(``pip install flax``).
 """
 
 # sphinx_gallery_thumbnail_number = 2
@@ -113,11 +114,12 @@ print(f"{len(text.held_out)} held out")
 # ---------
 # One table has a row of features for each word. The network reads the rows of the four
 # words before; what it gives, times the row of each word, is that word's utility. The
-# rows have a prior and a posterior, and the network is a ``numpyro.param``. The table
-# is both read and chosen from, so the class plate is told what is ``read``.
+# rows have a prior and a posterior. The network is a module of Flax, of which NumPyro's
+# ``nnx_module`` makes a parameter; ``random_nnx_module`` would give it a posterior too.
+# The table is both read and chosen from, so the class plate is told what is ``read``.
 #
 # .. literalinclude:: ../../examples/next_word_model.py
-#    :pyobject: encoder
+#    :pyobject: Encoder
 #
 # .. literalinclude:: ../../examples/next_word_model.py
 #    :pyobject: make_model

@@ -123,7 +123,8 @@ def _find_rows(
     if not named <= touched.plates.keys():  # the guide has plates of its own
         run(plan.guide, guide_key)
     for name, param in plan.stored.items():
-        param.check_size(name, jnp.shape(jax.tree.leaves(tables[name])[0]), touched)
+        for table in jax.tree.leaves(tables[name])[:1]:  # none where all of a network is random
+            param.check_size(name, jnp.shape(table), touched)
     return touched
 
 
