@@ -42,6 +42,16 @@ def lengths_of(
     return lengths
 
 
+def refuse_unknown_dims(dims: Mapping[str, Sequence[str]], known: set[str]) -> None:
+    """Refuse dimensions of what is no site of the model or guide, and no constant."""
+    unknown = sorted(dims.keys() - known)
+    if unknown:
+        raise ValueError(
+            f"`dims` must have names of latent sites or of `constant_data`, {sorted(known)}; got "
+            f"{unknown}. Axes of plates have the plate's name already."
+        )
+
+
 def refuse_two_readings(
     given: dict[str, NDArray[Any]], sizes: dict[str, int], by_id: dict[str, Array]
 ) -> None:

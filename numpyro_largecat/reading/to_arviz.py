@@ -19,6 +19,7 @@ from numpyro_largecat.reading.arviz_coords import (
     labels_of_shown,
     lengths_of,
     refuse_two_readings,
+    refuse_unknown_dims,
 )
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
@@ -74,6 +75,7 @@ def to_arviz(
             f"the guide has no latent site to show: those in plates of over {SMALL_PLATE} rows are "
             f"left out, unless `rows` names some, `rows={{'{large}': [0, 1]}}`; they have {sizes}."
         )
+    refuse_unknown_dims(dims, {*layout.sites, *drawn, *constants})
     shapes = {name: value.shape for name, value in {**drawn, **constants}.items()}
     site_dims |= constant_dims
     if choice is not None and obs is not None:

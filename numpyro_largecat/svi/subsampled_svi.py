@@ -382,7 +382,8 @@ class SubsampledSVI(SVI):
         Args:
             folder: The folder.
             *args: Arguments of model and guide: any batch of the shapes that the fit had, with
-                labels. Its numbers have no part in the fit.
+                labels, and with ``rows`` if the model has a data plate. Its numbers have no part in
+                the fit.
             **kwargs: Keyword arguments of model and guide.
 
         Raises:
@@ -412,7 +413,10 @@ class SubsampledSVI(SVI):
         try:
             self.init(jax.random.key(0), *args, **kwargs)
         except (TypeError, ValueError) as error:
-            error.add_note("`load` runs the model as the fit did: pass a batch, with labels.")
+            error.add_note(
+                "`load` runs the model as the fit did: pass a batch as it had, with labels and "
+                "row ids, such as `svi.load(folder, x[:2], y[:2], rows=np.arange(2))`."
+            )
             raise
         reading = partial(read_run, fits, self.plan)
         saved = in_all(reading) if self.plan.spans_processes else reading()

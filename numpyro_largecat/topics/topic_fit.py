@@ -330,6 +330,8 @@ class TopicFit:
 def check_corpus(corpus: object) -> None:
     """Raise TypeError unless it is a ``Corpus``, and say how to make one."""
     form = "a `Corpus`, as of `Corpus.from_csr(counts, names)` or `Corpus.from_documents(lists)`"
+    if isinstance(corpus, tuple) and len(corpus) == 2:
+        form += " (`corpus[d]` are the words and counts of a document, `corpus[[d]]` is a corpus)"
     check_kind("corpus", corpus, Corpus, form)
 
 

@@ -104,6 +104,8 @@ def test_bad_rows_and_dims_are_described(fitted):
         convert(fitted, rows={"classes": [1, 5000]})
     with pytest.raises(ValueError, match="`dims` of site 'w' must name its 1 event dimensions"):
         convert(fitted, rows={"classes": [1]}, dims={"w": ["a", "b"]})
+    with pytest.raises(ValueError, match=r"`dims` must have names of latent.*'w'.*got \['W'\]"):
+        convert(fitted, rows={"classes": [1]}, dims={"W": ["feature"]})
     with pytest.raises(ValueError, match=r"`coords` names \['class'\].*'classes'.*'w_dim_0'"):
         convert(fitted, rows={"classes": [1]}, coords={"class": ["a"]})
     with pytest.raises(ValueError, match=r"`coords\['classes'\]` must have 1 or 5000.*got 2"):

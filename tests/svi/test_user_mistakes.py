@@ -177,6 +177,16 @@ def test_a_data_plate_larger_than_the_batches_is_refused():
         svi.run(random.key(0), 3, batches=batches, progress_bar=False)
 
 
+def test_a_data_plate_smaller_than_the_batches_is_refused():
+    def model(y, rows=None):
+        with lc.data_plate("data", 10, rows):
+            numpyro.sample("y", dist.Normal(0, 1), obs=y)
+
+    batches = lc.ArrayBatches(np.zeros(12, np.float32), batch_size=4)
+    with pytest.raises(ValueError, match=r"in \[0, 10\); got 10 .*`batches` has 12 rows, so that"):
+        check_batches(model, batches, (), {})
+
+
 def forgotten_rows(plates, kept, x, y, rows):
     """Softmax regression on minibatches, inside ``plates``, with or without u kept."""
     with lc.class_plate("classes", K, y, 5) as classes:

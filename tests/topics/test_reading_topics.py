@@ -256,3 +256,8 @@ def test_a_corpus_is_not_written_beside_a_fit(fit, tmp_path) -> None:
     with pytest.raises(ValueError, match="holds saved fits"):
         CORPUS.save(tmp_path / "out")
     assert lc.TopicFit.load(tmp_path / "out").vocabulary == WORDS
+
+
+def test_one_document_is_no_corpus(fit) -> None:
+    with pytest.raises(TypeError, match=r"`corpus\[\[d\]\]` is a corpus"):
+        fit.proportions(CORPUS[0])
