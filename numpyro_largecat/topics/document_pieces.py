@@ -65,7 +65,7 @@ class DocumentPieces(NamedTuple):
     @classmethod
     def read(cls, values: Any) -> DocumentPieces:
         """One that was saved as lists."""
-        return cls(tuple(Blocks(*own) for own in values[0]))
+        return cls(tuple(Blocks(*kind) for kind in values[0]))
 
     def with_room_for(self, corpus: Corpus, num_topics: int) -> DocumentPieces:
         """With blocks of their own for documents that are longer."""
@@ -80,8 +80,8 @@ class DocumentPieces(NamedTuple):
         """With a device's part of a batch."""
         del batch_size
 
-        def part(own: Blocks) -> Blocks:
-            return own._replace(num_blocks=-(-PARTS * own.num_blocks // num_devices))
+        def part(kind: Blocks) -> Blocks:
+            return kind._replace(num_blocks=-(-PARTS * kind.num_blocks // num_devices))
 
         return DocumentPieces(tuple(map(part, self.kinds)))
 
@@ -91,13 +91,13 @@ class DocumentPieces(NamedTuple):
         """Whole documents in each block, as many as there is room for."""
         sizes = np.diff(corpus.offsets)[indices]
         order = np.argsort(-sizes, kind="stable")
-        which = np.searchsorted([own.longest for own in self.kinds], sizes[order])
-        for kind, own in reversed(list(enumerate(self.kinds))):
-            documents, size = indices[order[which == kind]], num_devices * own.num_blocks
+        which = np.searchsorted([kind.longest for kind in self.kinds], sizes[order])
+        for i, kind in reversed(list(enumerate(self.kinds))):
+            documents, size = indices[order[which == i]], num_devices * kind.num_blocks
             pieces = pieces_of(np.diff(corpus.offsets)[documents])
-            blocks = np.split(documents, _first_of_blocks(pieces, own.num_pieces)[1:])
+            blocks = np.split(documents, _first_of_blocks(pieces, kind.num_pieces)[1:])
             for start in range(0, len(blocks) if len(documents) else 0, size):
-                yield partial(_chunk, corpus, blocks[start : start + size], size, own)
+                yield partial(_chunk, corpus, blocks[start : start + size], size, kind)
 
 
 def _blocks(sizes: NDArray[np.integer], longest: int, demand: Demand) -> Blocks:
