@@ -17,11 +17,14 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 NUM_STEPS = 30  # of expectation maximisation
 LITTLE = np.float32(0.02)  # share of topics that are gone, without which a mixture is near enough
 NUM_WORDS, NUM_GROUPS = 2_000, 500  # the most frequent alone, and groups of all others
 MUCH = 0.2  # share of a topic in the mixture that stands for another, which then must stay
+# More threads of a BLAS gain nothing here, and wait for each other where cores are in use.
+one_thread = threadpool_limits.wrap(limits=1, user_api="blas")
 
 
 class StandIns(NamedTuple):
@@ -31,6 +34,7 @@ class StandIns(NamedTuple):
     weights: NDArray[np.floating]  # (K, K), of the others; 0 of itself
 
 
+@one_thread
 def best_stand_ins(topics: NDArray[np.floating], num_steps: int = NUM_STEPS) -> StandIns:
     """The mixture of the other topics nearest to each, of probabilities (K, V) above 0.
 
@@ -43,6 +47,7 @@ def best_stand_ins(topics: NDArray[np.floating], num_steps: int = NUM_STEPS) -> 
     return _nearest_mixtures(topics, topics, weights, num_steps)
 
 
+@one_thread
 def _nearest_mixtures(
     some: NDArray[np.floating],
     topics: NDArray[np.floating],

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 from scipy.special import softmax
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from numpyro_largecat.ops.topics.spanning_topics import best_stand_ins, spanning_topics
 
@@ -63,3 +64,19 @@ def test_topics_of_few_tokens_leave_first() -> None:
     assert spanning_topics(counts, 0.01, 9).tolist() == [0, 1, 2, 3, 4]
     assert spanning_topics(counts, 0.01, 2, [2]).tolist() == [0, 2]
     assert spanning_topics(counts, 0.01, 2, [2, 4]).tolist() == [2, 4]
+
+
+def test_products_take_one_thread_of_the_blas() -> None:
+    """Its threads would wait for each other on a machine with other jobs."""
+    seen: set[int] = set()
+
+    class Seen(np.ndarray):
+        def __truediv__(self, other):
+            blas = (lib for lib in threadpool_info() if lib["user_api"] == "blas")
+            seen.update(lib["num_threads"] for lib in blas)
+            return np.asarray(self) / other
+
+    topics = np.random.default_rng(0).dirichlet(np.ones(20), 3)
+    with threadpool_limits(2, "blas"):
+        best_stand_ins(topics.view(Seen))
+    assert seen == {1}
