@@ -16,6 +16,7 @@ from jax.scipy.special import gammaln
 from numpyro_largecat.ops.topics.active_search import Effort, search
 from numpyro_largecat.ops.topics.sweeps import (
     ActiveTopics,
+    active_topics,
     finite_max,
     least_log_weight,
     length_term,
@@ -144,9 +145,7 @@ def solve_documents(
             found = search(document, own, num_active, Effort(*effort))
 
             def all_topics(values: Array) -> Array:
-                return jnp.put_along_axis(
-                    jnp.zeros_like(counts), document.topics, values, axis=1, inplace=False
-                )
+                return over_all_topics(document.topics, values, topics.num_topics)
 
             return DocumentFit(found.bound, all_topics(found.counts), all_topics(found.basis))
 
@@ -222,11 +221,11 @@ def at_least_size(solve: Callable[[int], T], counts: Array, size: int | None = N
 def take_active(
     topics: Topics, words: Array, word_counts: Array, counts: Array, size: int
 ) -> tuple[ActiveTopics, Array]:
-    """See documents through their ``size`` largest topics; also the counts of these, (B, A)."""
+    """See documents through their topics, ``size`` at most; also the counts of these, (B, A)."""
     if size == topics.num_topics:
         ids, own = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), counts.shape), counts
     else:
-        own, ids = lax.top_k(counts, size)
+        ids, own = active_topics(counts, size)
     columns = topics.table[words[:, :, None], ids[:, None, :]].swapaxes(1, 2)
     is_active = (num_active_topics(own[..., None]) > 0)[..., None]
     shift = finite_max(jnp.where(is_active, columns, -jnp.inf), axis=1)
@@ -239,6 +238,13 @@ def take_active(
         log_gamma=topics.log_gamma[ids],
     )
     return document, own
+
+
+def over_all_topics(topics: Array, values: Array, num_topics: int) -> Array:
+    """Values (B, A, ...) of some topics (B, A) among those of all, (B, K, ...)."""
+    docs = jnp.arange(len(topics))[:, None]
+    zeros = jnp.zeros((len(topics), num_topics, *values.shape[2:]), values.dtype)
+    return zeros.at[docs, topics].add(values)  # the topic of an empty place may be another's
 
 
 def _relative_probs(log_probs: Array) -> Array:
@@ -274,7 +280,7 @@ def _start_document(topics: Topics, words: Array, word_counts: Array) -> Array:
     if topics.num_topics <= LOOSE:
         return sweeps(rows, topics.concentration, counts, SIZES[0])
     counts = sweeps(rows, topics.concentration, counts, LOOSE, FIRST_SWEEPS // 2)
-    own, ids = lax.top_k(counts, LOOSE)
+    (ids,), (own,) = active_topics(counts[None], LOOSE)
     own = sweeps(rows[:, ids], topics.concentration[ids], own, SIZES[0], FIRST_SWEEPS // 2)
-    few = jnp.zeros_like(counts).at[ids].set(own)
+    few = jnp.zeros_like(counts).at[ids].add(own)
     return jnp.where(num_active_topics(counts) <= LOOSE, few, counts)

@@ -23,6 +23,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -92,6 +93,19 @@ def finite_max(values: Array, axis: int) -> Array:
 def num_active_topics(counts: Array) -> Array:
     """Number of topics that are in a document."""
     return (counts > LEAST_COUNT).sum(axis=-1)
+
+
+def active_topics(counts: Array, size: int) -> tuple[Array, Array]:
+    """The topics of each document, (B, K), and their counts, each (B, size).
+
+    They keep their order. Places that are left over have topic 0 and no count: so arrays over all
+    topics are made by adding. Twice to five times as fast as the ``size`` largest on a CPU.
+    """
+    is_active = counts > LEAST_COUNT
+    (ids,) = jax.vmap(partial(jnp.nonzero, size=size, fill_value=0))(is_active)
+    ids = ids.astype(jnp.int32)
+    is_taken = jnp.arange(size) < is_active.sum(axis=-1, keepdims=True)
+    return ids, jnp.where(is_taken, jnp.take_along_axis(counts, ids, axis=-1), 0)
 
 
 def order_keys(weights: Array) -> Array:

@@ -16,6 +16,7 @@ from numpyro_largecat.ops.topics.document_fit import (
     at_least_size,
     block_size_for,
     in_blocks,
+    over_all_topics,
     take_active,
 )
 from numpyro_largecat.ops.topics.sweeps import (
@@ -39,7 +40,7 @@ class _Block(NamedTuple):
     basis: Array  # (B, K)
 
     def take_active(self, topics: Topics, size: int) -> tuple[ActiveTopics, Array]:
-        """See documents through their ``size`` largest topics."""
+        """See documents through their topics, ``size`` at most."""
         return take_active(topics, self.words, self.word_counts, self.basis, size)
 
 
@@ -153,8 +154,6 @@ def _all_shares(topics: Topics, num_active: int, block: _Block, size: int | None
     def at(size: int) -> Array:
         document, own = block.take_active(topics, size)
         shares = responsibilities(document, own, num_active)
-        num_docs, num_words = block.words.shape
-        rows = jnp.zeros((num_docs, topics.num_topics, num_words), shares.dtype)
-        return rows.at[jnp.arange(num_docs)[:, None], document.topics].set(shares)
+        return over_all_topics(document.topics, shares, topics.num_topics)
 
     return at_least_size(at, block.basis, size)
