@@ -25,6 +25,7 @@ from numpyro_largecat.ops.hash_bits import hash_bits
 
 _STEP, _REACH = 0.4, 5.6  # of the trapezoidal rule, in standard deviations
 _FEW = 32  # draws
+_SPREAD = 30.0  # nats; the smallest float32 is 87 below 1
 
 
 def log_sums_of_draws(mean: Array, scale: Array, normals: Array) -> Array:
@@ -55,6 +56,37 @@ def log_sums_of_draws(mean: Array, scale: Array, normals: Array) -> Array:
         lambda: jnp.log(sums) + high[..., 0],
         lambda: lax.map(with_maxima, normals),
     )
+
+
+def add_log_sums(log_sums: Array, mean: Array, scale: Array, normals: Array) -> Array:
+    """Add the exponentials of more classes to log sums (T, ...), see ``log_sums_of_draws``.
+
+    Cost: that of ``log_sums_of_draws`` without the search for the largest utility, wherever what
+    was found so far says how large the sums are.
+    """
+    shift, is_known = shift_of(log_sums)
+
+    def anew() -> Array:
+        return jnp.logaddexp(log_sums, log_sums_of_draws(mean, scale, normals))
+
+    def from_shift() -> Array:
+        z = normals.reshape(len(normals), *[1] * (mean.ndim - 1), -1)
+        sums = jnp.exp(mean - shift[..., None] + scale * z).sum(axis=-1)
+        is_finite = (sums < jnp.inf) | jnp.isnan(sums)
+        added = jnp.logaddexp(log_sums, jnp.log(sums) + shift)
+        return lax.cond(is_finite.all(), lambda: added, anew)
+
+    return lax.cond(is_known, from_shift, anew)
+
+
+def shift_of(log_sums: Array) -> tuple[Array, Array]:
+    """The size (...) of log sums (T, ...), and whether it is that of all of them.
+
+    What is too small to be represented below it is then nothing to any of the sums.
+    """
+    high, low = log_sums.max(axis=0), log_sums.min(axis=0)
+    is_known = jnp.isnan(high) | (high - low < _SPREAD)  # of infinite ones the difference is NaN
+    return high, is_known.all()
 
 
 def log_sums_of_others(values: Array) -> Array:
@@ -107,7 +139,11 @@ def _ranks(values: Array) -> Array:
     """Places of values (T, ...) in their order along the first axis."""
     if len(values) > _FEW:  # a sort takes much longer than a few comparisons
         return jnp.argsort(values, axis=0)  # as random as its inverse
-    before = jnp.tri(len(values), k=-1, dtype=bool).reshape(
-        *[len(values)] * 2, *[1] * (values.ndim - 1)
-    )
-    return ((values < values[:, None]) | ((values == values[:, None]) & before)).sum(axis=1)
+    draws = jnp.arange(len(values)).reshape(-1, *[1] * (values.ndim - 1))
+
+    def add(found: Array, draw: Array) -> tuple[Array, None]:
+        # One draw after the other: all comparisons at once take ten times as long in a loop.
+        value = values[draw]
+        return found + ((value < values) | ((value == values) & (draw < draws))), None
+
+    return lax.scan(add, jnp.zeros(values.shape, jnp.int32), jnp.arange(len(values)))[0]

@@ -9,12 +9,13 @@ from jax import Array, lax
 
 from numpyro_largecat.handlers.row_noise import apart_from_sites
 from numpyro_largecat.ops.gaussian_softmax import (
+    add_log_sums,
     log_mean_sigmoid,
-    log_sums_of_draws,
     log_sums_of_others,
     stratified_normals,
 )
 from numpyro_largecat.ops.running_top import RunningTop
+from numpyro_largecat.ops.top_and_rest import TopAndRest
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.eligible_classes import EligibleClasses
 from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities, Moments
@@ -51,24 +52,64 @@ def top_over_utilities(
 
     They are looked for among ``NUM_TRIED`` times as many with the highest scores, the mean utility
     and the larger of a standard deviation and of what the variance adds to the mean exponential,
-    half of it, and two standard deviations at most: a probability grows no more.
+    half of it, and two standard deviations at most: a probability grows no more. One pass over the
+    classes, and one more for each draw if sites outside of the class plate are drawn too.
     """
     utilities = gaussian.utilities
     num_tried = min(NUM_TRIED * num_top, utilities.num_categories)
-    slopes = gaussian.slopes(None)
+    one_pass = gaussian.with_progress(1)
+    if gaussian.is_drawn_outside:
+        high, tried = _highest(one_pass, num_tried, eligible)
+        log_probs = log_mean_probs(gaussian, tried, keys)
+    else:
+        high, tried, by_draw = _top_and_probs(one_pass, num_tried, keys, eligible)
+        log_probs = jax.nn.logsumexp(by_draw, axis=0) - jnp.log(len(keys))
+    best, place = lax.top_k(jnp.where(jnp.isfinite(high), log_probs, high), num_top)
+    return jnp.take_along_axis(tried, place, axis=-1), best
+
+
+def _highest(
+    gaussian: GaussianUtilities, num_tried: int, eligible: EligibleClasses
+) -> tuple[Array, Array]:
+    """The highest scores and their classes."""
+    utilities, slopes = gaussian.utilities, gaussian.slopes(None)
 
     def add(part: ChunkedUtilities, best: RunningTop, chunk: Array) -> RunningTop:
         moments, ids = gaussian.of_chunk(part, chunk, None, slopes)
-        sd = jnp.sqrt(moments.variance)
-        high = moments.mean + sd * jnp.clip(sd / 2, 1, 2)
-        return best.include(eligible.only(high, ids[0], utilities.num_categories), ids[0])
+        scores = _scores(moments.mean, jnp.sqrt(moments.variance))
+        return best.include(eligible.only(scores, ids[0], utilities.num_categories), ids[0])
 
     shape, size = utilities.batch_shape, utilities.chunk_size
     start = RunningTop.start(shape, num_tried, size, utilities.dtype)
-    high, tried = gaussian.with_progress(1).utilities.visit(add, start, RunningTop.merge).finish()
-    log_probs = jnp.where(jnp.isfinite(high), log_mean_probs(gaussian, tried, keys), high)
-    best, place = lax.top_k(log_probs, num_top)
-    return jnp.take_along_axis(tried, place, axis=-1), best
+    found: tuple[Array, Array] = utilities.visit(add, start, RunningTop.merge).finish()
+    return found
+
+
+def _top_and_probs(
+    gaussian: GaussianUtilities, num_tried: int, keys: Array, eligible: EligibleClasses
+) -> tuple[Array, Array, Array]:
+    """The same, and their log probabilities for each draw."""
+    utilities, slopes = gaussian.utilities, gaussian.slopes(None)
+    num_draws, noise_key = len(keys), apart_from_sites(keys[0])
+
+    def draw(ids: Array) -> Array:
+        return stratified_normals(noise_key, ids, num_draws, utilities.dtype)
+
+    def add(part: ChunkedUtilities, found: TopAndRest, chunk: Array) -> TopAndRest:
+        moments, ids = gaussian.of_chunk(part, chunk, None, slopes)
+        scale = jnp.sqrt(moments.variance)
+        scores = eligible.only(_scores(moments.mean, scale), ids[0], utilities.num_categories)
+        return found.include(scores, moments.mean, scale, draw(ids), ids[0])
+
+    shape, size = utilities.batch_shape, utilities.chunk_size
+    start = TopAndRest.start(shape, num_tried, num_draws, size, utilities.dtype)
+    found: TopAndRest = utilities.visit(add, start, TopAndRest.merge)
+    high, tried, (mean, scale, log_sums) = found.finish(draw)
+    return high, tried, _given_sums(log_sums, mean, scale, draw(tried))
+
+
+def _scores(mean: Array, scale: Array) -> Array:
+    return mean + scale * jnp.clip(scale / 2, 1, 2)
 
 
 def _log_probs_by_draw(
@@ -80,13 +121,18 @@ def _log_probs_by_draw(
     """
     log_sums, own = _sums_and_moments(gaussian, classes, key, noise_key, num_draws)
     scale = jnp.sqrt(own.variance)
+    normals = stratified_normals(noise_key, classes, num_draws, scale.dtype)
+    return _given_sums(log_sums, own.mean, scale, normals)
+
+
+def _given_sums(log_sums: Array, mean: Array, scale: Array, normals: Array) -> Array:
+    """The same for some classes, given the log sums (num_draws, ...) of all others."""
 
     def of_draw(drawn: tuple[Array, Array]) -> Array:
         log_sum, z = drawn
-        log_others = jnp.logaddexp(log_sum[..., None], log_sums_of_others(own.mean + scale * z))
-        return log_mean_sigmoid(own.mean - log_others, own.variance)
+        log_others = jnp.logaddexp(log_sum[..., None], log_sums_of_others(mean + scale * z))
+        return log_mean_sigmoid(mean - log_others, scale**2)
 
-    normals = stratified_normals(noise_key, classes, num_draws, scale.dtype)
     return lax.map(of_draw, (log_sums, normals))
 
 
@@ -107,12 +153,12 @@ def _sums_and_moments(
         others = jnp.put_along_axis(
             moments.mean, place, -jnp.inf, axis=-1, inplace=False, mode="drop"
         )
-        sums = log_sums_of_draws(others, jnp.sqrt(moments.variance), normals)
+        log_sums = add_log_sums(log_sums, others, jnp.sqrt(moments.variance), normals)
 
         def taken(of_chunk: Array, known: Array) -> Array:
             return jnp.where(is_here, jnp.take_along_axis(of_chunk, place, axis=-1), known)
 
-        return jnp.logaddexp(log_sums, sums), Moments(*map(taken, moments, own))
+        return log_sums, Moments(*map(taken, moments, own))
 
     def merge(found: Found, other: Found) -> Found:
         own = map(jnp.maximum, found[1], other[1])

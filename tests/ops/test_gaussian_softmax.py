@@ -10,6 +10,7 @@ import pytest
 from scipy.special import expit, logsumexp, ndtr
 
 from numpyro_largecat.ops.gaussian_softmax import (
+    add_log_sums,
     log_mean_sigmoid,
     log_sums_of_draws,
     log_sums_of_others,
@@ -54,6 +55,24 @@ def test_log_sums_neither_overflow_nor_underflow(spread):
     found = log_sums_of_draws(*(jnp.array(x, jnp.float32) for x in (mean, scale, normals)))
     expected = logsumexp(mean + scale * normals[:, None], axis=-1)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("before", ["nothing", "near", "far below", "far above", "far apart"])
+def test_more_classes_are_added_wherever_the_sums_are(before):
+    rng = np.random.default_rng(0)
+    mean, scale, normals = (rng.normal(size=shape) for shape in [(4, 50), (4, 50), (3, 50)])
+    scale = abs(scale)
+    known = {
+        "nothing": np.full((3, 4), -np.inf),
+        "near": rng.normal(size=(3, 4)),
+        "far below": np.full((3, 4), -200.0),
+        "far above": np.full((3, 4), 200.0),
+        "far apart": np.linspace(-100, 100, 3)[:, None] + np.zeros(4),
+    }[before]
+    arrays = (known, mean, scale, normals)
+    found = jax.jit(add_log_sums)(*(jnp.array(x, jnp.float32) for x in arrays))
+    more = logsumexp(mean + scale * normals[:, None], axis=-1)
+    np.testing.assert_allclose(found, np.logaddexp(known, more), rtol=1e-5)
 
 
 def test_classes_that_are_left_out_count_for_nothing():

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The highest classes and the sums of all others, beside sums over all classes at once."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+
+from numpyro_largecat.ops.top_and_rest import TopAndRest
+
+N, NUM_TOP = 3, 4
+
+
+def rest_by_hand(mean, scale, draws, classes):
+    """Log sums of the draws of all classes but these, (T, N)."""
+    values = mean + scale * draws[:, None]
+    for n in range(N):
+        values[:, n, classes[n]] = -np.inf
+    return logsumexp(values, axis=-1)
+
+
+def visit(mean, scale, draws, chunk_size, scores=None, parts=1):
+    """Take in all classes, chunk by chunk, in so many parts that are merged."""
+    scores = mean + scale if scores is None else scores
+    num_classes, num_draws = mean.shape[1], len(draws)
+    draw = jax.jit(lambda ids: jnp.asarray(draws, jnp.float32)[:, ids])
+    include = jax.jit(lambda found, *args: found.include(*args))
+    found = []
+    for part in np.split(np.arange(0, num_classes, chunk_size), parts):
+        own = TopAndRest.start((N,), NUM_TOP, num_draws, chunk_size, jnp.float32)
+        for first in part:
+            these = slice(first, first + chunk_size)
+            chunk = [jnp.asarray(x[:, these], jnp.float32) for x in (scores, mean, scale, draws)]
+            own = include(own, *chunk, jnp.asarray(first))
+        found.append(own)
+    for own in found[1:]:
+        found[0] = found[0].merge(own)
+    best, classes, (own_mean, own_scale, log_rest) = found[0].finish(draw)
+    np.testing.assert_array_equal(own_mean, np.take_along_axis(np.float32(mean), classes, 1))
+    np.testing.assert_array_equal(own_scale, np.take_along_axis(np.float32(scale), classes, 1))
+    return best, np.asarray(classes), log_rest
+
+
+@pytest.mark.parametrize("spread", [0.1, 3.0, 60.0])
+@pytest.mark.parametrize("chunk_size", [16, 48, 35, 240])
+@pytest.mark.parametrize("num_draws", [1, 3, 11])
+def test_no_class_is_left_out_or_counted_twice(spread, chunk_size, num_draws):
+    """With large standard deviations, sums of one draw are nothing beside those of another."""
+    rng = np.random.default_rng(0)
+    mean = np.round(spread * rng.normal(size=(N, 1680)), 1)
+    scale = spread * rng.gamma(2, size=(N, 1680)) / 4
+    draws = rng.normal(size=(num_draws, 1680))
+    best, classes, log_rest = visit(mean, scale, draws, chunk_size)
+    np.testing.assert_allclose(best, -np.sort(-(mean + scale))[:, :NUM_TOP], rtol=1e-5)
+    np.testing.assert_allclose(log_rest, rest_by_hand(mean, scale, draws, classes), rtol=1e-4)
+
+
+@pytest.mark.parametrize("order", ["rising", "falling"])
+def test_blocks_that_others_replace_are_added(order):
+    """With rising scores all blocks of a chunk come before all that were kept."""
+    mean = np.linspace(-3, 3, 640)[None].repeat(N, 0)
+    mean = mean if order == "rising" else -mean
+    draws = np.random.default_rng(0).normal(size=(2, 640))
+    scale = np.full_like(mean, 0.5)
+    _, classes, log_rest = visit(mean, scale, draws, 64)
+    np.testing.assert_allclose(log_rest, rest_by_hand(mean, scale, draws, classes), rtol=1e-5)
+
+
+def test_one_class_that_is_nearly_all_of_the_sum_takes_no_other_with_it():
+    mean = np.zeros((N, 320))
+    mean[:, 100] = 70.0
+    draws, scale = np.zeros((2, 320)), np.zeros((N, 320))
+    _, classes, log_rest = visit(mean, scale, draws, 32)
+    assert (classes[:, 0] == 100).all()
+    np.testing.assert_allclose(log_rest, np.log(320 - NUM_TOP), rtol=1e-5)
+
+
+def test_a_block_far_below_an_uncertain_class_is_not_lost_when_it_leaves():
+    """The first chunk's scores are of one class with a standard deviation of 50."""
+    mean, scale = np.full((N, 160), -30.0), np.full((N, 160), 0.1)
+    scale[:, 3], mean[:, 80:] = 50.0, -20.0
+    draws = np.full((1, 160), -2.0)
+    _, classes, log_rest = visit(mean, scale, draws, 16)
+    np.testing.assert_allclose(log_rest, rest_by_hand(mean, scale, draws, classes), rtol=1e-5)
+
+
+def test_classes_that_may_not_be_named_count():
+    """Their scores are -inf; those that are not available have means of -inf."""
+    rng = np.random.default_rng(0)
+    mean, scale = rng.normal(size=(N, 96)), np.full((N, 96), 0.3)
+    mean[:, 40:90] = -np.inf
+    scores = np.where(np.arange(96) < 3, mean, -np.inf)
+    draws = rng.normal(size=(2, 96))
+    best, classes, log_rest = visit(mean, scale, draws, 32, scores)
+    assert (np.sort(classes[:, :3], axis=1) == np.arange(3)).all()
+    assert (best[:, 3] == -np.inf).all()
+    np.testing.assert_allclose(log_rest, rest_by_hand(mean, scale, draws, classes), rtol=1e-4)
+
+
+def test_parts_can_be_merged():
+    rng = np.random.default_rng(0)
+    mean, scale = rng.normal(size=(N, 960)), rng.gamma(2, size=(N, 960))
+    draws = rng.normal(size=(5, 960))
+    whole = visit(mean, scale, draws, 48)
+    merged = visit(mean, scale, draws, 48, parts=4)
+    for one, other in zip(whole, merged, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_what_is_not_known_is_nan():
+    mean = np.zeros((N, 64))
+    mean[1, 40] = np.nan
+    _, _, log_rest = visit(mean, np.ones_like(mean), np.zeros((2, 64)), 16, np.zeros_like(mean))
+    np.testing.assert_array_equal(np.isnan(log_rest).all(axis=0), [False, True, False])
