@@ -30,7 +30,8 @@ def is_concrete(value: Any) -> bool:
 def describe(value: Any) -> str:
     """What a value is, for a message: short, and of an array its dtype and shape alone."""
     if hasattr(value, "dtype") and np.ndim(value):
-        return f"an array of {value.dtype} of shape {np.shape(value)}"
+        kind = f"a {type(value).__name__}" if hasattr(value, "tocsr") else "an array"  # sparse
+        return f"{kind} of {value.dtype} of shape {np.shape(value)}"
     if isinstance(value, type):
         return f"the class {value.__name__}"
     text = repr(value)

@@ -23,7 +23,8 @@ def score_predictions(
 ) -> dict[str, float]:
     r"""Score the most probable classes of N observations against the observed ones.
 
-    - ``accuracy``: how often the most probable class is observed.
+    - ``accuracy``: how often the most probable class is observed. Left out if an observation has
+      several labels; see ``precision at 1`` then.
     - ``precision at n``: the share of the n most probable classes that are observed, on average.
       With one label for each observation it is at most 1 / n.
     - ``recall at n``: the share of an observation's labels that are among its n most probable
@@ -35,7 +36,8 @@ def score_predictions(
       none of ``top`` is.
     - ``calibration error``: the distance between the probability of the most probable class and how
       often it is observed, in bins of equal count by that probability, averaged over
-      observations. A calibrated model of finite data does not reach 0.
+      observations. A calibrated model of finite data does not reach 0. Left out if an observation
+      has several labels: the probabilities of a choice are of one of them, not of any.
     - ``log likelihood``: the mean of ``log_likelihood`` in nats; over draws, of the log of the mean
       probability.
 
@@ -87,7 +89,8 @@ def score_predictions(
     hits = _are_labels(classes, labels)
     discounts = 1 / np.log2(np.arange(num_top) + 2)
     best = np.cumsum(np.append(0, discounts))
-    scores = {"accuracy": float(hits[..., 0].mean())}
+    has_one = bool((num_labels == 1).all())
+    scores = {"accuracy": float(hits[..., 0].mean())} if has_one else {}
     for n in at:
         gain = (hits[..., :n] * discounts[:n]).sum(axis=-1)
         scores[f"precision at {n}"] = float(hits[..., :n].mean())
@@ -95,8 +98,9 @@ def score_predictions(
         scores[f"nDCG at {n}"] = float((gain / best[np.minimum(n, num_labels)]).mean())
     first = np.where(hits.any(axis=-1), hits.argmax(axis=-1) + 1, np.inf)
     scores["reciprocal rank"] = float((1 / first).mean())
-    probabilities = np.exp(np.asarray(top.log_probs)[..., 0])
-    scores["calibration error"] = _calibration_error(probabilities, hits[..., 0], num_bins)
+    if has_one:
+        probabilities = np.exp(np.asarray(top.log_probs)[..., 0])
+        scores["calibration error"] = _calibration_error(probabilities, hits[..., 0], num_bins)
     if log_likelihood is not None:
         log_probs = np.asarray(log_likelihood, np.float64)
         if log_probs.ndim == classes.ndim:

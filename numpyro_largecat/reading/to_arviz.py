@@ -70,7 +70,8 @@ def to_arviz(
 
     drawn = jax.eval_shape(draw, keys[0])
     if not drawn:
-        large = max(sizes, key=lambda name: sizes[name], default="classes")
+        of_latent = {frame.name for site in layout.sites.values() for frame in site.frames}
+        large = max(of_latent or sizes, key=lambda name: sizes.get(name, 0), default="classes")
         raise ValueError(
             f"the guide has no latent site to show: those in plates of over {SMALL_PLATE} rows are "
             f"left out, unless `rows` names some, `rows={{'{large}': [0, 1]}}`; they have {sizes}."

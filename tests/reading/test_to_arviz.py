@@ -161,6 +161,23 @@ def test_an_empty_posterior_is_refused():
         lc.Fitted(model, guide, params).on(y).to_arviz(rng_key=jax.random.key(1))
 
 
+def test_rows_are_named_of_a_plate_that_has_latent_sites():
+    """Not of the larger one of the data."""
+
+    def model(y):
+        with lc.class_plate("classes", NUM_CATEGORIES, y, num_sampled=4) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", 2 * NUM_CATEGORIES) as rows:
+            lc.sample_choice("y", b[None], classes=classes, rows=rows, obs=y)
+
+    y = jnp.zeros(2 * NUM_CATEGORIES, int)
+    params = {"b_auto_loc": jnp.zeros(NUM_CATEGORIES)}
+    with pytest.raises(ValueError, match=r"`rows={'classes': \[0, 1\]}`"):
+        lc.Fitted(model, class_points_of(NUM_CATEGORIES, b=()), params).on(y).to_arviz(
+            rng_key=jax.random.key(1)
+        )
+
+
 # With the observed choices.
 
 FEW, MANY_ROWS = 6, 200
