@@ -51,7 +51,8 @@ class PartsCheck(NamedTuple):
             )
             findings.append(Finding("Pareto k of the small sites", self.small_sites, None, advice))
         for name, share in (self.small_shares or {}).items():
-            advice = _advice_of_share(share, "give the small sites an AutoMultivariateNormal")
+            fix = "let rows follow them (`follow=`), or give them an AutoMultivariateNormal"
+            advice = _advice_of_share(share, fix)
             findings.append(
                 Finding(f"sd over that of the best Gaussian, {name}", share, None, advice)
             )
