@@ -81,6 +81,11 @@ class Corpus:
         if self.vocabulary is not None:
             plain = tuple(str(w) if isinstance(w, np.str_) else w for w in self.vocabulary)
             object.__setattr__(self, "vocabulary", plain)  # NumPy's show their type
+            for place, word in enumerate(plain):
+                if not isinstance(word, str):
+                    form = "strings, as `CountVectorizer.get_feature_names_out` gives"
+                    got = f"{describe(word)}, at position {place}"
+                    raise TypeError(f"`vocabulary` must be {form}; got {got}.")
             size = len(set(self.vocabulary))
             if not len(self.vocabulary) == size == self.num_words:
                 got = f"{len(self.vocabulary)}, of which {size} differ"
@@ -130,7 +135,7 @@ class Corpus:
             as_integers(matrix.data),
             matrix.indptr.astype(np.int64),
             matrix.shape[1],
-            None if names is None else tuple(map(str, names)),
+            names,
         )
 
     @classmethod

@@ -363,6 +363,14 @@ def test_a_vocabulary_without_order_is_refused() -> None:
         Corpus.from_documents([["a"]], numbers)
 
 
+@pytest.mark.parametrize("word", [None, b"moon", 3, float("nan")])
+def test_words_that_are_no_strings_are_refused(word):
+    """As text, they would be other words than those that a vectorizer finds."""
+    counts = csr_array(np.eye(2, dtype=int))
+    with pytest.raises(TypeError, match=r"`vocabulary` must be strings.*at position 1"):
+        Corpus.from_csr(counts, ["sea", word])
+
+
 def test_words_of_an_array_are_plain_strings() -> None:
     """NumPy's print as np.str_('a')."""
     names = np.array(WORDS)
