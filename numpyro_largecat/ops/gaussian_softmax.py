@@ -25,7 +25,6 @@ from numpyro_largecat.ops.hash_bits import hash_bits
 
 _STEP, _REACH = 0.4, 5.6  # of the trapezoidal rule, in standard deviations
 _FEW = 32  # draws
-_SPREAD = 30.0  # nats; the smallest float32 is 87 below 1
 
 
 def log_sums_of_draws(mean: Array, scale: Array, normals: Array) -> Array:
@@ -85,7 +84,8 @@ def shift_of(log_sums: Array) -> tuple[Array, Array]:
     What is too small to be represented below it is then nothing to any of the sums.
     """
     high, low = log_sums.max(axis=0), log_sums.min(axis=0)
-    is_known = jnp.isnan(high) | (high - low < _SPREAD)  # of infinite ones the difference is NaN
+    most = -math.log(float(finfo(log_sums.dtype).tiny)) / 3
+    is_known = jnp.isnan(high) | (high - low < most)  # of infinite ones the difference is NaN
     return high, is_known.all()
 
 

@@ -35,7 +35,7 @@ class RunningTop(NamedTuple):
     ) -> RunningTop:
         """No blocks yet, of B = ``size`` or what suits chunks of ``chunk_size`` values."""
         shape = (*batch_shape, num_top)
-        size = _block_size(num_top, chunk_size) if size is None else size
+        size = block_size(num_top, chunk_size) if size is None else size
         values = jnp.full((*shape, size), -jnp.inf, dtype)
         first = jnp.full(shape, np.iinfo(np.int32).max, jnp.int32)
         return RunningTop(values[..., 0], values, first)
@@ -52,7 +52,7 @@ class RunningTop(NamedTuple):
         num_top, size = self.values.shape[-2:]
         blocks = values.reshape((*values.shape[:-1], -1, size))
         # A block of classes of probability zero comes before no block.
-        highest = jnp.maximum(blocks.max(axis=-1), float(finfo(values.dtype).min))
+        highest = _one_nan(jnp.maximum(blocks.max(axis=-1), float(finfo(values.dtype).min)))
         best, place = lax.top_k(jnp.concatenate([self.highest, highest], axis=-1), num_top)
         kept = Kept(place)
         starts = jnp.asarray(first, jnp.int32) + size * jnp.arange(blocks.shape[-2], dtype="int32")
@@ -74,16 +74,17 @@ class RunningTop(NamedTuple):
 
     def finish(self) -> tuple[Array, Array]:
         """The n largest values, best first and of equals the first, and their classes."""
-        best, place = self.places()
+        best, place = self.places(self.values.shape[-2])
         size = self.values.shape[-1]
         return best, jnp.take_along_axis(self.first, place // size, axis=-1) + place % size
 
-    def places(self) -> tuple[Array, Array]:
-        """The same values, and their places among the n B of the blocks."""
-        num_top, size = self.values.shape[-2:]
+    def places(self, num_top: int) -> tuple[Array, Array]:
+        """The largest values, and their places among the n B of the blocks."""
+        size = self.values.shape[-1]
         order = jnp.argsort(self.first, axis=-1)  # so that of equal values the first is found
         values = jnp.take_along_axis(self.values, order[..., None], axis=-2)
-        best, place = lax.top_k(values.reshape((*order.shape[:-1], -1)), num_top)
+        flat = _one_nan(values.reshape((*order.shape[:-1], -1)))
+        best, place = lax.top_k(flat, num_top)
         return best, jnp.take_along_axis(order, place // size, axis=-1) * size + place % size
 
 
@@ -126,13 +127,18 @@ class Kept(NamedTuple):
         return is_left[..., :num_old], is_left[..., num_old:]
 
 
+def _one_nan(values: Array) -> Array:
+    """Values whose NaNs have the sign that a search takes for the largest, as all of theirs do."""
+    return jnp.where(jnp.isnan(values), jnp.nan, values)
+
+
 def _take(values: Array, place: Array) -> Array:
     """Entries of the last axis; ``values`` may have more axes in front."""
     place = place.reshape((1,) * (values.ndim - place.ndim) + place.shape)
     return jnp.take_along_axis(values, place, axis=-1)
 
 
-def _block_size(num_top: int, chunk_size: int) -> int:
+def block_size(num_top: int, chunk_size: int) -> int:
     """A power of two near sqrt(M / n), which balances the two searches, that divides M."""
     balanced = math.isqrt(max(chunk_size // num_top, 1))
     return math.gcd(chunk_size, 1 << (balanced.bit_length() - 1))

@@ -20,9 +20,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_largecat.ops.gaussian_softmax import shift_of
-from numpyro_largecat.ops.running_top import Kept, RunningTop
+from numpyro_largecat.ops.running_top import Kept, RunningTop, block_size
 
 BLOCK = 16  # classes: sums of so many are fast, and those of the blocks that are kept are few
+FEW = 64  # blocks of this size; of more, they are smaller
 _DRAWS = 8  # whose sums of a chunk's blocks are in memory together
 _ROWS = 16  # whose blocks are drawn together at the end
 
@@ -38,12 +39,19 @@ class TopAndRest(NamedTuple):
 
     @staticmethod
     def start(
-        batch_shape: tuple[int, ...], num_top: int, num_draws: int, chunk_size: int, dtype: Any
+        batch_shape: tuple[int, ...],
+        num_top: int,
+        num_draws: int,
+        num_classes: int,
+        chunk_size: int,
+        dtype: Any,
     ) -> TopAndRest:
-        """No classes yet."""
-        size = math.gcd(chunk_size, BLOCK)
-        top = RunningTop.start(batch_shape, num_top, chunk_size, dtype, size)
-        log_sums = jnp.full((num_draws, *batch_shape, num_top), -jnp.inf, dtype)
+        """No classes yet, of ``num_classes`` with those that fill chunks."""
+        is_few = num_top <= FEW
+        size = math.gcd(chunk_size, BLOCK) if is_few else block_size(num_top, chunk_size)
+        num_blocks = min(num_top, num_classes // size)
+        top = RunningTop.start(batch_shape, num_blocks, chunk_size, dtype, size)
+        log_sums = jnp.full((num_draws, *batch_shape, num_blocks), -jnp.inf, dtype)
         mean, scale = jnp.full_like(top.values, -jnp.inf), jnp.zeros_like(top.values)
         return TopAndRest(top, mean, scale, log_sums, log_sums[..., 0])
 
@@ -82,13 +90,15 @@ class TopAndRest(NamedTuple):
             jnp.logaddexp(self._rest_with(is_left), other._rest_with(others_left)),
         )
 
-    def finish(self, draw: Callable[[Array], Array]) -> tuple[Array, Array, tuple[Array, ...]]:
-        """The n highest scores, their classes, and the means, scales and log sums of all others.
+    def finish(
+        self, num_top: int, draw: Callable[[Array], Array]
+    ) -> tuple[Array, Array, tuple[Array, ...]]:
+        """The highest scores, their classes, and the means, scales and log sums of all others.
 
         ``draw`` gives the draws (T, ...) of classes (...). The means and scales are of shape
-        (..., n), the sums (T, ...).
+        (..., num_top), the sums (T, ...).
         """
-        best, place = self.top.places()
+        best, place = self.top.places(num_top)
         size = self.top.values.shape[-1]
         ids = (self.top.first[..., None] + jnp.arange(size)).reshape(*best.shape[:-1], -1)
         mean, scale = self.mean.reshape(ids.shape), self.scale.reshape(ids.shape)

@@ -176,6 +176,12 @@ class ChunkedUtilities:
         """Whether the classes are spread over devices; those past a device's own have -inf too."""
         return self._parts is not None
 
+    @property
+    def num_visited(self) -> int:
+        """Classes of all chunks, those that fill them too."""
+        num_devices = 1 if self._parts is None else -(-self.num_categories // self._parts.num_rows)
+        return num_devices * self.num_chunks * self.chunk_size
+
     def is_visited(self, classes: Array) -> Array:
         """Which of the classes of a chunk are classes, and of this device if they are spread."""
         return classes < self._end

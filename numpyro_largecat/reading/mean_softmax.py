@@ -101,10 +101,10 @@ def _top_and_probs(
         scores = eligible.only(_scores(moments.mean, scale), ids[0], utilities.num_categories)
         return found.include(scores, moments.mean, scale, draw(ids), ids[0])
 
-    shape, size = utilities.batch_shape, utilities.chunk_size
-    start = TopAndRest.start(shape, num_tried, num_draws, size, utilities.dtype)
+    sizes = utilities.num_visited, utilities.chunk_size
+    start = TopAndRest.start(utilities.batch_shape, num_tried, num_draws, *sizes, utilities.dtype)
     found: TopAndRest = utilities.visit(add, start, TopAndRest.merge)
-    high, tried, (mean, scale, log_sums) = found.finish(draw)
+    high, tried, (mean, scale, log_sums) = found.finish(num_tried, draw)
     return high, tried, _given_sums(log_sums, mean, scale, draw(tried))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -38,6 +39,14 @@ class LossLog:
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Say so beside the bar, and leave the time out of what it says of steps."""
+        self.bar.set_postfix_str("compiling")
+        yield
+        self.bar.set_postfix_str("", refresh=False)
+        self.bar.unpause()
 
     def steps_to_go(self, most: int) -> int:
         """Steps to take next, at most ``most``; 0 at the end."""

@@ -30,3 +30,12 @@ def test_the_largest_values_of_all_chunks_are_kept(num_top, num_values):
     width = order.shape[1]  # fewer values than places: the last places hold -inf
     np.testing.assert_array_equal(found[:, :width], np.take_along_axis(together, order, 1))
     np.testing.assert_array_equal(ids[:, :width], order)
+
+
+@pytest.mark.parametrize("nan", [np.nan, -np.nan])
+def test_what_is_not_known_comes_first_whatever_its_sign(nan):
+    """So that no row of it names classes; a processor gives -inf - -inf the other sign."""
+    values = np.float32([[1, 2, nan, 4, 0, 0, 0, 0], [nan] * 8])
+    found, ids = RunningTop.start((2,), 2, 8, jnp.float32).include(jnp.array(values), 0).finish()
+    np.testing.assert_array_equal(np.isnan(found), [[True, False], [True, True]])
+    assert ids.tolist() == [[2, 3], [0, 1]]

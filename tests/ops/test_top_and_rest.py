@@ -30,7 +30,7 @@ def visit(mean, scale, draws, chunk_size, scores=None, parts=1):
     include = jax.jit(lambda found, *args: found.include(*args))
     found = []
     for part in np.split(np.arange(0, num_classes, chunk_size), parts):
-        own = TopAndRest.start((N,), NUM_TOP, num_draws, chunk_size, jnp.float32)
+        own = TopAndRest.start((N,), NUM_TOP, num_draws, num_classes, chunk_size, jnp.float32)
         for first in part:
             these = slice(first, first + chunk_size)
             chunk = [jnp.asarray(x[:, these], jnp.float32) for x in (scores, mean, scale, draws)]
@@ -38,7 +38,7 @@ def visit(mean, scale, draws, chunk_size, scores=None, parts=1):
         found.append(own)
     for own in found[1:]:
         found[0] = found[0].merge(own)
-    best, classes, (own_mean, own_scale, log_rest) = found[0].finish(draw)
+    best, classes, (own_mean, own_scale, log_rest) = found[0].finish(NUM_TOP, draw)
     np.testing.assert_array_equal(own_mean, np.take_along_axis(np.float32(mean), classes, 1))
     np.testing.assert_array_equal(own_scale, np.take_along_axis(np.float32(scale), classes, 1))
     return best, np.asarray(classes), log_rest
@@ -100,6 +100,22 @@ def test_classes_that_may_not_be_named_count():
     np.testing.assert_allclose(log_rest, rest_by_hand(mean, scale, draws, classes), rtol=1e-4)
 
 
+@pytest.mark.parametrize("num_top", [100, 480])
+def test_of_many_classes_smaller_blocks_are_kept_and_no_more_than_there_are(num_top):
+    rng = np.random.default_rng(0)
+    mean, draws = rng.normal(size=(N, 480)), rng.normal(size=(2, 480))
+    start = TopAndRest.start((N,), num_top, 2, 480, 240, jnp.float32)
+    assert start.mean.size <= 2 * N * 480
+    chunks = np.split(np.float32(mean), 2, axis=1), np.split(np.float32(draws), 2, axis=1)
+    found = start
+    for i, (m, z) in enumerate(zip(*chunks, strict=True)):
+        found = found.include(m, m, jnp.ones_like(m), z, jnp.asarray(240 * i))
+    best, classes, (_, _, log_rest) = found.finish(num_top, lambda ids: jnp.array(draws)[:, ids])
+    np.testing.assert_allclose(best, -np.sort(-mean)[:, :num_top], rtol=1e-6)
+    expected = rest_by_hand(mean, np.ones_like(mean), draws, np.asarray(classes))
+    np.testing.assert_allclose(log_rest, expected, rtol=1e-5)
+
+
 def test_parts_can_be_merged():
     rng = np.random.default_rng(0)
     mean, scale = rng.normal(size=(N, 960)), rng.gamma(2, size=(N, 960))
@@ -110,8 +126,9 @@ def test_parts_can_be_merged():
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_what_is_not_known_is_nan():
+@pytest.mark.parametrize("nan", [np.nan, -np.nan])
+def test_what_is_not_known_is_nan(nan):
     mean = np.zeros((N, 64))
-    mean[1, 40] = np.nan
+    mean[1, 40] = nan
     _, _, log_rest = visit(mean, np.ones_like(mean), np.zeros((2, 64)), 16, np.zeros_like(mean))
     np.testing.assert_array_equal(np.isnan(log_rest).all(axis=0), [False, True, False])

@@ -418,6 +418,19 @@ def test_guide_of_frequencies_and_assignments_has_the_bound(num_active: int) -> 
     assert abs(draws.mean() - expected) < 5.5 * error + 0.02
 
 
+@pytest.mark.parametrize("num_active", [16, 40])
+def test_topics_of_a_word_are_all_different(num_active: int) -> None:
+    """Also where a document has fewer, or a slot no word; their probabilities are then 0."""
+    topics = np.full((64, 12), -40.0)
+    topics[np.arange(12), np.arange(12)] = 0.0  # twelve topics have a word each
+    topics[12:, 11] = 0.0  # and the others one that no document has
+    documents = np.array([[[0, 3], [1, 2], [5, 0]], [[7, 1], [0, 0], [0, 0]]])
+    found = lc.TopicDocument(jnp.asarray(topics), 0.1, num_active).posterior(documents)
+    ids = np.sort(np.asarray(found.assignments.indices), axis=-1)
+    assert ids.shape == (2, 3, num_active) and (np.diff(ids, axis=-1) > 0).all()
+    np.testing.assert_array_equal(found.assignments.mode[0, :2], [0, 1])
+
+
 def test_posterior_needs_one_set_of_topics() -> None:
     with pytest.raises(NotImplementedError, match="one set of topics"):
         lc.TopicDocument(SETS, 0.1, 2).posterior(DOCUMENTS[:2])

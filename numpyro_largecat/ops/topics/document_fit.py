@@ -219,13 +219,18 @@ def at_least_size(solve: Callable[[int], T], counts: Array, size: int | None = N
 
 
 def take_active(
-    topics: Topics, words: Array, word_counts: Array, counts: Array, size: int
+    topics: Topics,
+    words: Array,
+    word_counts: Array,
+    counts: Array,
+    size: int,
+    find: Callable[[Array, int], tuple[Array, Array]] = active_topics,
 ) -> tuple[ActiveTopics, Array]:
     """See documents through their topics, ``size`` at most; also the counts of these, (B, A)."""
     if size == topics.num_topics:
         ids, own = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), counts.shape), counts
     else:
-        ids, own = active_topics(counts, size)
+        ids, own = find(counts, size)
     columns = topics.table[words[:, :, None], ids[:, None, :]].swapaxes(1, 2)
     is_active = (num_active_topics(own[..., None]) > 0)[..., None]
     shift = finite_max(jnp.where(is_active, columns, -jnp.inf), axis=1)

@@ -108,6 +108,12 @@ def active_topics(counts: Array, size: int) -> tuple[Array, Array]:
     return ids, jnp.where(is_taken, jnp.take_along_axis(counts, ids, axis=-1), 0)
 
 
+def largest_topics(counts: Array, size: int) -> tuple[Array, Array]:
+    """The ``size`` largest topics of each document, all different, and their counts."""
+    own, ids = lax.top_k(counts, size)
+    return ids, own
+
+
 def order_keys(weights: Array) -> Array:
     """Integers in the order of weights (B, A, U) of 0 or more, all different along axis 1.
 

@@ -21,6 +21,8 @@ from numpyro_largecat.ops.topics.document_fit import (
 )
 from numpyro_largecat.ops.topics.sweeps import (
     ActiveTopics,
+    active_topics,
+    largest_topics,
     next_largest,
     num_active_topics,
     num_places,
@@ -39,9 +41,12 @@ class _Block(NamedTuple):
     word_counts: Array  # (B, U)
     basis: Array  # (B, K)
 
-    def take_active(self, topics: Topics, size: int) -> tuple[ActiveTopics, Array]:
+    def take_active(
+        self, topics: Topics, size: int, *, largest: bool = False
+    ) -> tuple[ActiveTopics, Array]:
         """See documents through their topics, ``size`` at most."""
-        return take_active(topics, self.words, self.word_counts, self.basis, size)
+        find = largest_topics if largest else active_topics
+        return take_active(topics, self.words, self.word_counts, self.basis, size, find)
 
 
 @partial(jax.jit, static_argnames=("num_active", "size"))
@@ -114,7 +119,7 @@ def word_topics(
     topics = Topics(log_probs, concentration, jnp.zeros_like(concentration), None)
 
     def solve(block: tuple[Array, ...]) -> tuple[Array, Array]:
-        return _largest_shares(topics, num_active, _Block(*block), None)
+        return _largest_shares(topics, num_active, _Block(*block), None, all_different=True)
 
     inputs = words, word_counts.astype(log_probs.dtype), basis
     shares, ids = lax.map(solve, in_blocks(inputs, block_size_for(len(words))))
@@ -122,12 +127,22 @@ def word_topics(
 
 
 def _largest_shares(
-    topics: Topics, num_active: int, block: _Block, size: int | None
+    topics: Topics,
+    num_active: int,
+    block: _Block,
+    size: int | None,
+    *,
+    all_different: bool = False,
 ) -> tuple[Array, Array]:
-    """Responsibilities of each word's L topics, largest first, and which these are, (B, L, U)."""
+    """Responsibilities of each word's L topics, largest first, and which these are, (B, L, U).
+
+    Where a word has fewer, some topic may be there twice unless they are to be ``all_different``.
+    """
 
     def at(size: int) -> tuple[Array, Array]:
-        document, own = block.take_active(topics, size)
+        if all_different:
+            size = max(size, min(num_active, topics.num_topics))
+        document, own = block.take_active(topics, size, largest=all_different)
         weights = topic_weights(own, document.concentration)[..., None] * document.probs
         keys = order_keys(weights)
         last = jnp.full_like(keys[:, 0], np.iinfo(keys.dtype).max)
