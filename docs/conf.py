@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import warnings
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -27,6 +30,25 @@ extensions = [
 ]
 exclude_patterns = ["_build", "gallery"]
 
+# Dark on white in both styles, as pictures are.
+_FRAME = "width: 100%; height: 29rem; border: 0; background: white; color-scheme: light"
+
+
+def show_pages(
+    block: tuple[Any, ...], block_vars: dict[str, Any], gallery_conf: dict[str, Any]
+) -> str:
+    """Frames of the HTML pages that a block of a gallery program has saved."""
+    del gallery_conf
+    program, frames = Path(block_vars["target_file"]), []
+    for page in Path(block_vars["src_file"]).parent.glob("*.html"):
+        if page.name in block[1]:  # not what another program has left there
+            name = f"{program.stem}_{page.name}"
+            shutil.move(page, program.parent / "images" / name)
+            where = f'src="../_images/{name}" title="{page.stem}" style="{_FRAME}"'
+            frames.append(f".. raw:: html\n\n   <iframe {where}></iframe>\n\n")
+    return "".join(frames)
+
+
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "auto_gallery",  # written anew by each build
@@ -38,6 +60,7 @@ sphinx_gallery_conf = {
     "run_stale_examples": True,
     "remove_config_comments": True,
     "capture_repr": (),  # shows what a program prints, not what a line returns
+    "image_scrapers": ("matplotlib", show_pages),
 }
 suppress_warnings = ["config.cache"]  # of sphinx-gallery's own settings
 # ArviZ 0.23 says on its first import of the day that 1.x is different, on a page too.
@@ -85,5 +108,13 @@ def public_names(module: ModuleType, path: str) -> list[str]:
     return names
 
 
+def copy_pages(app: Sphinx, error: Exception | None) -> None:
+    """Put the pages of the gallery where their frames look for them."""
+    if error is None and app.builder.format == "html":
+        for page in Path(app.srcdir, "auto_gallery", "images").glob("*.html"):
+            shutil.copy(page, Path(app.outdir, "_images"))
+
+
 def setup(app: Sphinx) -> None:
     app.connect("env-check-consistency", warn_about_missing_entries)
+    app.connect("build-finished", copy_pages)

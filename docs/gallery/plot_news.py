@@ -16,9 +16,11 @@ subjects ourselves.
 import os
 from pathlib import Path
 
+import altair as alt
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 
 import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus, read_lda_c
@@ -99,6 +101,7 @@ figure.tight_layout()
 coherence = fit.coherence(train)
 largest = np.argsort(-fit.proportions(train).mean(axis=0))[:8]
 tops = fit.top_words(8, by="relevance")
+names = [" ".join(top.word for top in words[:3]) for words in tops]
 
 lc.plots.topics(
     [tops[k] for k in largest],
@@ -118,13 +121,10 @@ order = np.random.default_rng(1).permutation(np.repeat(words, counts))
 lengths = [n for n in (1, 2, 5, 10, 20, 40, 80) if n <= len(order)]
 parts = [np.unique(order[:n], return_counts=True) for n in lengths]
 shares = fit.proportions(Corpus.from_rows(parts, train.num_words, train.vocabulary))
-order = np.argsort(-shares[-1])[:4]
 
 figure, axes = plt.subplots(figsize=(6, 3))
-for k in order:
-    axes.plot(
-        lengths, shares[:, k], "o-", label=" ".join(top.word for top in tops[k][:3])
-    )
+for k in np.argsort(-shares[-1])[:4]:
+    axes.plot(lengths, shares[:, k], "o-", label=names[k])
 axes.set(xscale="log", xlabel="words read", ylabel="share of the topic")
 axes.legend(fontsize=8)
 figure.tight_layout()
@@ -139,9 +139,77 @@ some = train[:12]
 lc.plots.responsibilities(
     fit.proportions(some),
     [f"document {d}" for d in range(len(some))],
-    {k: " ".join(top.word for top in tops[k][:3]) for k in range(num_topics)},
+    dict(enumerate(names)),
 )
 
 # %%
-# For a page to click through: ``pyLDAvis.prepare(**fit.for_pyldavis(train))``.
-# Covariates, seeds and time are in the recipes for topic models.
+# A page to click through
+# -----------------------
+# As in LDAvis, topics that share words are close, and the area of a topic is its share
+# of all tokens. The page holds the words that come first at some weight of probability
+# in relevance.
+
+numbers = fit.for_pyldavis(train)
+vocabulary, occurs = np.array(numbers["vocab"]), numbers["term_frequency"]
+sizes = numbers["doc_lengths"] @ numbers["doc_topic_dists"]
+tokens = sizes[:, None] * numbers["topic_term_dists"]
+share = tokens / tokens.sum(axis=0)
+is_first = np.zeros(tokens.shape, bool)
+for lack in np.linspace(0, 1, 11):
+    order = np.argsort(lack * np.log(occurs) - np.log(tokens), axis=1)
+    np.put_along_axis(is_first, order[:, :10], True, axis=1)
+k, v = np.nonzero(is_first.any(axis=0) & (is_first | (share > 0.02)))
+roots = np.sqrt(numbers["topic_term_dists"])  # as far apart as by Hellinger
+u, scale, _ = np.linalg.svd(roots - roots.mean(axis=0), full_matrices=False)
+x, y = (u * scale)[:, :2].T
+
+labels = np.array([f"{n}: {name}" for n, name in enumerate(names)])
+topics = pd.DataFrame({"topic": labels, "x": x, "y": y, "tokens": sizes})
+words = pd.DataFrame({"topic": labels[k], "word": vocabulary[v], "all": occurs[v]})
+words = words.assign(tokens=tokens[k, v].round(3), share=share[k, v].round(3))
+
+# %%
+# `Altair <https://altair-viz.github.io>`__ draws it, into a file that needs no network.
+# Pick a topic to read its first words, and in grey how often they occur in all. A lower
+# weight puts words first that other topics lack. Point at a word to see which topics
+# have it.
+
+menu = alt.binding_select(options=labels.tolist(), name="topic ")
+picked = alt.selection_point(
+    fields=["topic"], value=labels[largest[0]], bind=menu, on="symbol:click"
+)
+pointed = alt.selection_point(
+    fields=["word"], on="pointerover", clear="pointerout", empty=False
+)
+slider = alt.binding_range(min=0, max=1, step=0.1, name="weight of probability ")
+weight = alt.param("weight", value=0.6, bind=slider)
+blue, grey, orange = (alt.value(c) for c in ("#1f77b4", "#c3cbd4", "#ff7f0e"))
+
+place = alt.Chart(topics, width=340, height=330).mark_circle(stroke="white")
+place = place.encode(
+    alt.X("x:Q").axis(None),
+    alt.Y("y:Q").axis(None),
+    alt.Size("tokens:Q").scale(range=[0, 3000]),
+    tooltip="topic",
+)
+having = place.properties(data=words).transform_filter(pointed)
+looked_up = alt.LookupData(topics, "topic", ["x", "y", "tokens"])
+having = having.transform_lookup("topic", looked_up)
+first = alt.Chart(words, width=230, height=330).mark_bar().transform_filter(picked)
+first = first.transform_calculate(
+    order="(1 - weight) * log(datum.all) - log(datum.tokens)"
+)
+first = first.transform_window(rank="row_number()", sort=[{"field": "order"}])
+first = first.transform_filter("datum.rank <= 10")
+first = first.encode(alt.Y("word:N", title=None).sort(field="rank"))
+page = alt.layer(
+    place.encode(color=alt.when(picked).then(blue).otherwise(grey)).add_params(picked),
+    having.encode(color=orange, opacity="share:Q"),
+) | alt.layer(
+    first.encode(alt.X("all:Q", title="tokens in the topic, and in all"), color=grey),
+    first.encode(x="tokens:Q", color=alt.when(pointed).then(orange).otherwise(blue)),
+).add_params(weight, pointed)
+page = page.configure_legend(disable=True).configure_view(stroke=None)
+style = "#vis {flex-direction: column-reverse} form {font: 14px sans-serif}"
+options = {"actions": False, "defaultStyle": style}
+page.save("topics.html", inline=True, embed_options=options)

@@ -61,9 +61,10 @@ if (folder / "gowalla_train.txt.gz").is_file():
     train, test = (
         read_visits(folder / f"gowalla_{part}.txt.gz") for part in ("train", "test")
     )
-    D, num_steps, rows = 32, 20_000, 500
+    D, num_steps, rows, rates = 32, 20_000, 500, (0.001, 0.003, 0.01)
 else:
     (train, test), (D, num_steps, rows) = made_visits(), (4, 3_000, 200)
+    rates = (0.01, 0.03, 0.1)
 U, K = (
     len(train),
     1 + max(max(own.max(initial=0) for own in part) for part in (train, test)),
@@ -80,6 +81,8 @@ print(f"{U} users, {K} places, {len(users)} visits")
 # ---------
 # A user's row and a place's row make a utility; popular places have a constant of
 # their own. A step touches the users of its minibatch, their places and 100 others.
+# The steps are few, so that the page is soon made, and the fit says that more would
+# gain.
 
 counts = lc.EntityCounts.of(U, users)
 proposal = lc.FrequencyProposal(visits + 1)
@@ -138,14 +141,15 @@ chance = 20 / K
 
 
 # %%
-# A point estimate by the same steps, in PyTorch with sparse embeddings, if it is there:
-# utilities of drawn classes lose the log of how often they are drawn. Its best rate of
-# three, by this very score.
+# A point estimate by as many steps, in PyTorch with sparse embeddings, if it is there:
+# utilities of drawn classes lose the log of how often they are drawn, and there is no
+# prior. Its best rate of three, by this very score of the same users.
 
 
 def recall_in_torch(rate):
     import torch
 
+    torch.set_num_threads(1)  # more wait for each other where cores are busy
     torch.manual_seed(0)
     v, w, b = (
         torch.nn.Embedding(n, d, sparse=True) for n, d in ((U, D), (K, D), (K, 1))
@@ -173,17 +177,19 @@ def recall_in_torch(rate):
         optimizer.step()
         schedule.step()
     with torch.no_grad():
-        scores = (v.weight[some] @ w.weight.T + b.weight[:, 0]).numpy()
+        scores = v.weight[some] @ w.weight.T + b.weight[:, 0]
     for n, own in enumerate(been):
-        scores[n, own[own >= 0]] = -np.inf
-    best = np.argsort(-scores, axis=1)[:, :20]
+        scores[n, own[own >= 0]] = -torch.inf
+    best = scores.topk(20).indices.numpy()
     hits = [np.isin(own[own >= 0], top) for own, top in zip(later, best, strict=True)]
     return float(np.mean([hit.mean() for hit in hits]))
 
 
 recalls = {"chance": chance, "popularity": popularity}
 if importlib.util.find_spec("torch") is not None:
-    recalls["PyTorch"] = max(recall_in_torch(rate) for rate in (0.003, 0.01, 0.03))
+    by_rate = {rate: recall_in_torch(rate) for rate in rates}
+    print("PyTorch by rate:", {rate: round(by_rate[rate], 3) for rate in rates})
+    recalls["PyTorch"] = max(by_rate.values())
 recalls["two tables"] = ours
 figure, axes = plt.subplots(figsize=(5, 2.6))
 axes.barh(list(recalls), list(recalls.values()))
