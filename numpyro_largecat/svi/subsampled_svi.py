@@ -183,7 +183,14 @@ class SubsampledSVI(SVI):
             ValueError: If the arguments hold NaN or infinities, or labels out of range, or if the
                 optimiser or a constraint mixes rows of a subsampled plate.
         """
-        self.plan, state = first_run(self.plan, rng_key, args, kwargs, init_params)
+        try:
+            self.plan, state = first_run(self.plan, rng_key, args, kwargs, init_params)
+        except jax.errors.TracerArrayConversionError as error:
+            error.add_note(
+                "The model is compiled. Arrays that it indexes by rows, such as "
+                "`z[classes.indices]`, must be of JAX: write `z = jnp.asarray(z)` before."
+            )
+            raise
         self.constrain_fn = self.plan.constrain
         return state
 

@@ -42,6 +42,20 @@ def test_labels_in_a_column_are_refused():
         init(model, Y[:, None])
 
 
+def test_an_array_of_numpy_that_is_indexed_by_rows_gets_the_way_to_write_it():
+    prices = np.arange(K, dtype=np.float32)
+
+    def model(y):
+        with lc.class_plate("classes", K, y, 5) as classes:
+            w = numpyro.sample("w", dist.Normal(prices[classes.indices], 1))
+        with lc.data_plate("data", N, jnp.arange(N)) as rows:
+            lc.sample_choice("y", X[:, None] * w, classes=classes, rows=rows, obs=y)
+
+    with pytest.raises(jax.errors.TracerArrayConversionError) as raised:
+        init(model, Y)
+    assert "`z = jnp.asarray(z)`" in raised.value.__notes__[-1]
+
+
 def test_a_subset_of_classes_that_is_not_named_is_refused():
     def model(y):
         with lc.class_plate("classes", K, y, 5):
