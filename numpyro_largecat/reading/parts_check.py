@@ -51,7 +51,7 @@ class PartsCheck(NamedTuple):
             )
             findings.append(Finding("Pareto k of the small sites", self.small_sites, None, advice))
         for name, share in (self.small_shares or {}).items():
-            fix = "let rows follow them (`follow=`), or give them an AutoMultivariateNormal"
+            fix = "give the small sites an AutoMultivariateNormal, or let rows `follow` them"
             advice = _advice_of_share(share, fix)
             findings.append(
                 Finding(f"sd over that of the best Gaussian, {name}", share, None, advice)
