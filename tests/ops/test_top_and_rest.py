@@ -45,8 +45,8 @@ def visit(mean, scale, draws, chunk_size, scores=None, parts=1):
 
 
 @pytest.mark.parametrize("spread", [0.1, 3.0, 60.0])
-@pytest.mark.parametrize("chunk_size", [16, 48, 35, 240])
-@pytest.mark.parametrize("num_draws", [1, 3, 11])
+@pytest.mark.parametrize("chunk_size", [16, 35, 240])
+@pytest.mark.parametrize("num_draws", [3, 11])
 def test_no_class_is_left_out_or_counted_twice(spread, chunk_size, num_draws):
     """With large standard deviations, sums of one draw are nothing beside those of another."""
     rng = np.random.default_rng(0)
