@@ -119,10 +119,13 @@ def test_compile(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_scales(tmp_path: Path) -> None:
-    """Each form has a scale, its ratio to the reference and a held-out score, in both settings."""
+    """Each form has a scale, its ratio to the reference and a held-out score, in both settings.
+
+    So has the best scale that is not learned.
+    """
     _, records = run_quick("scales", tmp_path / "out.json")
     found = {(r["setting"]["reference"], r["method"], r["metric"]) for r in records}
-    forms = ["centred", "not centred", "at prior", "truth"]
+    forms = ["centred", "not centred", "at prior", "best fixed", "truth"]
     metrics = ["scale_ratio", "scale", "heldout_log_likelihood"]
     references = ["NUTS", "all classes"]
     assert found == {(r, f, m) for r in references for f in [r, *forms] for m in metrics}
@@ -342,10 +345,11 @@ def test_proposals(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_predict(tmp_path: Path) -> None:
-    """Each function has a time, a share of the product's speed, and scratch memory."""
+    """Each function has a time, relative to the product and to the centre, and scratch memory."""
     printed, records = run_quick("predict", tmp_path / "out.json")
-    methods = {"matrix product", "top_classes", "log_likelihood"}
-    for metric in ("ms", "share_of_product_speed", "scratch"):
+    over_draws = {"top_classes over draws", "log_predictive"}
+    methods = {"matrix product", "top_classes", "log_likelihood"} | over_draws
+    for metric in ("ms", "share_of_product_speed", "scratch", "ratio_to_centre"):
         values = {r["method"]: r["value"] for r in records if r["metric"] == metric}
         assert values.keys() == methods
         assert min(values.values()) > 0
