@@ -260,8 +260,7 @@ class _Run:
         """The compiled program of a chunk of at most ``length`` steps."""
         form = StepForm(static, self.options, length)
         loop = self.steps.of(self.plan)
-        with self.log.compiling():
-            return loop.program(self.state, 0, self.plan.recorded, arrays, form)
+        return loop.program(self.state, 0, self.plan.recorded, arrays, form)
 
     def _take(self, chunk: Any, count: int, arrays: list[Any], static: StaticArguments) -> None:
         start = time.monotonic()

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 
@@ -32,21 +31,15 @@ class LossLog:
         self.reason: str | None = None  # of an end that is worth a warning
         self.is_last_bad = False  # whether the last loss is that of a step which ended the fit
         self.bad_batches: list[BadDataError] = []
+        self.has_begun = False
         self.smoothed: float | None = None
 
     def __enter__(self) -> None:
         """Open the bar."""
+        self.bar.set_postfix_str("starting; new code is compiled")
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
-
-    @contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Say so beside the bar, and leave the time out of what it says of steps."""
-        self.bar.set_postfix_str("compiling")
-        yield
-        self.bar.set_postfix_str("", refresh=False)
-        self.bar.unpause()
 
     def steps_to_go(self, most: int) -> int:
         """Steps to take next, at most ``most``; 0 at the end."""
@@ -72,6 +65,10 @@ class LossLog:
         Returns:
             How many of its steps were taken.
         """
+        if not self.has_begun:  # what compiled until now says nothing of further steps
+            self.has_begun = True
+            self.bar.set_postfix_str("", refresh=False)
+            self.bar.unpause()
         bad = np.flatnonzero(np.isnan(losses))
         num_good = len(losses)
         if bad.size and not self.skip_bad_steps:

@@ -14,7 +14,6 @@ from numpyro.infer import Trace_ELBO
 
 import numpyro_largecat as lc
 from numpyro_largecat.svi.convergence import Convergence
-from numpyro_largecat.svi.loss_log import LossLog
 
 RNG = np.random.default_rng(0)
 LEVEL = 100 + RNG.normal(size=2_000)
@@ -72,17 +71,6 @@ def test_too_few_steps_say_so(losses):
 def quadratic():
     a = numpyro.param("a", jnp.zeros(2), event_dim=1)
     numpyro.factor("loss", -((a - 1) ** 2).sum())
-
-
-def test_the_bar_says_that_code_is_compiled_and_leaves_that_out_of_the_rate(capsys, monkeypatch):
-    now = iter(np.arange(0, 10**6, 100.0))  # each look at the clock is 100 seconds later
-    log = LossLog(10, progress_bar=True, skip_bad_steps=False)
-    monkeypatch.setattr(log.bar, "_time", lambda: next(now))
-    log.bar.start_t = log.bar.last_print_t = started = next(now)
-    with log.compiling():
-        assert "compiling" in capsys.readouterr().err
-    assert log.bar.start_t > started
-    log.bar.close()
 
 
 @pytest.mark.parametrize("progress_bar", [False, True])
