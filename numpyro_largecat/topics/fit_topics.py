@@ -88,7 +88,7 @@ def fit_topics(
     ``result_so_far``.
 
     Cost: per document of U words O(U K) for ten first sweeps over all topics, one at later visits,
-    and O(U A) for each further one on its A largest, 32 or an eighth of the words of the longest
+    and O(U A) for each further one on its A largest, 32 or a sixteenth of the words of the longest
     documents, whichever is more ("mean_field": as ``TopicDocument``); per batch O(R K)
     for the R different words in it; per pass O(V K). Documents are read as they are needed, so the
     corpus may be on disk. "memoized" keeps at most L numbers for each entry of the corpus, and

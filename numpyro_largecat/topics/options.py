@@ -24,8 +24,9 @@ class Options:
         warm_start: Start documents from what their last visit found, not from scratch. None for
             collapsed inference alone, which keeps that anyhow: it is sooner done, and as good. With
             "mean_field" the bound then never falls, but often ends much lower. For "memoized" only.
-        max_sweeps: Of a document and visit, at least 10; as many again once words have L topics, or
-            a topic was made to leave. None for 10 with "collapsed", and 100 with "mean_field".
+        max_sweeps: Of a document and visit, at least 10; a third as many again once words have L
+            topics, and with "mean_field" as many again if a topic was made to leave. None for 10
+            with "collapsed", and 100 with "mean_field".
         tolerance: A document is done when no topic's count changes by so many tokens.
         num_candidates: Topics of the first two passes (of the first half, where there are fewer
             than four), at least K; then those remain that the others are mixtures of, so that, if

@@ -72,16 +72,16 @@ def test_short_documents_have_as_many_topics_on_all_devices(monkeypatch, tmp_pat
     """Where long ones have more, and also if the fit goes on over other devices."""
     monkeypatch.setattr("numpyro_largecat.topics.document_pieces.NUMBERS_FOR_CODE", 0)
     rng = np.random.default_rng(0)
-    lengths = [5] * 60 + [300] * 3
-    rows = [np.unique(rng.choice(900, n, replace=False)) for n in lengths]
-    corpus = Corpus.from_rows([(words, np.ones(len(words), int)) for words in rows], 900)
+    lengths = [5] * 300 + [1000] * 3
+    rows = [np.unique(rng.choice(1500, n, replace=False)) for n in lengths]
+    corpus = Corpus.from_rows([(words, np.ones(len(words), int)) for words in rows], 1500)
 
     def found(mesh, num_passes=2, **options):
         arguments = {"batch_size": 32, "num_passes": num_passes, "progress_bar": False}
-        return lc.fit_topics(jax.random.key(0), corpus, 36, mesh=mesh, **arguments | options)
+        return lc.fit_topics(jax.random.key(0), corpus, 60, mesh=mesh, **arguments | options)
 
     one = found(None)
-    assert [kind.topics for kind in one.shapes.layout.kinds] == [32, 36]
+    assert [kind.topics for kind in one.shapes.layout.kinds] == [32, 60]
     assert_close(found(MESH), one)
     checkpoints = lc.Checkpoints(tmp_path, every_steps=1)
     found(None, 1, checkpoints=checkpoints)

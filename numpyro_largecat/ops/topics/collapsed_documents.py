@@ -42,8 +42,9 @@ from numpyro_largecat.ops.topics.sweeps import (
 )
 
 FIRST_SWEEPS = 10  # over all topics, before the largest go on
+FEWER_SWEEPS = 3  # as few times over the L topics of a word, which hardly move from there
 MOST_TOPICS = 32  # that go on, of a document that has no more than
-WORDS_PER_TOPIC = 8  # as many words for each; of a longer one more
+WORDS_PER_TOPIC = 16  # as many words for each; of a longer one more
 AnyArray = Array | NDArray[Any]
 T = TypeVar("T")
 
@@ -136,8 +137,8 @@ def collapsed_fit(
 
     Topics that are not among those of ``documents`` have none of a document.
 
-    Cost: O(A) for each slot of a word and each sweep. Memory beside the arguments is that of a
-    block, and of what is returned.
+    Cost: O(A) for each slot of a word and each sweep, of which there are a third as many again once
+    words have L topics. Memory beside the arguments is that of a block, and of what is returned.
 
     Args:
         documents: From ``through_largest``.
@@ -241,7 +242,7 @@ def _converge_on_few(
 ) -> tuple[Array, Array, Array]:
     """Shares (R, P, A) of which a word has few, their counts (R, A), and where they are, (R, P, L).
 
-    All topics go to where they converge, and then the largest of each word.
+    All topics go to where they converge, and then the largest of each word by fewer sweeps.
     """
     num = min(num_active, shares.shape[2])
     State = tuple[Array, Array, Array, Array]
@@ -254,7 +255,9 @@ def _converge_on_few(
 
     def stage(i: Array, state: State) -> State:
         rows, shares, _, places = lax.cond(i == 0, lambda state: state, go_on, state)
-        return rows, *_converge(rows, a, documents, shares, effort), places
+        num_sweeps = jnp.where(i == 0, effort.num_sweeps, effort.num_sweeps // FEWER_SWEEPS)
+        own = effort._replace(num_sweeps=num_sweeps)
+        return rows, *_converge(rows, a, documents, shares, own), places
 
     # A loop, so that the code of a sweep is compiled once.
     everywhere = jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), (*shares.shape[:2], num))

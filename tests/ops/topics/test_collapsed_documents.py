@@ -112,6 +112,29 @@ def test_a_word_has_few_topics_and_all_its_tokens(num_active: int) -> None:
     np.testing.assert_allclose(counts_of(found, K), table, atol=1e-12)
 
 
+@pytest.mark.parametrize("num_sweeps", [3, 11])
+@pytest.mark.usefixtures("x64")
+def test_a_third_of_the_sweeps_are_over_few_topics_of_a_word(num_sweeps: int) -> None:
+    """From where all topics led, with the largest of them."""
+    probs, a, words, counts = draw()
+    arguments = topics_of(probs), a, one_block(words, counts)
+    found = fit_of(*arguments, 2, Effort(num_sweeps, 0.0, 0))
+    before = fit_of(*arguments, K, Effort(num_sweeps, 0.0, 0)).assignments
+    places = np.arange(N)[:, None, None], np.arange(U)[:, None], before.topics[0]
+    shares = np.zeros((N, U, K))
+    shares[places] = before.shares[0]
+    for d in range(N):
+        used = counts[d] > 0
+        tokens, r = counts[d][used], shares[d][used]
+        own = np.where(r >= np.sort(r, axis=1)[:, -2:-1], probs[words[d][used]], 0)
+        r = np.where(own > 0, r, 0)
+        r /= r.sum(axis=1, keepdims=True)
+        for _ in range(num_sweeps // 3):
+            r = own * (a + tokens @ r - r)
+            r /= r.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(counts_of(found, K)[d], tokens @ r, atol=1e-10)
+
+
 @pytest.mark.usefixtures("x64")
 def test_a_document_does_not_depend_on_those_beside_it() -> None:
     """Nor on the pieces that it is in, and on empty ones after them."""
@@ -170,4 +193,4 @@ def test_memory_is_that_of_a_block() -> None:
 
 
 def test_longer_documents_may_have_more_topics() -> None:
-    assert [most_topics(words) for words in (16, 256, 416, 3072)] == [32, 32, 52, 384]
+    assert [most_topics(words) for words in (16, 512, 832, 3072)] == [32, 32, 52, 192]

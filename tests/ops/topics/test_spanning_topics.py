@@ -29,6 +29,32 @@ def test_the_stand_in_is_the_nearest_mixture() -> None:
     assert not np.diag(found.weights).any()
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_few_topics_of_many_stand_in_as_well_as_all(noise) -> None:
+    """Of 120, half of them mixtures of four others: steps over all of these end hardly nearer."""
+    rng = np.random.default_rng(0)
+    parts = rng.dirichlet(np.full(200, 0.1), 60)
+    shares = np.zeros((60, 60))
+    for row in shares:
+        row[rng.choice(60, 4, replace=False)] = rng.dirichlet(np.ones(4))
+    mixtures = (1 - noise) * shares @ parts + noise * rng.dirichlet(np.full(200, 0.1), 60)
+    topics = np.concatenate([parts, mixtures]) + 1e-6
+    topics /= topics.sum(axis=1, keepdims=True)
+    found = best_stand_ins(topics)
+    assert (found.weights > 0).sum(axis=1).max() <= 32
+    np.testing.assert_allclose(found.weights.sum(axis=1), 1)
+    weights = np.full((120, 120), 1 / 119)
+    np.fill_diagonal(weights, 0)
+    for _ in range(30):
+        weights *= (topics / (weights @ topics)) @ topics.T
+    of_all = (topics * np.log(topics / (weights @ topics))).sum(axis=1)
+    further = found.divergence - of_all  # nats, where topics are .3 and .6 from the others
+    assert further.max() < 0.03 and further.mean() < 0.003
+    np.testing.assert_allclose(
+        found.divergence, (topics * np.log(topics / (found.weights @ topics))).sum(axis=1)
+    )
+
+
 @pytest.mark.parametrize("num_extra", [1, 6, 12])
 def test_copies_and_mixtures_leave(num_extra) -> None:
     """Of copies of one topic one is left, and of mixtures none, however many tokens they have."""
