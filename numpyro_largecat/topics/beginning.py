@@ -17,10 +17,10 @@ from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.passes import Candidates, Learns, Priors
 from numpyro_largecat.topics.start_counts import start_at_random, start_from_documents
 from numpyro_largecat.topics.topic_fit import TopicFit
-from numpyro_largecat.topics.word_prior import WordPrior
+from numpyro_largecat.topics.word_prior import WordPrior, by_documents
 
 DEFAULT_TOTAL = 0.5  # concentration of topic frequencies over all topics
-DEFAULT_WORD = 0.1  # concentration of each word, also where the learning of it starts
+DEFAULT_WORD = 0.1  # concentration of a word, on average where it is learned from there
 CANDIDATES = 3  # for each topic, in the first passes
 CANDIDATE_PASSES = 2
 MOST_TOPICS = 300  # where their number is learned
@@ -53,7 +53,13 @@ class Beginning(NamedTuple):
 
 
 def begin(
-    given: Given, corpus: Corpus, options: Options, num_passes: int, *, may_choose: bool
+    given: Given,
+    learns: Learns,
+    corpus: Corpus,
+    options: Options,
+    num_passes: int,
+    *,
+    may_choose: bool,
 ) -> Beginning:
     """Check what was given; ``may_choose`` if there are more topics at first by default."""
     start, prior = given.start, given.prior
@@ -79,10 +85,10 @@ def begin(
     num_filled = int((np.diff(corpus.offsets) > 0).sum())
     if given.num_topics == "learned":
         candidates = _of_unknown_number(given, options, num_passes, num_filled)
-        priors = _priors(given, candidates.num_first, corpus)
+        priors = _priors(given, learns, candidates.num_first, corpus)
         return Beginning(corpus, priors, candidates, goes_on, before)
     num_topics = given.num_topics
-    priors = _priors(given, num_topics, corpus)
+    priors = _priors(given, learns, num_topics, corpus)
     if num_filled < num_topics and not goes_on:
         warnings.warn(
             f"`num_topics` is {num_topics}, more than the {num_filled} documents with words: some "
@@ -157,12 +163,12 @@ def _candidates(
     return Candidates(min(CANDIDATE_PASSES, num_passes // 2), most, num_topics)
 
 
-def _priors(given: Given, num_topics: int, corpus: Corpus) -> Priors:
+def _priors(given: Given, learns: Learns, num_topics: int, corpus: Corpus) -> Priors:
     """Those given, or where learning starts: the defaults, or what an earlier fit ended with."""
     _, concentration, of_word, start, prior = given
     earlier = prior if prior is not None else start
     topics: Any = DEFAULT_TOTAL / num_topics
-    words: Any = DEFAULT_WORD
+    words: Any = DEFAULT_WORD * by_documents(corpus) if learns.words else DEFAULT_WORD
     if isinstance(earlier, TopicFit):
         topics = earlier.concentration
         words = _by_words_of(earlier, corpus)[1]
@@ -203,7 +209,7 @@ def learns_of(given: Given, inference: str, method: str) -> Learns:
             f"{inference!r} and {method!r}."
         )
     is_fixed = given.prior is not None or (
-        isinstance(given.start, TopicFit) and np.ndim(given.start.word_concentration) > 0
+        isinstance(given.start, TopicFit) and np.ndim(given.start.word_concentration) == 2
     )
     by_default = can and given.word_concentration is None and not is_fixed
     return Learns(topics, words or by_default)

@@ -112,8 +112,9 @@ def fit_topics(
             "learned" where the number of topics is.
         word_concentration: Prior :math:`\bar\lambda` of words in topics, positive: one number, one
             for each word, (V,), or for each topic and word, (K, V); a topic with words that it is
-            larger for starts with them. "learned", and None where it can be, is one number that
-            starts at 0.1 and makes a step of Minka's fixed point after each pass but the first.
+            larger for starts with them. "learned", and None where it can be: in proportion to the
+            root of the number of documents that have a word, at a level that starts at 0.1 on
+            average and makes a step of Minka's fixed point after each pass but the first.
             What is learned needs "collapsed" and "memoized".
         num_active: Largest number L of topics of a word in a document, in [1, K]; None for 8, or
             K if that is less.
@@ -186,7 +187,7 @@ def fit_topics(
     given = Given(num_topics, concentration, word_concentration, start, prior)
     learns = learns_of(given, inference, method)
     may_choose = inference == "collapsed"
-    beginning = begin(given, corpus, options, num_passes, may_choose=may_choose)
+    beginning = begin(given, learns, corpus, options, num_passes, may_choose=may_choose)
     corpus, priors, candidates = beginning.corpus, beginning.priors, beginning.candidates
     active = check_num_active(num_active, len(priors.topics), "topics")
     devices = mesh_of_one_process(mesh)

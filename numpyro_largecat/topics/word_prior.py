@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from numpyro_largecat._checks import as_positive
+from numpyro_largecat.data.corpus import Corpus
 
 
 class WordPrior(NamedTuple):
@@ -71,6 +72,17 @@ class WordPrior(NamedTuple):
     def rows(self, words: NDArray[np.intp]) -> NDArray[np.float64]:
         """Those of some words, (R, K), or fewer where they are the same."""
         return self.each if len(self.each) == 1 else self.each[words]
+
+
+def by_documents(corpus: Corpus) -> NDArray[np.float64]:
+    """Relative concentrations of words, (V,), 1 on average.
+
+    They are as the root of the number of documents that have a word, a half if none has it. A topic
+    knows next to nothing of most words, and of these takes the common ones for likelier.
+    """
+    roots = np.sqrt(np.bincount(corpus.words, minlength=corpus.num_words) + 0.5)
+    found: NDArray[np.float64] = roots / roots.mean()
+    return found
 
 
 NAME = "word_concentration"

@@ -86,13 +86,30 @@ def test_a_posterior_is_the_prior_of_new_documents(method) -> None:
     first = fit_topics(KEY, CORPUS, K, num_passes=5)
     both = fit_topics(KEY, NEW_WORDS, K, prior=first, num_passes=3, method=method)
     assert both.vocabulary == (*WORDS, "new")
-    assert both.word_concentration == first.word_concentration
+    earlier = first.word_concentration
+    np.testing.assert_array_equal(both.word_concentration, [*earlier, earlier.min()])
     tokens = (both.posterior - both.word_concentration).sum()
     scale = 1 if method == "memoized" else 0.5  # steps have not gone all the way
     assert tokens > CORPUS.num_tokens + scale * NEW_WORDS.num_tokens * 0.99
     topic = both.topics[:, :2].sum(axis=1).argmax()
     assert both.topics[:, -1].argmax() == topic == first.topics[:, :2].sum(axis=1).argmax()
     np.testing.assert_allclose(both.concentration, first.concentration)
+
+
+def test_words_of_more_documents_have_more_concentration() -> None:
+    """As the root of their number, at one level, which goes on from an earlier fit."""
+    rows = [(np.arange(3 if d < 8 else 2), np.ones(3 if d < 8 else 2, int)) for d in range(32)]
+    corpus = Corpus.from_rows(rows, 4)  # in 32, 32, 8 and 0 documents
+    roots = np.sqrt([32.5, 32.5, 8.5, 0.5])
+    first = fit_topics(KEY, corpus, 2, num_passes=1)
+    np.testing.assert_allclose(first.word_concentration, 0.1 * roots / roots.mean())
+    learned = fit_topics(KEY, corpus, 2, num_passes=3)
+    again = fit_topics(KEY, corpus, 2, num_passes=3, start=learned)
+    for fit in (learned, again):
+        shares = fit.word_concentration / fit.word_concentration.mean()
+        np.testing.assert_allclose(shares, roots / roots.mean())
+    levels = [fit.word_concentration.mean() for fit in (first, learned, again)]
+    assert len(set(np.round(levels, 6))) == 3
 
 
 @pytest.mark.usefixtures("x64")

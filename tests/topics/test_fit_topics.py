@@ -136,52 +136,61 @@ def test_counts_are_those_of_the_corpus(inference) -> None:
     np.testing.assert_allclose(by_word, expected, rtol=1e-4, atol=1e-3)
 
 
+def by_documents_of(corpus):
+    """Concentrations of words where their level is not yet learned."""
+    roots = np.sqrt([(corpus.words == v).sum() + 0.5 for v in range(V)])
+    return 0.1 * roots / roots.mean()
+
+
 @pytest.mark.usefixtures("x64")
 def test_a_bound_is_that_of_what_a_collapsed_fit_found() -> None:
     """With one batch and pass the whole bound follows from the start, by the reference."""
     corpus = topic_corpus(20)
+    b = by_documents_of(corpus)
     exact = Options(max_sweeps=300, tolerance=1e-9)
     arguments = {"concentration": 0.2, "num_active": K, "num_passes": 1}
     fit = fit_topics(KEY, corpus, K, **arguments, options=exact)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(KEY)))
-    start = start_from_documents(rng, corpus, K, ONE) + 0.1
-    probs, posterior, found = start / start.sum(axis=0), np.full((K, V), 0.1), []
+    start = start_from_documents(rng, corpus, K, WordPrior.of(b, V, K)) + b[:, None]
+    probs, posterior, found = start / start.sum(axis=0), np.tile(b, (K, 1)), []
     for words, counts in corpus:
         r = reference.collapsed_document(probs[words], counts, np.full(K, 0.2), num_sweeps=300)
         posterior[:, words] += counts * r.T
         found.append(r)
     np.testing.assert_allclose(fit.posterior, posterior, atol=1e-6)
-    value = reference.integrated_bound(list(corpus), found, np.full(K, 0.2), np.full((K, V), 0.1))
+    value = reference.integrated_bound(list(corpus), found, np.full(K, 0.2), np.tile(b, (K, 1)))
     assert fit.bounds[0] == pytest.approx(value, rel=1e-7)
 
 
 @pytest.mark.usefixtures("x64")
 def test_a_token_leaves_the_topics_in_the_second_visit() -> None:
-    """And the word's concentration is learned after it, from what it found."""
-    corpus, b, a = topic_corpus(20), 0.1, np.full(K, 0.2)
+    """And the level of words' concentrations is learned after it, from what it found."""
+    corpus, a = topic_corpus(20), np.full(K, 0.2)
+    b = by_documents_of(corpus)[:, None]
     exact = Options(max_sweeps=300, tolerance=1e-9)
     arguments = {"concentration": a, "num_active": K, "options": exact}
     once = fit_topics(KEY, corpus, K, num_passes=1, **arguments)
     twice = fit_topics(KEY, corpus, K, num_passes=2, **arguments)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(KEY)))
-    start = start_from_documents(rng, corpus, K, ONE) + b
+    start = start_from_documents(rng, corpus, K, WordPrior.of(b[:, 0], V, K)) + b
     counts, (found, log_absence) = once.posterior.T - b, np.zeros((2, V, K))
-    totals = counts.sum(axis=0) + V * b
+    totals = counts.sum(axis=0) + b.sum()
     for d in range(corpus.num_documents):
         words, own = corpus[d]
         first = start[words] / start.sum(axis=0)
         last = reference.collapsed_document(first, own, a, num_sweeps=300)
-        probs = (counts[words] - last + b) / totals
+        probs = (counts[words] - last + b[words]) / totals
         r = reference.collapsed_document(probs, own, a, num_sweeps=300)
         found[words] += own[:, None] * r
         log_absence[words] += own[:, None] * np.log1p(-np.minimum(r, 1 - 1e-12))
     np.testing.assert_allclose(twice.posterior - twice.word_concentration, found.T, atol=1e-6)
     presence = -np.expm1(log_absence)
     if_any = np.maximum(found / presence, 1)
-    rise = (presence * (digamma(b + if_any) - digamma(b))).sum()
-    falls = (digamma(V * b + found.sum(axis=0)) - digamma(V * b)).sum()
-    assert once.word_concentration == b
-    assert twice.word_concentration == pytest.approx(b * rise / (V * falls), rel=1e-4)
+    rise = (b * presence * (digamma(b + if_any) - digamma(b))).sum()
+    falls = (digamma(b.sum() + found.sum(axis=0)) - digamma(b.sum())).sum()
+    np.testing.assert_allclose(once.word_concentration, b[:, 0])
+    expected = b[:, 0] * rise / (b.sum() * falls)
+    np.testing.assert_allclose(twice.word_concentration, expected, rtol=1e-4)
 
 
 def test_a_corpus_on_disk_gives_the_same_fit(tmp_path) -> None:
@@ -356,6 +365,7 @@ def test_a_stochastic_fit_follows_the_steps() -> None:
     """S <- (1 - rho) S + rho N / B S_batch, from t = 1: with delay 0 the first batch is all."""
     corpus = topic_corpus(30)
     arguments = dict(num_topics=K, num_active=2, batch_size=30, num_passes=1)
+    arguments["word_concentration"] = 0.1
     once = fit_topics(KEY, corpus, **arguments)
     arguments["method"] = "stochastic"
     whole, half = (

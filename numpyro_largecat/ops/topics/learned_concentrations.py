@@ -37,17 +37,23 @@ def next_concentration(
 
 
 def next_word_concentration(
-    concentration: float, counts: NDArray[np.floating], log_absence: NDArray[np.floating]
-) -> float:
-    """One step for the words of all topics, which have one concentration.
+    concentration: NDArray[np.floating] | float,
+    counts: NDArray[np.floating],
+    log_absence: NDArray[np.floating],
+) -> NDArray[np.float64]:
+    """One step for the level of the concentrations b of words, whose proportions stay.
+
+    For b = c m with c the sum over words, c <- c sum_kv m[v] rises[k, v] / sum_k (digamma(c + S[k])
+    - digamma(c)), with S[k] the tokens of a topic.
 
     Args:
-        concentration: Of each word.
+        concentration: Of each word, (V,), or of all.
         counts: Expected tokens of words in topics, (V, K).
         log_absence: Log probability that no token of a word is of a topic, (V, K).
     """
     used = log_absence < 0
-    rise = rises(counts[used], log_absence[used], concentration).sum()
-    whole = len(counts) * concentration
+    of_words = np.broadcast_to(np.asarray(concentration, np.float64), len(counts))
+    each, whole = np.broadcast_to(of_words[:, None], counts.shape)[used], of_words.sum()
+    rise = (each * rises(counts[used], log_absence[used], each)).sum()
     falls = (digamma(whole + counts.sum(axis=0)) - digamma(whole)).sum()
-    return max(float(concentration * rise / (len(counts) * falls)), LEAST)
+    return np.maximum(concentration * (rise / (whole * falls)), LEAST)

@@ -52,6 +52,17 @@ def test_known_counts_give_the_most_likely_word_concentration() -> None:
     assert found == pytest.approx(best, abs=1e-3)
 
 
+def test_known_counts_give_the_most_likely_level_of_words_that_differ() -> None:
+    """Whose proportions stay."""
+    shape = np.linspace(0.2, 1.8, 8)
+    counts, grid = draw_counts(0.3 * shape), np.linspace(0.05, 1, 2000)
+    best = grid[np.argmax([log_likelihood(b * shape, counts) for b in grid])]
+    found, absence = shape, np.where(counts > 0, CERTAIN, 0.0)
+    for _ in range(300):
+        found = next_word_concentration(found, counts.T.astype(float), absence.T)
+    np.testing.assert_allclose(found / shape, best, atol=1e-3)
+
+
 def test_a_topic_that_is_nowhere_keeps_a_concentration() -> None:
     found = next_concentration(np.array([0.1, 0.1]), np.array([3.0, 0.0]), np.array([5, 7]))
     assert found[1] > 0
