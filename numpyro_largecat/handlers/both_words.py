@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpyro.distributions as dist
 from jax import Array
 from numpyro.primitives import Messenger
 
@@ -16,26 +17,37 @@ from numpyro_largecat.handlers.internals import outermost
 from numpyro_largecat.handlers.sites import Site, is_latent
 from numpyro_largecat.ops.unrolled_threefry import unrolled_threefry
 
+NORMALS = dist.Normal, dist.MultivariateNormal, dist.LowRankMultivariateNormal
+
 
 class _BothWords(Messenger):
-    """Change the key of latent sites that no other handler has given a value, when all saw them."""
+    """Draw the latent sites that no other handler has given a value, when all have seen them."""
 
     def process_message(self, msg: Site) -> None:
-        """Have the site drawn, as NumPyro does next, by the same cipher in fewer operations."""
+        """Draw the site, as NumPyro would do next."""
         if msg["value"] is None and is_latent(msg):
-            msg["kwargs"]["rng_key"] = _by_both_words(msg["kwargs"]["rng_key"])
+            kwargs = dict(msg["kwargs"])
+            if _is_of_normals(msg["fn"]) and _is_threefry(kwargs["rng_key"]):
+                data = jax.random.key_data(kwargs["rng_key"])
+                kwargs["rng_key"] = jax.random.wrap_key_data(data, impl=unrolled_threefry)
+            with jax.threefry_partitionable(False):
+                msg["value"], msg["intermediates"] = msg["fn"](
+                    *msg["args"], sample_intermediates=True, **kwargs
+                )
 
 
-def _by_both_words(key: Array | None) -> Array | None:
-    """A key of Threefry that gives both words of each block; any other key as it is."""
-    if key is None or str(jax.random.key_impl(_typed(key))) != "threefry2x32":
-        return key
-    return jax.random.wrap_key_data(jax.random.key_data(_typed(key)), impl=unrolled_threefry)
+def _is_of_normals(fn: Any) -> bool:
+    """Whether a site draws normals and nothing else; some samplers take JAX's own keys alone."""
+    while not isinstance(fn, NORMALS) and hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return isinstance(fn, NORMALS)
 
 
-def _typed(key: Array) -> Array:
-    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    return key if is_typed else jax.random.wrap_key_data(key)
+def _is_threefry(key: Array | None) -> bool:
+    """Whether it is a typed key of JAX's own Threefry."""
+    if key is None or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return False
+    return str(jax.random.key_impl(key)) == "threefry2x32"
 
 
 def draw_by_both_words(guide: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,7 +40,7 @@ def encrypt(key: Array, first: Array, second: Array) -> tuple[Array, Array]:
 def _random_bits(key: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
     """What JAX gives without ``jax_threefry_partitionable``: both words of each block."""
     size = math.prod(shape)
-    if bit_width != 32 or not 0 < size < 2**32:
+    if bit_width != 32 or not 0 < size < 2**31:
         with jax.threefry_partitionable(False):
             return threefry_prng_impl.random_bits(key, bit_width, shape)
     num_blocks = -(-size // 2)

@@ -199,6 +199,12 @@ def learns_of(given: Given, inference: str, method: str) -> Learns:
         if isinstance(value, str):
             check_one_of(name, value, ("learned",), or_else=" or numbers")
     topics, words = (isinstance(value, str) for value in asked.values())
+    each = np.ndim(given.start.word_concentration) if isinstance(given.start, TopicFit) else 0
+    if words and each == 2:
+        raise ValueError(
+            "`word_concentration` must be None or numbers where `start` has one for each topic and "
+            "word, which are not learned; got 'learned'."
+        )
     can = inference == "collapsed" and method == "memoized"
     number = given.num_topics == "learned"
     if (number or topics or words) and not can:
@@ -208,9 +214,7 @@ def learns_of(given: Given, inference: str, method: str) -> Learns:
             f"`{name}='learned'` needs `inference='collapsed'` and `method='memoized'`; got "
             f"{inference!r} and {method!r}."
         )
-    is_fixed = given.prior is not None or (
-        isinstance(given.start, TopicFit) and np.ndim(given.start.word_concentration) == 2
-    )
+    is_fixed = given.prior is not None or each == 2
     by_default = can and given.word_concentration is None and not is_fixed
     return Learns(topics, words or by_default)
 

@@ -128,8 +128,9 @@ def fit_topics(
             batches, so take a smaller one for a small corpus.
         start: "documents", also None: each topic from a document, drawn by the k-means++ rule with
             a Bregman divergence; "random": words divided at random; or an earlier fit of as many
-            topics, to go on from, also from its concentrations where none are given. Its words
-            need not be those of the corpus. Stochastic steps are then counted on from those that
+            topics, to go on from, also from its concentrations where none are given: those of
+            words are learned from there, if it has not one for each topic and word. Its words need
+            not be those of the corpus. Stochastic steps are then counted on from those that
             it took; memoized visits are none, so after a memoized fit they begin at t = 1.
         prior: An earlier fit of other documents and as many topics, whose posterior is the prior of
             this one: what is returned has learned from both, and has the words of both. Its

@@ -112,6 +112,13 @@ def test_words_of_more_documents_have_more_concentration() -> None:
     assert len(set(np.round(levels, 6))) == 3
 
 
+def test_concentrations_of_each_topic_and_word_are_not_learned() -> None:
+    prior = np.full((K, V), 0.1) + np.arange(V) / 100
+    first = fit_topics(KEY, CORPUS, K, word_concentration=prior, num_passes=1)
+    with pytest.raises(ValueError, match="`word_concentration` must be None or numbers where"):
+        fit_topics(KEY, CORPUS, K, start=first, word_concentration="learned")
+
+
 @pytest.mark.usefixtures("x64")
 def test_a_prior_is_that_of_the_equations() -> None:
     """One visit from the prior alone, of all topics a word, by the reference."""

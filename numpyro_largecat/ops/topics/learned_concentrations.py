@@ -56,4 +56,5 @@ def next_word_concentration(
     each, whole = np.broadcast_to(of_words[:, None], counts.shape)[used], of_words.sum()
     rise = (each * rises(counts[used], log_absence[used], each)).sum()
     falls = (digamma(whole + counts.sum(axis=0)) - digamma(whole)).sum()
-    return np.maximum(concentration * (rise / (whole * falls)), LEAST)
+    least = LEAST / of_words.min()  # all by one factor, so that proportions stay
+    return concentration * np.maximum(rise / (whole * falls), least)

@@ -41,8 +41,8 @@ def best_stand_ins(topics: NDArray[np.floating], num_steps: int = NUM_STEPS) -> 
     """The mixture of the other topics nearest to each, of probabilities (K, V) above 0.
 
     The divergence is convex in the weights, and each step of EM lowers it. After the first steps
-    the ``NUM_NEAR`` largest weights of each go on. Cost: O(K^2 V) for each first step, two products
-    of matrices, and O(K V) for each further one.
+    the ``NUM_NEAR`` largest weights of each go on, where that ends nearer. Cost: O(K^2 V) for each
+    first step, two products of matrices, and O(K V) for each further one.
     """
     overlap = topics @ topics.T
     weights = (overlap / overlap.max(axis=1, keepdims=True)) ** 2 + LITTLE  # steps start here
@@ -63,15 +63,17 @@ def _nearest_mixtures(
         weights *= (some / (weights @ topics)) @ topics.T
     num_near = min(NUM_NEAR, len(topics))
     near = np.argpartition(weights, -num_near, axis=1)[:, -num_near:]
-    divergence = np.empty(len(some), some.dtype)
-    found = np.zeros_like(weights)
+    divergence = (some * np.log(some / (weights @ topics))).sum(axis=1)
+    found = weights.copy()  # also of what many topics together stand for
     for k, (topic, ids) in enumerate(zip(some, near, strict=True)):
         others, own = topics[ids], weights[k, ids]
         own /= own.sum()
         for _ in range(num_steps - FIRST_STEPS):
             own *= others @ (topic / (own @ others))
-        divergence[k] = topic @ np.log(topic / (own @ others))
-        found[k, ids] = own
+        nearer = topic @ np.log(topic / (own @ others))
+        if nearer < divergence[k]:
+            divergence[k], found[k] = nearer, 0
+            found[k, ids] = own
     return StandIns(divergence, found)
 
 

@@ -66,3 +66,14 @@ def test_known_counts_give_the_most_likely_level_of_words_that_differ() -> None:
 def test_a_topic_that_is_nowhere_keeps_a_concentration() -> None:
     found = next_concentration(np.array([0.1, 0.1]), np.array([3.0, 0.0]), np.array([5, 7]))
     assert found[1] > 0
+
+
+def test_proportions_of_words_stay_at_the_least_level() -> None:
+    """Where each topic has a word of its own alone."""
+    shape = np.array([0.5, 1.0, 1.5])
+    absence = np.where(np.eye(3), CERTAIN, 0.0)
+    found = shape
+    for _ in range(40):
+        found = next_word_concentration(found, 1e6 * np.eye(3), absence)
+    np.testing.assert_allclose(found / found[0], shape / shape[0])
+    assert found.min() >= 1e-5 * (1 - 1e-9)
