@@ -37,10 +37,10 @@ class _BothWords(Messenger):
 
 
 def _is_of_normals(fn: Any) -> bool:
-    """Whether a site draws normals and nothing else; some samplers take JAX's own keys alone."""
-    while not isinstance(fn, NORMALS) and hasattr(fn, "base_dist"):
+    """Whether a site is made of NumPyro's own normals; other samplers may need JAX's own keys."""
+    while type(fn) not in NORMALS and hasattr(fn, "base_dist"):
         fn = fn.base_dist
-    return isinstance(fn, NORMALS)
+    return type(fn) in NORMALS
 
 
 def _is_threefry(key: Array | None) -> bool:

@@ -199,8 +199,9 @@ def learns_of(given: Given, inference: str, method: str) -> Learns:
         if isinstance(value, str):
             check_one_of(name, value, ("learned",), or_else=" or numbers")
     topics, words = (isinstance(value, str) for value in asked.values())
-    each = np.ndim(given.start.word_concentration) if isinstance(given.start, TopicFit) else 0
-    if words and each == 2:
+    start = given.start
+    differs = isinstance(start, TopicFit) and np.ndim(start.word_concentration) == 2
+    if words and differs:
         raise ValueError(
             "`word_concentration` must be None or numbers where `start` has one for each topic and "
             "word, which are not learned; got 'learned'."
@@ -214,7 +215,7 @@ def learns_of(given: Given, inference: str, method: str) -> Learns:
             f"`{name}='learned'` needs `inference='collapsed'` and `method='memoized'`; got "
             f"{inference!r} and {method!r}."
         )
-    is_fixed = given.prior is not None or each == 2
+    is_fixed = given.prior is not None or differs
     by_default = can and given.word_concentration is None and not is_fixed
     return Learns(topics, words or by_default)
 

@@ -29,6 +29,13 @@ class OfRawKeys(dist.Normal):
         return jax.random.normal(jax.random.wrap_key_data(raw[:2]), self.batch_shape)
 
 
+class OfPoissonNumbers(dist.Normal):
+    """One of a user's, whose sampler takes JAX's own keys alone."""
+
+    def sample(self, key, sample_shape=()):
+        return self.loc + jax.random.poisson(key, 3.0, self.batch_shape)
+
+
 DISTRIBUTIONS = {
     "normal": dist.Normal(ONES, 2.0).to_event(1),
     "transformed": dist.LogNormal(ONES, 0.5),
@@ -44,14 +51,16 @@ DISTRIBUTIONS = {
     "poisson": dist.Poisson(ONES),
     "negative binomial": dist.NegativeBinomial2(1.0, ONES),
     "raw keys": OfRawKeys(ONES, 1.0),
+    "poisson noise": OfPoissonNumbers(ONES, 1.0).to_event(1),
 }
 
 
+NOT_BY_RBG = {"poisson", "negative binomial", "poisson noise"}  # JAX has no sampler of these
 CASES = [
     (name, kind)
     for name in DISTRIBUTIONS
     for kind in KEYS
-    if kind != "rbg" or name not in ("poisson", "negative binomial")  # by these JAX draws none
+    if kind != "rbg" or name not in NOT_BY_RBG
 ]
 
 
