@@ -15,7 +15,7 @@ LEARNING_RATE = 0.01
 # Tables of size (K, D). Each parameter has two moments of Adam.
 POSTERIOR_TABLES = 6  # location and scale
 POINT_TABLES = 3  # the weights alone
-TORCH = ("torch", "torch_exact")
+TORCH = ("torch", "torch_batch", "torch_exact")
 POINT_METHODS = ("delta", "shared_delta", *TORCH)
 
 
@@ -62,6 +62,8 @@ FULL_GROUPS = (
         Cell("torch", 10**4, 128, 100),
         Cell("torch", 10**5, 128, 100),
         Cell("torch", 10**6, 128, 100),
+        Cell("torch_batch", 10**5, 128, 100),
+        Cell("torch_batch", 10**6, 128, 100),
         Cell("torch_exact", 10**3, 128, 50),
         Cell("torch_exact", 10**4, 128, 10),
         Cell("torch_exact", 10**5, 128, 3),
@@ -86,6 +88,7 @@ QUICK_GROUPS = (
         Cell("shared", 10**3, 8, 5),
         Cell("shared_delta", 10**3, 8, 5),
         Cell("torch", 10**3, 8, 5),
+        Cell("torch_batch", 10**3, 8, 5),
         Cell("torch_exact", 10**3, 8, 2),
         Cell("numpyro", 10**3, 8, 2),
         Cell("numpyro", 10**4, 8, 2),

@@ -33,6 +33,20 @@ def test_a_sampled_loss_is_the_corrected_softmax(bias: bool, corrected: bool) ->
     assert loss.item() == pytest.approx(np.mean(expected), rel=1e-12)
 
 
+def test_a_loss_against_the_batch_is_the_softmax_over_its_labels_and_the_draws() -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((3, 2)), rng.standard_normal((6, 2))
+    y, drawn = np.array([1, 4, 2]), np.array([4, 0, 5])
+    softmax = peers.SampledSoftmax(6, 2, bias=False).double()
+    with torch.no_grad():
+        softmax.w.weight.copy_(torch.from_numpy(w))
+    loss = softmax.against_batch(*map(torch.from_numpy, (x, y, drawn)))
+    utilities = x @ w[[*y, *drawn]].T
+    own = utilities[range(3), range(3)]
+    expected = np.log(np.exp(utilities).sum(axis=1)) - own
+    assert loss.item() == pytest.approx(expected.mean(), rel=1e-12)
+
+
 def test_only_rows_of_the_batch_and_the_draws_get_gradients() -> None:
     softmax = peers.SampledSoftmax(1000, 2, bias=True)
     y, drawn = torch.tensor([7, 8]), torch.tensor([8, 999])
