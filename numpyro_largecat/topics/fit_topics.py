@@ -113,9 +113,9 @@ def fit_topics(
         word_concentration: Prior :math:`\bar\lambda` of words in topics, positive: one number, one
             for each word, (V,), or for each topic and word, (K, V); a topic with words that it is
             larger for starts with them. "learned", and None where it can be: in proportion to the
-            root of the number of documents that have a word, at a level that starts at 0.1 on
-            average and makes a step of Minka's fixed point after each pass but the first.
-            What is learned needs "collapsed" and "memoized".
+            root of the number of documents that have a word, at a level that is 0.1 on average in
+            the first five passes, or half of them, in which topics part, and then makes a step of
+            Minka's fixed point after each. What is learned needs "collapsed" and "memoized".
         num_active: Largest number L of topics of a word in a document, in [1, K]; None for 8, or
             K if that is less.
         inference: "collapsed": a token's topics follow from what all others, in its document and
@@ -148,7 +148,8 @@ def fit_topics(
         resume: Go on from the newest checkpoint, if there is one, bit by bit as if the fit had not
             been interrupted, given the same ``num_passes``. With more of them, a fit that began
             with fewer than four keeps its shorter, or no, first passes with more topics, and may
-            end worse than a whole one. Without it the folder must have no checkpoints.
+            end worse than a whole one; with fewer than ten it learns concentrations of words
+            sooner. Without it the folder must have no checkpoints.
         mesh: Devices of this process, ``jax.make_mesh(sizes, names)``, over all of which documents
             and the words of the table of topics are spread; per batch they send O(R K) numbers.
             Each solves for a block of documents at once, some 2,000 words, so batches should have

@@ -39,6 +39,7 @@ from numpyro_largecat.topics.word_prior import WordPrior
 
 NOWHERE = 1e-30  # concentration of a topic that no document has
 TRIAL_PASSES = 2  # of a number of topics
+SETTLED = 5  # passes, or half of them, after which the concentrations of words are learned
 ENOUGH = 0.97  # of the topics that there are: their number is not learned once more
 
 
@@ -50,7 +51,7 @@ class Priors(NamedTuple):
 
 
 class Learns(NamedTuple):
-    """Which of them are learned, after each pass but the first."""
+    """Which of them are learned: topics' after each pass but the first, words' later."""
 
     topics: bool
     words: bool
@@ -279,7 +280,8 @@ def memoized_steps(
                 table.set(total)
                 memory.bounds.append(bound)
                 if not is_first:
-                    memory.priors = _learned(problem, memory, total, absence)
+                    are_settled = problem.goes_on or i >= min(SETTLED, num_passes / 2)
+                    memory.priors = _learned(problem, memory, total, absence, are_settled)
         yield bound
 
 
@@ -288,14 +290,19 @@ def _learned(
     memory: Memory,
     counts: NDArray[np.float64],
     log_absence: NDArray[np.float64],
+    are_settled: bool,
 ) -> Priors:
-    """The next priors, of those that learn, after a pass that left these of words (V, K)."""
+    """The next priors, of those that learn, after a pass that left these of words (V, K).
+
+    Topics that are still alike share words, for which the best concentration of these is high; it
+    would keep them alike. So that of words waits until topics ``are_settled``.
+    """
     topics, words = memory.priors
     if problem.learns.topics:
         lengths = tokens_of_documents(problem.corpus)
         found = next_concentration(topics, memory.rises.sum(axis=0), lengths)
         topics = found.astype(topics.dtype)
-    if problem.learns.words:
+    if problem.learns.words and are_settled:
         learned = next_word_concentration(words.as_given, counts, log_absence)
         words = WordPrior.of(learned, *counts.shape)
     return Priors(topics, words)

@@ -18,6 +18,7 @@ from numpyro_largecat.topics import (
     topic_table,
 )
 from numpyro_largecat.topics.start_counts import start_from_documents
+from numpyro_largecat.topics.topic_fit import TopicFit
 from numpyro_largecat.topics.word_prior import WordPrior
 from tests import reference_topics as reference
 from tests.slow_cases import slow_case
@@ -289,7 +290,8 @@ def test_a_fit_that_is_interrupted_is_not_lost(method, error, monkeypatch) -> No
     """It is that of the passes that are whole."""
     corpus = topic_corpus(30)
     options = dict(num_topics=K, num_active=2, method=method, batch_size=16)
-    options["options"] = Options(num_candidates=K)  # or the first passes of nine had more
+    # The first passes of nine are those of two, as they are not by default.
+    options |= {"options": Options(num_candidates=K), "word_concentration": 0.1}
     two = fit_topics(KEY, corpus, num_passes=2, **options)
     calls = []
 
@@ -306,6 +308,25 @@ def test_a_fit_that_is_interrupted_is_not_lost(method, error, monkeypatch) -> No
     assert raised.value.__notes__[-1].endswith("is the fit after 4 of 18 batches.")
     np.testing.assert_array_equal(raised.value.result_so_far.posterior, two.posterior)
     np.testing.assert_array_equal(raised.value.result_so_far.bounds, two.bounds)
+
+
+def test_concentrations_of_words_wait_until_topics_are_settled() -> None:
+    """For five passes or half of them, but not where a fit goes on."""
+
+    def levels(num_passes: int, start: TopicFit | None = None) -> list[float]:
+        found: list[float] = []
+        options = dict(num_topics=K, num_active=2, num_passes=num_passes, start=start)
+        options |= {"after_pass": lambda fit: found.append(np.mean(fit.word_concentration))}
+        fits.append(fit_topics(KEY, topic_corpus(30), **options))
+        return found
+
+    fits: list[TopicFit] = []
+    for num_passes, first in ((4, 2), (12, 5)):
+        found = levels(num_passes)
+        np.testing.assert_allclose(found[:first], 0.1, rtol=1e-6)
+        assert len(set(found[first - 1 :])) == num_passes - first + 1
+    going_on = levels(4, fits[-1])
+    assert len(set(going_on)) == 4 and not np.isclose(going_on[0], 0.1)
 
 
 @pytest.mark.parametrize("method", ["memoized", "stochastic"])
