@@ -230,10 +230,10 @@ Found = NDArray[np.floating]  # topics, (K, V)
 Fit = Callable[[Corpus, int, int], Found]  # corpus, topics, seed
 
 
-def our_fit(inference: Any, corpus: Corpus, num_topics: int, seed: int) -> Any:
-    """Memoized, with everything at its default."""
+def our_fit(inference: Any, corpus: Corpus, num_topics: int, seed: int, **options: Any) -> Any:
+    """Memoized, with everything else at its default."""
     key = jax.random.key(seed)
-    options = {"inference": inference, "progress_bar": False}
+    options |= {"inference": inference, "progress_bar": False}
     return lc.fit_topics(key, corpus, num_topics, **options).topics
 
 
@@ -293,6 +293,7 @@ def tomotopy_fit(is_tuned: bool, corpus: Corpus, num_topics: int, seed: int) -> 
 
 
 OURS: dict[str, Fit] = {name: partial(our_fit, name) for name in ("collapsed", "mean_field")}
+OURS["five passes"] = partial(our_fit, "collapsed", num_passes=5)
 PEERS: dict[str, tuple[str, Callable[[bool, Corpus, int, int], Found]]] = {
     "scikit-learn": ("sklearn", sklearn_fit),
     "gensim": ("gensim", gensim_fit),

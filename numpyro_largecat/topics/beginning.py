@@ -21,7 +21,7 @@ from numpyro_largecat.topics.word_prior import WordPrior, by_documents
 
 DEFAULT_TOTAL = 0.5  # concentration of topic frequencies over all topics
 DEFAULT_WORD = 0.1  # concentration of a word, on average where it is learned from there
-CANDIDATES = 3  # for each topic, in the first passes
+CANDIDATES = 4  # for each topic, in the first passes
 CANDIDATE_PASSES = 2
 MOST_TOPICS = 300  # where their number is learned
 LEAST, MOST = 1e-30, 1e12  # concentrations that float32 can count with
