@@ -335,7 +335,7 @@ def test_each_pass_is_shown_to_who_asks(method) -> None:
     seen = []
     options = dict(num_topics=K, num_active=2, num_passes=6, batch_size=50, method=method)
     whole = fit_topics(KEY, CORPUS, after_pass=seen.append, **options)
-    assert [len(fit.posterior) for fit in seen] == [18, 18, *[K] * 4]
+    assert [len(fit.posterior) for fit in seen] == [4 * K, 4 * K, *[K] * 4]
     np.testing.assert_array_equal(seen[-1].posterior, whole.posterior)
 
     def enough(fit):
@@ -371,14 +371,20 @@ def test_ctrl_c_in_a_change_of_the_table_leaves_it_whole(monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_many_small_batches_are_as_good_as_memoized() -> None:
-    """The default delay is the number of batches; with 1 the score here is -3.49, 0.15 lower."""
+    """The default delay is the number of batches; with 1 the score here is -3.49, 0.15 lower.
+
+    Of seven keys the mean difference is 0.004, with a standard deviation of 0.02 of a key.
+    """
     train, test = topic_corpus(150), topic_corpus(60, seed=1)
     options = dict(num_topics=9, num_active=3, num_passes=5, batch_size=8)
-    memoized = fit_topics(jax.random.key(2), train, **options)
+    gains = []
+    for seed in (2, 3, 4):
+        key = jax.random.key(seed)
+        stochastic = fit_topics(key, train, method="stochastic", **options)
+        gains.append(stochastic.score(test) - fit_topics(key, train, **options).score(test))
+    assert np.mean(gains) > -0.03
     options["method"] = "stochastic"
-    stochastic = fit_topics(jax.random.key(2), train, **options)
-    assert stochastic.score(test) > memoized.score(test) - 0.03
-    given = fit_topics(jax.random.key(2), train, options=Options(delay=19), **options)
+    given = fit_topics(key, train, options=Options(delay=19), **options)
     np.testing.assert_array_equal(given.posterior, stochastic.posterior)
 
 
