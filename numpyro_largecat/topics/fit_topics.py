@@ -149,7 +149,8 @@ def fit_topics(
             been interrupted, given the same ``num_passes``. With more of them, a fit that began
             with fewer than four keeps its shorter, or no, first passes with more topics, and may
             end worse than a whole one; with fewer than ten it learns concentrations of words
-            sooner. Without it the folder must have no checkpoints.
+            sooner. With fewer than it had taken, it is returned as it was. Without it the folder
+            must have no checkpoints.
         mesh: Devices of this process, ``jax.make_mesh(sizes, names)``, over all of which documents
             and the words of the table of topics are spread; per batch they send O(R K) numbers.
             Each solves for a block of documents at once, some 2,000 words, so batches should have

@@ -249,7 +249,7 @@ def memoized_steps(
     table, candidates = memory.table, problem.candidates
     keeps = problem.local_step.is_warm or problem.local_step.always_keeps
     for i, b, is_last in _batches_to_go(rng_key, len(batches), table.changes):
-        if i == num_passes + memory.num_added:
+        if i >= num_passes + memory.num_added:
             return
         if table.changes == memory.next_choice * len(batches):
             number = candidates.num_topics
@@ -404,7 +404,7 @@ def stochastic_steps(
     steps = itertools.count(num_before + table.changes + 1)
     delay = len(batches) if options.delay is None else options.delay
     for i, b, _ in _batches_to_go(rng_key, len(batches), table.changes):
-        if i == num_passes:
+        if i >= num_passes:
             return
         if table.changes == memory.next_choice * len(batches):
             assert problem.candidates.num_topics is not None

@@ -11,6 +11,7 @@ import pytest
 from scipy.special import digamma
 
 from numpyro_largecat.data import Corpus
+from numpyro_largecat.data.checkpoints import Checkpoints
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.topics import (
     Options,
@@ -367,6 +368,15 @@ def test_ctrl_c_in_a_change_of_the_table_leaves_it_whole(monkeypatch) -> None:
     tokens = (raised.value.result_so_far.posterior - 0.1).sum()
     first, start = raised.value.result_so_far, 4 * topic_corpus(30).num_tokens  # see the starts
     assert first.bounds.shape == (0,) and start < tokens < 1.5 * start
+
+
+@pytest.mark.parametrize("method", ["memoized", "stochastic"])
+def test_a_fit_that_has_taken_more_passes_is_returned_as_it_was(method, tmp_path) -> None:
+    options = dict(num_topics=K, num_active=2, method=method, batch_size=16)
+    options["checkpoints"] = Checkpoints(tmp_path)
+    whole = fit_topics(KEY, topic_corpus(30), num_passes=4, **options)
+    again = fit_topics(KEY, topic_corpus(30), num_passes=2, resume=True, **options)
+    np.testing.assert_array_equal(again.posterior, whole.posterior)
 
 
 @pytest.mark.slow
