@@ -314,6 +314,7 @@ def _learned_number(
     """That of the largest bound, after two passes of each that is tried from here.
 
     Trials have one of few sizes, each half of the last, so that code is compiled for these alone.
+    They learn concentrations of words at once, so that each number is tried at those that suit it.
     """
     first = problem.candidates.num_first
     search = best_number(memory.table.shape[1])
