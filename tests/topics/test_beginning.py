@@ -184,11 +184,11 @@ def test_more_topics_than_documents_are_warned_of() -> None:
     fit_topics(KEY, corpus[:1], 3, num_passes=1, start=fit)  # goes on, so it may be few
 
 
-def many_topics(seed, num_topics=12, num_documents=400, num_words=300):
+def many_topics(seed, concentration=(0.1,) * 12, num_documents=400, num_words=300):
     """Topics (K, V), and documents of 60 tokens of a few of them."""
     rng = np.random.default_rng(seed)
-    topics = rng.dirichlet(np.full(num_words, 0.05), num_topics)
-    frequencies = rng.dirichlet(np.full(num_topics, 0.1), num_documents)
+    topics = rng.dirichlet(np.full(num_words, 0.05), len(concentration))
+    frequencies = rng.dirichlet(concentration, num_documents)
     tokens = [rng.choice(num_words, 60, p=own @ topics) for own in frequencies]
     rows = [np.unique(own, return_counts=True) for own in tokens]
     return topics, Corpus.from_rows(rows, num_words)
@@ -213,6 +213,17 @@ def test_no_topic_is_missed() -> None:
         found.append(worst_distance(fit.topics, topics))
         assert fit.posterior.shape == (12, 300) and fit.concentration.sum() == pytest.approx(0.5)
     assert max(found) < 0.3
+
+
+def test_rare_topics_are_found_beside_one_of_half_of_all_tokens() -> None:
+    """Most candidates are copies of that one, and must leave before the others do.
+
+    Twenty of twenty seeds find all, worst .15 (eight of twenty if, where a copy must wait for
+    another, topics of any cost fill its place).
+    """
+    topics, corpus = many_topics(0, (0.5, *[0.5 / 15] * 15), 800)
+    fit = fit_topics(KEY, corpus, 16, num_passes=8)
+    assert worst_distance(fit.topics, topics) < 0.3
 
 
 @pytest.mark.parametrize("num_passes", [1, 2, 5])

@@ -24,6 +24,7 @@ FIRST_STEPS = 3  # of these, over all topics
 NUM_NEAR = 32  # topics of largest weight, which the others are over
 LITTLE = np.float32(0.02)  # share of topics that are gone, without which a mixture is near enough
 NUM_WORDS, NUM_GROUPS = 2_000, 500  # the most frequent alone, and groups of all others
+DEARER = 2.0  # times the cost of one that must stay for now: those beyond wait too
 MUCH = 0.2  # share of a topic in the mixture that stands for another, which then must stay
 # More threads of a BLAS gain nothing here, and wait for each other where cores are in use.
 one_thread = threadpool_limits.wrap(limits=1, user_api="blas")
@@ -85,9 +86,12 @@ def spanning_topics(
 ) -> NDArray[np.intp]:
     """Remove topics that others can stand in for, cheapest first, until so many are left.
 
-    At most half of those to be removed go at once, and none on which one that goes relies. Then
-    those that relied on them are solved for again. Cost: as ``best_stand_ins`` with 2,500 words at
-    most, and less for each further time.
+    At most half of those to be removed go at once, none on which one that goes relies, and none of
+    more than twice the cost of the cheapest that therefore waits: of many copies of one topic few
+    can go at once, and their places are not for topics that nothing stands for. Those that relied
+    on what is gone are solved for again when their turn comes; what they cost before is the least
+    that they cost now. Cost: as ``best_stand_ins`` with 2,500 words at most, and about as much for
+    all of these together.
 
     Args:
         counts: Expected tokens of words in topics, (V, K).
@@ -104,23 +108,27 @@ def spanning_topics(
         return left
     topics = _of_frequent_words(counts.T + concentration)
     divergence, weights = best_stand_ins(topics)
+    is_old = np.zeros(len(left), bool)  # relied on one that is gone: costs as much or more
     while True:
-        most = -(-(len(left) - num_topics) // 2)
         costs = np.where(np.isin(left, always), np.inf, divergence * tokens)
-        gone = _cheapest(costs, weights, most)
-        relied = np.delete(weights[:, gone].sum(axis=1) > LITTLE, gone)
+        gone, seen = _cheapest(costs, weights, -(-(len(left) - num_topics) // 2))
+        again = seen[is_old[seen]]
+        if len(again):
+            others = weights[again] + LITTLE * (again[:, None] != np.arange(len(left)))
+            found = _nearest_mixtures(topics[left[again]], topics[left], others, NUM_STEPS)
+            divergence[again], weights[again] = found
+            is_old[again] = False
+            continue
+        is_old |= weights[:, gone].sum(axis=1) > LITTLE
         heirs = weights[gone]
         heirs[:, gone] = 0
         of_heirs = np.maximum(heirs.sum(axis=1, keepdims=True), np.finfo(heirs.dtype).tiny)
         tokens += tokens[gone] @ (heirs / of_heirs)
-        left, divergence, tokens = (np.delete(x, gone) for x in (left, divergence, tokens))
+        left, tokens = np.delete(left, gone), np.delete(tokens, gone)
+        divergence, is_old = np.delete(divergence, gone), np.delete(is_old, gone)
         if len(left) == num_topics:
             return left
         weights = np.delete(np.delete(weights, gone, axis=0), gone, axis=1)
-        own = left[relied]
-        others = weights[relied] + LITTLE * (own[:, None] != left)  # none is 0 for ever
-        found = _nearest_mixtures(topics[own], topics[left], others, NUM_STEPS)
-        divergence[relied], weights[relied] = found
 
 
 def _of_frequent_words(posterior: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -136,14 +144,20 @@ def _of_frequent_words(posterior: NDArray[np.floating]) -> NDArray[np.float32]:
     return np.maximum(probs, np.finfo(np.float32).tiny)
 
 
-def _cheapest(costs: NDArray[np.floating], weights: NDArray[np.floating], most: int) -> list[int]:
-    """Up to ``most`` topics of small cost, none of which stands for another."""
+def _cheapest(
+    costs: NDArray[np.floating], weights: NDArray[np.floating], most: int
+) -> tuple[list[int], NDArray[np.intp]]:
+    """Up to ``most`` topics of small cost, none of which stands for another, and all looked at."""
     gone: list[int] = []
     stays = np.zeros(len(costs), bool)
-    for k in np.argsort(costs, kind="stable").tolist():
-        if len(gone) == most or costs[k] == np.inf:
-            break
+    highest = np.inf
+    order = np.argsort(costs, kind="stable")
+    for place, k in enumerate(order.tolist()):
+        if len(gone) == most or costs[k] > highest or costs[k] == np.inf:
+            return gone, order[:place]
         if not stays[k] and weights[k, gone].sum() <= MUCH:
             gone.append(k)
             stays |= weights[k] > MUCH
-    return gone
+        else:
+            highest = min(highest, DEARER * costs[k])
+    return gone, order

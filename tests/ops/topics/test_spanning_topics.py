@@ -77,6 +77,33 @@ def test_copies_and_mixtures_leave(num_extra) -> None:
     assert nearest.max() < 1e-6
 
 
+def test_no_rare_topic_leaves_in_place_of_copies_that_must_wait() -> None:
+    """One of four copies at a time, since the others stand for it."""
+    noise = np.random.default_rng(0).gamma(200, 1 / 200, (4, 40))
+    topics = np.concatenate([TRUE[:1] * noise, TRUE[1:]])
+    topics /= topics.sum(axis=1, keepdims=True)
+    counts = (topics * np.array([*[20_000] * 4, *[1_000] * 4])[:, None]).T
+    kept = spanning_topics(counts, 0.01, 5)
+    assert kept[1:].tolist() == [4, 5, 6, 7]
+
+
+def test_each_that_leaves_is_the_cheapest_then() -> None:
+    """Though several go at once, and others are not solved for until their turn comes."""
+    rng = np.random.default_rng(1)
+    parts = rng.dirichlet(np.full(60, 0.1), 8)
+    topics = rng.dirichlet(np.full(8, 0.3), 20) @ parts
+    tokens = rng.uniform(100, 1000, 20)
+    left = np.arange(20)
+    expected = tokens.copy()
+    while len(left) > 12:
+        found = best_stand_ins(topics[left], 2000)
+        least = int((found.divergence * expected[left]).argmin())
+        expected[left] += expected[left[least]] * found.weights[least]
+        left = np.delete(left, least)
+    kept = spanning_topics((topics * tokens[:, None]).T, 1e-9, 12)
+    assert kept.tolist() == left.tolist()
+
+
 @pytest.mark.parametrize("concentration", [1e-30, 1e-3])
 def test_topics_without_a_word_in_common_stay(concentration) -> None:
     """Also where most words are in groups."""
