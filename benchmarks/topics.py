@@ -58,8 +58,8 @@ from numpyro_largecat.ops.topics.document_fit import (
     solve_documents,
     start_documents,
 )
-from numpyro_largecat.topics.document_chunks import on_all_cores
 from numpyro_largecat.topics.document_layout import Chunk
+from numpyro_largecat.topics.threads import on_all_cores
 from numpyro_largecat.topics.whole_documents import CHUNK, WholeDocuments
 
 NAME = "topics"

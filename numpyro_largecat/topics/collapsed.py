@@ -133,7 +133,7 @@ class Collapsed:
         absence = csr_array((log_absence(kept.data), kept.indices, kept.indptr), kept.shape)
         by_document = tokens_of(places, owners.size)
         found, absent = by_document @ kept, by_document @ absence
-        own = found.data, absent.data, a[found.indices]  # of topics in documents
+        own = found.data, absent.data, a, found.indices  # of topics in documents
         lengths = np.bincount(places, tokens, owners.size)
         rest = log_rises(*own).sum(dtype=np.float64)
         rest -= _falls_and_negentropy(tokens, lengths, kept, a.sum())

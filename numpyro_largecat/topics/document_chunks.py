@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.rows_by_device import num_devices
 from numpyro_largecat.topics.document_layout import Chunk, Layout
 from numpyro_largecat.topics.local_step import Documents, Given, LocalStep, Posterior, Solved
+from numpyro_largecat.topics.threads import on_all_cores
 
 T = TypeVar("T")
 
@@ -80,28 +78,6 @@ def batches_within(corpus: Corpus, num_rows: int) -> Iterator[Batch]:
         found |= own
     documents = np.arange(first, corpus.num_documents)
     yield Batch(documents, padded_rows(distinct_words(corpus, documents), num_rows))
-
-
-def on_all_cores(
-    solve: Callable[[Chunk], T],
-    chunks: Iterator[Callable[[], Chunk]],
-    mesh: Mesh | None = None,
-) -> list[T]:
-    """Call ``solve`` for each chunk; on a CPU in as many threads as there are cores.
-
-    A chunk is made when it is its turn, so few are in memory. A mesh has all its devices work on
-    one chunk.
-    """
-    if jax.default_backend() != "cpu" or mesh is not None:
-        return [solve(make()) for make in chunks]
-    enabled = jnp.result_type(float) == jnp.float64  # set for each thread by itself
-
-    def in_thread(make: Callable[[], Chunk]) -> T:
-        with jax.enable_x64(enabled):
-            return solve(make())
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(in_thread, chunks))
 
 
 def solve_batch(

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from numpyro_largecat.topics.document_layout import Chunk, Layout
 from numpyro_largecat.topics.local_step import LocalStep, Solved, Sums
 from numpyro_largecat.topics.number_of_topics import best_number
 from numpyro_largecat.topics.options import Options
+from numpyro_largecat.topics.threads import at_once
 from numpyro_largecat.topics.topic_table import Table, topic_term
 from numpyro_largecat.topics.word_prior import WordPrior
 
@@ -151,14 +152,23 @@ def visit_batch(
         last if stored is not None else None,
     )
     sums, ids, owns = zip(*parts, strict=True)
-    own = None
-    if keeps:
-        own = csr_array(vstack(owns, format="csr"))[rows.of(np.concatenate(ids)).argsort()]
-    return Visit(jax.tree.map(_plus, *sums, is_leaf=lambda x: isinstance(x, csr_array)), own)
+    places = rows.of(np.concatenate(ids))
+    calls = [partial(_plus, of_parts) for of_parts in zip(*sums, strict=True)]
+    *found, own = at_once(*calls, partial(_in_order, owns if keeps else (), places))
+    return Visit(Sums(*found), own)
 
 
-def _plus(*parts: Any) -> Any:
-    return sum(parts[1:], start=parts[0])
+def _plus(parts: Sequence[Any]) -> Any:
+    return None if parts[0] is None else sum(parts[1:], start=parts[0])
+
+
+def _in_order(parts: Sequence[csr_array], places: NDArray[np.intp]) -> csr_array | None:
+    """Rows of all parts, one after the other, each at its place."""
+    if not parts:
+        return None
+    order = np.empty_like(places)
+    order[places] = np.arange(len(places))
+    return csr_array(vstack(parts, format="csr"))[order]
 
 
 class _RowsKept:
@@ -275,34 +285,43 @@ def memoized_steps(
                 # Sum again: the start leaves with the first pass, and rounding does not add up.
                 total = _sum_of(batches, memory.counts, table.shape)
                 absence = _sum_of(batches, memory.log_absence, table.shape)
-                of_topics = topic_term(total, memory.priors.words, absence)
+                learns = _learns_after(i, num_passes, problem)
+                of_topics, priors = at_once(
+                    partial(topic_term, total, memory.priors.words, absence),
+                    partial(_learned, learns, problem.corpus, memory, total, absence),
+                )
                 bound = of_topics + float(memory.rest.sum())
                 table.set(total)
                 memory.bounds.append(bound)
-                if not is_first:
-                    are_settled = problem.goes_on or i >= min(SETTLED, num_passes / 2)
-                    memory.priors = _learned(problem, memory, total, absence, are_settled)
+                memory.priors = priors
         yield bound
 
 
+def _learns_after(i: int, num_passes: int, problem: Problem) -> Learns:
+    """What is learned after pass i, from 0: nothing after the first, unless a fit goes on.
+
+    Topics that are still alike share words, for which the best concentration of these is high; it
+    would keep them alike. So that of words waits until topics are settled.
+    """
+    topics, words = problem.learns
+    are_settled = problem.goes_on or i >= min(SETTLED, num_passes / 2)
+    return Learns(topics and (i > 0 or problem.goes_on), words and are_settled)
+
+
 def _learned(
-    problem: Problem,
+    learns: Learns,
+    corpus: Corpus,
     memory: Memory,
     counts: NDArray[np.float64],
     log_absence: NDArray[np.float64],
-    are_settled: bool,
 ) -> Priors:
-    """The next priors, of those that learn, after a pass that left these of words (V, K).
-
-    Topics that are still alike share words, for which the best concentration of these is high; it
-    would keep them alike. So that of words waits until topics ``are_settled``.
-    """
+    """The next priors, of those that learn, after a pass that left these of words (V, K)."""
     topics, words = memory.priors
-    if problem.learns.topics:
-        lengths = tokens_of_documents(problem.corpus)
+    if learns.topics:
+        lengths = tokens_of_documents(corpus)
         found = next_concentration(topics, memory.rises.sum(axis=0), lengths)
         topics = found.astype(topics.dtype)
-    if problem.learns.words and are_settled:
+    if learns.words:
         learned = next_word_concentration(words.as_given, counts, log_absence)
         words = WordPrior.of(learned, *counts.shape)
     return Priors(topics, words)
@@ -367,8 +386,8 @@ def _sum_of(
     total = np.zeros(shape)
     for batch, part in zip(batches, parts, strict=True):
         if part is not None:
-            entries = part.tocoo()  # each is there once
-            total[batch.rows[entries.row], entries.col] += entries.data
+            first = np.repeat(batch.rows * shape[1], np.diff(part.indptr))
+            total.ravel()[first + part.indices] += part.data  # each is there once
     return total
 
 

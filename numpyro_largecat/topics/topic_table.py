@@ -129,15 +129,26 @@ def topic_term(
     then at their means where there are any, which adds about half a nat for each topic at most.
     """
     counts = np.maximum(np.asarray(counts, np.float64), 0)
-    is_used = counts > 0
-    each = np.broadcast_to(prior.each, counts.shape)[is_used]
-    used, absence = counts[is_used], log_absence[is_used]
-    present = absence < 0
-    own = (gammaln(each + used) - gammaln(each))[~present].sum()
-    own += log_rises(used[present], absence[present], each[present]).sum()
-    totals, absence_of_all = counts.sum(axis=0), log_absence.sum(axis=0)
-    of_all = np.broadcast_to(prior.totals, totals.shape)
-    falls = gammaln(of_all + totals) - gammaln(of_all)
-    present = absence_of_all < 0
-    falls[present] = log_rises(totals[present], absence_of_all[present], of_all[present])
-    return float(own - falls.sum())
+    used = np.flatnonzero(counts)
+    which = np.broadcast_to(np.arange(prior.each.size).reshape(prior.each.shape), counts.shape)
+    entries = counts.ravel()[used], log_absence.ravel()[used]
+    totals = counts.sum(axis=0), log_absence.sum(axis=0)
+    of_all = np.broadcast_to(prior.totals, len(totals[0]))
+    return _sum_of_rises(*entries, prior.each.ravel(), which.ravel()[used]) - _sum_of_rises(
+        *totals, of_all, np.arange(len(of_all))
+    )
+
+
+def _sum_of_rises(
+    counts: NDArray[np.floating],
+    log_absence: NDArray[np.floating],
+    concentration: NDArray[np.floating],
+    which: NDArray[np.integer],
+) -> float:
+    known = log_absence == 0
+    if not known.any():
+        return float(log_rises(counts, log_absence, concentration, which).sum())
+    each = concentration[which]
+    rises = gammaln(each + counts) - gammaln(each)
+    rises[~known] = log_rises(counts[~known], log_absence[~known], each[~known])
+    return float(rises.sum())

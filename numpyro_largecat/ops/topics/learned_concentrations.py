@@ -51,10 +51,11 @@ def next_word_concentration(
         counts: Expected tokens of words in topics, (V, K).
         log_absence: Log probability that no token of a word is of a topic, (V, K).
     """
-    used = log_absence < 0
+    used = np.flatnonzero(log_absence)
     of_words = np.broadcast_to(np.asarray(concentration, np.float64), len(counts))
-    each, whole = np.broadcast_to(of_words[:, None], counts.shape)[used], of_words.sum()
-    rise = (each * rises(counts[used], log_absence[used], each)).sum()
+    words, whole = used // counts.shape[1], of_words.sum()
+    entries = counts.ravel()[used], log_absence.ravel()[used]
+    rise = (of_words[words] * rises(*entries, of_words, words)).sum()
     falls = (digamma(whole + counts.sum(axis=0)) - digamma(whole)).sum()
     least = LEAST / of_words.min()  # all by one factor, so that proportions stay
     return concentration * np.maximum(rise / (whole * falls), least)

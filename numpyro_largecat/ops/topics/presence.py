@@ -34,18 +34,23 @@ def log_rises(
     counts: NDArray[np.floating],
     log_absence: NDArray[np.floating],
     concentration: NDArray[np.floating] | float,
+    which: NDArray[np.integer] | tuple[()] = (),
 ) -> NDArray[np.floating]:
-    """P log(Gamma(a + n / P) / Gamma(a)), for each count above 0."""
-    return _rise_of(gammaln, counts, log_absence, concentration)
+    """P log(Gamma(a + n / P) / Gamma(a)), for each count above 0.
+
+    ``which`` is the place of its a among fewer concentrations, if there are fewer.
+    """
+    return _rise_of(gammaln, counts, log_absence, concentration, which)
 
 
 def rises(
     counts: NDArray[np.floating],
     log_absence: NDArray[np.floating],
     concentration: NDArray[np.floating] | float,
+    which: NDArray[np.integer] | tuple[()] = (),
 ) -> NDArray[np.floating]:
     """Their derivatives, P (digamma(a + n / P) - digamma(a))."""
-    return _rise_of(digamma, counts, log_absence, concentration)
+    return _rise_of(digamma, counts, log_absence, concentration, which)
 
 
 def _rise_of(
@@ -53,7 +58,9 @@ def _rise_of(
     counts: NDArray[np.floating],
     log_absence: NDArray[np.floating],
     concentration: NDArray[np.floating] | float,
+    which: NDArray[np.integer] | tuple[()],
 ) -> Any:
     presence = -np.expm1(log_absence)
     if_any = np.maximum(counts / presence, 1)  # but for rounding
-    return presence * (function(concentration + if_any) - function(concentration))
+    each = np.asarray(concentration)
+    return presence * (function(each[which] + if_any) - function(each)[which])

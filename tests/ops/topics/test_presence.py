@@ -40,6 +40,14 @@ def test_rises_are_derivatives() -> None:
     assert rises(count, absent, a) == pytest.approx((above - below) / 2e-6, rel=1e-6)
 
 
+def test_concentrations_may_be_fewer_than_counts() -> None:
+    counts, absence = np.array([1.5, 2.0, 3.0]), np.array([-2.0, -5.0, -0.5])
+    few, which = np.array([0.1, 0.7]), np.array([1, 0, 1])
+    for function in (log_rises, rises):
+        found = function(counts, absence, few, which)
+        np.testing.assert_array_equal(found, function(counts, absence, few[which]))
+
+
 def test_the_bound_of_a_corpus_is_below_its_evidence() -> None:
     """Six tokens in two topics: by all 64 assignments, at any responsibilities."""
     documents = [(np.array([0, 1]), np.array([2, 1])), (np.array([1, 2]), np.array([1, 2]))]
