@@ -100,7 +100,7 @@ def fit_topics(
         corpus: The documents.
         num_topics: Number of topics K, at least 1; or "learned", for the number with the largest
             bound. Two passes have 300 topics, or one for each document with words, or
-            ``num_candidates`` of ``lc.topics.Options``. From there some smaller numbers have two
+            ``num_candidates`` of ``lc.topics.Options``. From there some smaller numbers have four
             passes each, and the best, at least half, goes on with those topics that the others are
             mixtures of. After two passes more smaller ones are tried again, as long as the number
             falls by 3 %. So it takes three to ten times as long as if K had been given, less from

@@ -39,7 +39,7 @@ from numpyro_largecat.topics.topic_table import Table, topic_term
 from numpyro_largecat.topics.word_prior import WordPrior
 
 NOWHERE = 1e-30  # concentration of a topic that no document has
-TRIAL_PASSES = 2  # of a number of topics
+TRIAL_PASSES = 4  # of a number of topics
 SETTLED = 5  # passes, or half of them, after which the concentrations of words are learned
 ENOUGH = 0.97  # of the topics that there are: their number is not learned once more
 
@@ -330,10 +330,10 @@ def _learned(
 def _learned_number(
     problem: Problem, batches: list[Batch], memory: Memory, rng_key: Array, num_passes: int
 ) -> Generator[None, None, int]:
-    """That of the largest bound, after two passes of each that is tried from here.
+    """That of the largest bound, after four passes of each that is tried from here.
 
     Trials have one of few sizes, each half of the last, so that code is compiled for these alone.
-    They learn concentrations of words at once, so that each number is tried at those that suit it.
+    They learn concentrations of words early, so that each number is tried at those that suit it.
     """
     first = problem.candidates.num_first
     search = best_number(memory.table.shape[1])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -28,17 +28,20 @@ def on_all_cores(
     """
     if jax.default_backend() != "cpu" or mesh is not None:
         return [solve(make()) for make in problems]
-    enabled = jnp.result_type(float) == jnp.float64  # set for each thread by itself
-
-    def in_thread(make: Callable[[], S]) -> T:
-        with jax.enable_x64(enabled):
-            return solve(make())
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(in_thread, problems))
+    return _in_threads(lambda make: solve(make()), problems, os.cpu_count())
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
     """What some functions return, each called in a thread of its own."""
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(lambda call: call(), calls))
+    return _in_threads(lambda call: call(), calls, len(calls))
+
+
+def _in_threads(function: Callable[[S], T], values: Iterable[S], number: int | None) -> list[T]:
+    enabled = jnp.result_type(float) == jnp.float64  # set for each thread by itself
+
+    def in_thread(value: S) -> T:
+        with jax.enable_x64(enabled):
+            return function(value)
+
+    with ThreadPoolExecutor(number) as pool:
+        return list(pool.map(in_thread, values))
