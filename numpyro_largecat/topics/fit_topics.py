@@ -103,7 +103,7 @@ def fit_topics(
             ``num_candidates`` of ``lc.topics.Options``. From there some smaller numbers have four
             passes each, and the best, at least half, goes on with those topics that the others are
             mixtures of. After two passes more smaller ones are tried again, as long as the number
-            falls by 3 %. So it takes three to ten times as long as if K had been given, less from
+            falls by 3 %. So it takes five to ten times as long as if K had been given, less from
             fewer candidates. A warning if all topics of the first passes are best.
         concentration: a, positive: one number for each topic, shape (K,), or the same for all, as
             for ``TopicDocument`` and like scikit-learn's ``doc_topic_prior``. None for 0.5 / K, the
