@@ -59,9 +59,9 @@ def best_u_at(u: Array, distance: Array) -> Array:
               u(\delta) = \log\big(1 + (e^u - 1) \, e^{-\delta}\big) ,
 
     and back with ``-distance``. That is exact for Gumbel errors, whose best u is never below 0; its
-    derivative in the utility is p_y - 1. For logistic errors this is near where p_y is small, and
-    up to a quarter too steep otherwise, which costs little: it is u for this step alone, and the
-    bound is flat around its best u.
+    derivative in the utility is p_y - 1. For logistic errors it is too steep, up to twice with two
+    or three classes. At a distance of 2 that costs .08 nats of the bound with a hundred classes and
+    .13 with two, for this step alone: the bound is flat around its best u.
     """
     u = jnp.maximum(u, LEAST_U)
     log_rest = u + jnp.log(-jnp.expm1(-u))

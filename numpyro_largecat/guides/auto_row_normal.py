@@ -202,8 +202,11 @@ class AutoRowNormal(AutoGuide):
         for site in self._sites:
             loc = params[self._param(site, "loc")]
             sd = jnp.linalg.norm(factors[site.name], axis=-1).reshape(loc.shape)
-            free = loc + normal.reshape(normal.shape + (1,) * loc.ndim) * sd
-            found[site.name] = site.constrained(free)
+            step = normal.reshape(normal.shape + (1,) * loc.ndim) * sd
+            rises = site.constrained(loc + sd) >= site.constrained(loc - sd)
+            found[site.name] = jnp.where(
+                rises, site.constrained(loc + step), site.constrained(loc - step)
+            )
         return found
 
     def covariances(self, params: dict[str, Any]) -> dict[str | None, Array]:

@@ -353,7 +353,7 @@ def _learned_number(
         warnings.warn(
             f"`num_topics` was learned to be {number}, all that there were at first: there may be "
             "more. With more documents, set `num_candidates` of `lc.topics.Options` higher.",
-            stacklevel=4,
+            stacklevel=5,
         )
     return number
 

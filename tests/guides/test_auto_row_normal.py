@@ -214,6 +214,25 @@ def test_a_fit_is_read_at_its_centre_and_over_draws(two):
     assert posterior["w"].shape == (1, 3, 12, 2)
 
 
+def test_quantiles_ascend_where_the_transform_falls() -> None:
+    """Values below a bound fall with the free ones."""
+
+    def model():
+        with lc.class_plate("classes", 3):
+            numpyro.sample("w", dist.TruncatedNormal(0.0, 1.0, high=0.5))
+
+    guide = lc.AutoRowNormal(model)
+    with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as trace:
+        guide()
+    params = {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+    levels = jnp.array([0.1, 0.5, 0.9])
+    draws = guide.sample_posterior(jax.random.key(0), params, sample_shape=(1000,))["w"]
+    found = guide.quantiles(params, levels)["w"]
+    assert (jnp.diff(found, axis=0) > 0).all()
+    for level, quantile in zip(levels, found, strict=True):  # within five standard errors
+        np.testing.assert_allclose((draws < quantile).mean(0), level, atol=0.08)
+
+
 @pytest.mark.slow
 def test_draws_of_whole_tables_have_the_covariances_and_quantiles(two):
     """20,000 draws; variances within 8 of their standard errors, quantiles likewise."""

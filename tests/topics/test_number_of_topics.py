@@ -137,8 +137,10 @@ def test_topics_that_no_document_has_change_no_bound(monkeypatch) -> None:
 
 
 def test_too_few_candidates_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match="was learned to be 3, all that there were at first"):
+    message = "was learned to be 3, all that there were at first"
+    with pytest.warns(UserWarning, match=message) as found:
         fit_topics(KEY, CORPUS, "learned", num_passes=2, options=Options(num_candidates=3))
+    assert found[0].filename == __file__
 
 
 @pytest.mark.parametrize(

@@ -86,12 +86,12 @@ def spanning_topics(
 ) -> NDArray[np.intp]:
     """Remove topics that others can stand in for, cheapest first, until so many are left.
 
-    At most half of those to be removed go at once, none on which one that goes relies, and none of
-    more than twice the cost of the cheapest that therefore waits: of many copies of one topic few
-    can go at once, and their places are not for topics that nothing stands for. Those that relied
-    on what is gone are solved for again when their turn comes; what they cost before is the least
-    that they cost now. Cost: as ``best_stand_ins`` with 2,500 words at most, and about as much for
-    all of these together.
+    At most half of those to be removed go at once, none that is a fifth or more of what stands for
+    another of them, and none of more than twice the cost of the cheapest that therefore waits: of
+    many copies of one topic few can go at once, and their places are not for topics that nothing
+    stands for. Those that relied on what is gone are solved for again when their turn comes: they
+    cost hardly less than before. Cost: as ``best_stand_ins`` with 2,500 words at most, and about as
+    much for all of these together.
 
     Args:
         counts: Expected tokens of words in topics, (V, K).
@@ -108,7 +108,7 @@ def spanning_topics(
         return left
     topics = _of_frequent_words(counts.T + concentration)
     divergence, weights = best_stand_ins(topics)
-    is_old = np.zeros(len(left), bool)  # relied on one that is gone: costs as much or more
+    is_old = np.zeros(len(left), bool)  # relied on one that is gone: costs more, or hardly less
     while True:
         costs = np.where(np.isin(left, always), np.inf, divergence * tokens)
         gone, seen = _cheapest(costs, weights, -(-(len(left) - num_topics) // 2))
