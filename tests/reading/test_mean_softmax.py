@@ -93,6 +93,7 @@ def test_log_predictive_is_the_mean_over_draws_of_weights(chunk_size):
     assert np.abs(centre - expected).max() > 0.2  # so that the centre would not do
 
 
+@pytest.mark.slow
 def test_few_draws_of_many_classes_are_close():
     """FALSE_ALARM = 1e-6: the error of 8 draws is 0.02, root mean square."""
     num_categories, k = 3000, 17
