@@ -108,9 +108,9 @@ def fit_topics(
         concentration: a, positive: one number for each topic, shape (K,), or the same for all, as
             for ``TopicDocument`` and like scikit-learn's ``doc_topic_prior``. None for 0.5 / K, the
             paper's choice: the smaller, the fewer topics in a document. "learned" for one of each
-            topic, from the data: common words then have a few topics of their own; it moves slowly
-            where documents have many topics, for forty passes. None or "learned" where the number
-            of topics is.
+            topic, from the data: common words then have a few topics of their own. Where documents
+            have many topics it takes forty passes to settle. None or "learned" where the number of
+            topics is.
         word_concentration: Prior :math:`\bar\lambda` of words in topics, positive: one number, one
             for each word, (V,), or for each topic and word, (K, V); a topic with words that it is
             larger for starts with them. "learned", and None where it can be: in proportion to the

@@ -95,7 +95,7 @@ def test_all_passes_asked_for_follow_the_last_choice() -> None:
 
 
 @pytest.mark.some_cases(4)
-@pytest.mark.parametrize("stop", [5, 40, 6, 92, 96, 159, 130])
+@pytest.mark.parametrize("stop", [1, 5, 40, 6, 92, 7, 159, 96, 130])
 def test_a_fit_goes_on_wherever_it_stopped(stop, tmp_path, monkeypatch) -> None:
     """Also within trials of a number, from 6 to 89 and to 155, which then begin again."""
     options = dict(batch_size=50, num_passes=4, options=Options(num_candidates=12))
