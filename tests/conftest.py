@@ -5,6 +5,7 @@ import gc
 import gzip
 import os
 import signal
+import warnings
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +28,12 @@ os.environ.setdefault("MPLBACKEND", "Agg")  # tests open no windows
 import jax  # noqa: E402  reads these variables when it is imported
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
+
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # ArviZ 0.23 writes a file on its first import of the day; workers that do at once fail.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz  # noqa: F401
 
 gc.freeze()  # what is imported stays, and need not be looked at again and again
 
