@@ -219,6 +219,7 @@ def all_bounds(psi, alpha):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(psi=utilities_of_some(), alpha=st.floats(-1e4, 1e4))
 def test_bounds_are_below_the_exact_value_and_in_their_order(psi, alpha):

@@ -51,6 +51,7 @@ def test_heavy_tails_are_refused_also_under_jit(distribution):
         log_prob(jnp.zeros(3))
 
 
+@pytest.mark.slow
 def test_a_family_may_have_a_scale_that_is_learned():
     """Its density depends on a tracer, under ``jit`` and in a gradient."""
 

@@ -74,6 +74,7 @@ def quadrature_elbo(utilities, label, noise, family, loc, scale):
 # Local errors.
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.smoke
 @pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO])
 def test_the_exact_posterior_of_gumbel_errors_gives_the_softmax_without_variance(loss, x64):
@@ -111,6 +112,7 @@ def test_fitted_local_errors_are_just_below_the_exact_log_probability(noise, fam
     assert (gaps < (0.07 if (noise, family) == ("normal", "gumbel") else 0.05)).all()
 
 
+@pytest.mark.slow
 def test_only_the_rows_of_the_minibatch_move():
     """Of a batch of another size than the first one, out of order."""
     _, y = make_data()
@@ -282,6 +284,7 @@ def test_two_choices_with_errors_of_different_families():
     assert draws["e2"].shape == (6, 2)
 
 
+@pytest.mark.slow
 def test_predictions_need_no_errors():
     """Of rows that have none, from the model and guide with their errors hidden."""
     model = known_weights("gumbel")
@@ -317,6 +320,7 @@ def test_a_part_for_numpyros_list():
     assert set(guide.median(params)) == {"slope", "y_error"}
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("family", ["gumbel", slow_case("logistic"), slow_case("normal")])
 def test_draws_medians_and_quantiles_are_those_of_the_parameters(family, x64):
     model = given_utilities("normal")

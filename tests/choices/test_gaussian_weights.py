@@ -240,6 +240,7 @@ def test_the_statistic_of_u_is_the_best_one_and_has_no_gradient():
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 def test_gradients_take_the_slope_as_a_constant():
     """So that the parameter u, moved by other inference, gets the derivative of its bound alone."""
 
@@ -360,6 +361,7 @@ def step_of(num_categories):
     return svi, state, jax.jit(svi.update, donate_argnums=0).lower(state, X, Y, ROWS).compile()
 
 
+@pytest.mark.slow
 def test_a_step_makes_no_table_and_evaluates_the_classes_once():
     _, _, step = step_of(20_000)
     assert step.memory_analysis().temp_size_in_bytes < 20_000 * 4

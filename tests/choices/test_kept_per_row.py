@@ -27,6 +27,7 @@ def state_of(noise, utilities=UTILITIES):
     return kept_per_row(utilities, EVERYTHING, FAMILIES[noise], Y)
 
 
+@pytest.mark.some_cases(1)
 @KEEPS_U
 def test_the_first_visit_ends_at_the_best_u(noise):
     """Of these classes: all later visits take a part of the way."""
@@ -60,6 +61,7 @@ def test_the_least_u_counts_each_class_at_hand_once(noise):
     assert (estimate.log_least < estimate.log_eta_hat).all()
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("noise", FAMILIES)
 def test_statistics_pass_no_gradient_to_the_utilities(noise):
     state = state_of(noise)

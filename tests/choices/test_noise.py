@@ -60,7 +60,7 @@ def test_a_fit_to_counts_gives_their_frequencies(noise, kept, shape):
 
 
 @KEPT
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 def test_the_error_of_a_row_moves_when_it_is_visited_and_stays_otherwise(noise, kept, shape):
     def guide(*args):
         with numpyro.plate("classes", K):

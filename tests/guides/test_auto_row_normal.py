@@ -214,6 +214,7 @@ def test_a_fit_is_read_at_its_centre_and_over_draws(two):
     assert posterior["w"].shape == (1, 3, 12, 2)
 
 
+@pytest.mark.slow
 def test_quantiles_ascend_where_the_transform_falls() -> None:
     """Values below a bound fall with the free ones."""
 
@@ -312,6 +313,7 @@ def step_of(num_categories):
     return jax.jit(svi.update, donate_argnums=0).lower(state, *args).compile()
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_step_does_not_grow_with_the_classes():
     """The same scratch memory at K = 10**3 and 10**5, and no table is copied."""
     small, large = step_of(1_000), step_of(100_000)
@@ -408,6 +410,7 @@ def fit_low_rank(num_steps, rank=1):
     return guide, params
 
 
+@pytest.mark.slow
 def test_low_rank_has_rows_of_two_narrow_matrices():
     guide, params = fit_low_rank(2, rank=1)
     shapes = {name.removeprefix("w_auto_"): value.shape for name, value in params.items()}

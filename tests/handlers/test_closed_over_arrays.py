@@ -72,6 +72,7 @@ def closing_over(num_rows=NUM_CATEGORIES):
     return model
 
 
+@pytest.mark.slow
 def test_a_fit_compiles_no_table_into_its_programs(tmp_path):
     """``init``, the checks, the loop over arrays, and the steps of a stream."""
     model = closing_over()

@@ -100,6 +100,7 @@ def test_classes_that_may_not_be_named_count():
     np.testing.assert_allclose(log_rest, rest_by_hand(mean, scale, draws, classes), rtol=1e-4)
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("num_top", [100, 480])
 def test_of_many_classes_smaller_blocks_are_kept_and_no_more_than_there_are(num_top):
     rng = np.random.default_rng(0)

@@ -123,6 +123,7 @@ def test_labels_of_any_integer_type(dtype, num_categories):
     assert num_categories > classes.indices.max() >= 0
 
 
+@pytest.mark.slow
 def test_float64(x64):
     classes = draw_classes(0, 10, np.array([1, 1]), 7)
     assert classes.weights.dtype == jnp.float64

@@ -110,6 +110,7 @@ def local_model(rows):
         numpyro.sample("y", dist.Normal(z, 1), obs=rows.indices.astype(float))
 
 
+@pytest.mark.slow
 def test_a_guide_with_data_rows_of_its_own_is_refused():
     svi = SVI(local_model, AutoNormal(local_model), optax.sgd(0.1), Trace_ELBO())
     with pytest.raises(ValueError, match=r"plate 'data': the guide opened.*rows of its own"):

@@ -67,7 +67,7 @@ LISTS = {
 
 @pytest.mark.parametrize("chunk_size", [5, 8192])
 @pytest.mark.parametrize("lists", LISTS.values(), ids=LISTS)
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_top_classes_are_the_first_that_may_be_named(lists, chunk_size) -> None:
     """Their probabilities are among all classes, and -inf where there are no more."""
     top = fitted(chunk_size=chunk_size).on(X).top_classes(6, **lists)

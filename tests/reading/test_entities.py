@@ -49,6 +49,7 @@ def fitted(make_guide, **options):
     return lc.Fitted(two_sided, guide, params, **options)
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("chunk_size", [5, 23, 8192])
 def test_log_likelihood_is_that_of_numpy(chunk_size: int) -> None:
     """For other users than those of the step that made the guide, in and out of `jit`."""
@@ -59,6 +60,7 @@ def test_log_likelihood_is_that_of_numpy(chunk_size: int) -> None:
     np.testing.assert_allclose(under_jit(USERS, HISTORY), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_top_classes_are_those_of_numpy() -> None:
     top = fitted(AutoDelta, chunk_size=5).on(USERS, HISTORY).top_classes(3)
     order = np.argsort(-log_probs(**TABLES), axis=1)[:, :3]
@@ -98,6 +100,7 @@ def test_a_user_without_observations_is_read_too() -> None:
     np.testing.assert_allclose(found, expected[0, OBS[:1]], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bad_ids_are_refused_and_nan_under_jit() -> None:
     """And no class is taken for the best."""
     fit = fitted(AutoDelta, chunk_size=5)

@@ -64,6 +64,7 @@ def test_a_choice_and_its_plate_are_found_among_several():
     assert top.classes[:, 0].tolist() == [0, 6, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_choice_is_no_choice_of_a_plate_of_another_size():
     guide = run_guide(two_choices, X, USERS, Y, Z, equal=False)
     fitted = lc.Fitted(two_choices, guide, LOCS, site="z", plate="first")

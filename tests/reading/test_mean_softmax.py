@@ -80,6 +80,7 @@ def is_gaussian(reading):
     return GaussianUtilities.of(ChunkedUtilities(reading._fit, is_drawn=True)) is not None
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("chunk_size", [5, 4096])
 def test_log_predictive_is_the_mean_over_draws_of_weights(chunk_size):
     """FALSE_ALARM = 1e-6: rms 0.01, of both sides together."""
@@ -108,6 +109,7 @@ def test_few_draws_of_many_classes_are_close():
     assert np.sqrt(((few - many) ** 2).mean()) < 0.06
 
 
+@pytest.mark.slow
 def test_top_classes_are_those_of_the_highest_predictive():
     params = params_of()
     draws = {"rng_key": KEY, "num_draws": 512}
@@ -119,6 +121,7 @@ def test_top_classes_are_those_of_the_highest_predictive():
     np.testing.assert_allclose(own, top.log_probs[:, 1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_classes_that_are_far_more_uncertain_are_among_the_top():
     """Their mean exponential is 67 times that at their mean, and 2.4 times that of the others."""
 
@@ -134,6 +137,7 @@ def test_classes_that_are_far_more_uncertain_are_among_the_top():
     np.testing.assert_array_equal(np.sort(top.classes[0]), np.arange(5))
 
 
+@pytest.mark.slow
 def test_excluded_classes_are_not_named():
     new, draws = fitted_on(regression, params_of()), {"rng_key": KEY, "num_draws": 4}
     best = new.top_classes(2, **draws)
@@ -143,6 +147,7 @@ def test_excluded_classes_are_not_named():
     np.testing.assert_array_equal(few.classes, [[4, -1, -1]] * N)
 
 
+@pytest.mark.slow
 def test_the_order_of_chunks_does_not_matter():
     found = [
         fitted_on(regression, params_of(), chunk_size=size).log_predictive(
@@ -154,6 +159,7 @@ def test_the_order_of_chunks_does_not_matter():
     np.testing.assert_allclose(found[2], found[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_drawn_outside_is_averaged_too():
     """FALSE_ALARM = 1e-6: rms 0.02."""
     params = {k: v for k, v in params_of().items() if k[0] == "w"}
@@ -258,6 +264,7 @@ def test_under_jit_a_step_of_a_value_is_nan():
     assert np.isnan(predict(params)).all()
 
 
+@pytest.mark.slow
 def test_a_point_among_drawn_sites_has_no_variance():
     guide = AutoGuideList(regression)
     guide.append(AutoNormal(numpyro.handlers.block(regression, hide=["b"])))
@@ -285,6 +292,7 @@ def test_under_jit_labels_that_are_no_class_have_nan():
     np.testing.assert_allclose(predict(fit.params, X, Y), outside, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_classes():
     def scratch(num_categories):
         def model(x, y=None):

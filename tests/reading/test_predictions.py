@@ -408,6 +408,7 @@ def wide(fitted):
     return lc.Fitted(fitted.model, fitted.guide, params, chunk_size=5)
 
 
+@pytest.mark.slow
 def test_draws_average_the_probability(wide):
     """FALSE_ALARM = 1e-5: 24 means within five standard errors of NumPy's."""
     x = jax.random.normal(jax.random.key(5), (2, NUM_FEATURES))

@@ -59,6 +59,7 @@ FEATURES = np.asarray(RNG.normal(size=(N, K, 2)) + 2 * RNG.normal(size=(N, K, 1)
 CHOICES = (FEATURES @ np.array([1.0, -1.0]) + RNG.gumbel(size=(N, K))).argmax(axis=1)
 
 
+@pytest.mark.slow
 def test_correlated_slopes_of_a_mean_field_guide_are_too_narrow():
     """Beside the curvature of the exact log posterior, at the standard deviations given the other.
 

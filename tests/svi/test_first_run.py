@@ -70,6 +70,7 @@ def test_one_program_sets_up_an_automatic_guide(programs):
     assert len(programs) <= 5
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("name", GUIDES)
 def test_one_program_gives_what_single_operations_do(name, monkeypatch):
     """State and readings of the guide are the same."""
@@ -205,6 +206,7 @@ def test_arguments_that_the_guide_cannot_take_are_refused(given, init_scale, arg
         svi.init(jax.random.key(0), *batch(), init_params=given)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_never_valid_is_refused():
     def model(x, y=None, rows=None):
         with_prior(lambda: dist.Normal(0.0, 1.0))(x, y, rows)

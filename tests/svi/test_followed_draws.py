@@ -99,6 +99,7 @@ def point_guide_that_moves_state():
     state["scale"] = state["scale"] + 1
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.filterwarnings("ignore:Found vars in model but not guide")
 @pytest.mark.parametrize(
     ("model", "guide"),
@@ -157,6 +158,7 @@ def test_a_guide_of_no_finite_mean_keeps_u(family, distances):
     assert np.isfinite(loss) and max(distances) == 0
 
 
+@pytest.mark.slow
 def test_a_masked_row_whose_class_is_not_available_leaves_gradients_finite():
     """The mask hides the first row."""
 

@@ -92,7 +92,7 @@ def test_types_follow_the_setting_of_the_caller():
 
 
 @pytest.mark.usefixtures("in_stack")
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 def test_a_fit_is_that_from_arrays():
     streamed = lc.StreamedBatches(X, Y, batch_size=8)
     arrays = lc.ArrayBatches(X, Y, batch_size=8)

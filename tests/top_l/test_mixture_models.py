@@ -66,6 +66,7 @@ def first_step(svi_type, make, *data):
     return loss, jax.tree.map(jnp.subtract, svi.get_params(state), before)
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.smoke
 @pytest.mark.parametrize("svi_type", [pytest.param(SVI, marks=pytest.mark.slow), lc.SubsampledSVI])
 def test_all_components_take_the_steps_of_the_dense_mixture(svi_type):
@@ -79,6 +80,7 @@ def test_all_components_take_the_steps_of_the_dense_mixture(svi_type):
         np.testing.assert_allclose(step[name], wanted, rtol=1e-3, atol=1e-3, err_msg=name)
 
 
+@pytest.mark.slow
 def test_few_components_bound_the_dense_loss_from_above():
     losses = []
     for num_active in (1, 2, K):

@@ -196,7 +196,7 @@ def test_blocks_are_small_where_there_are_many_topics() -> None:
 
 @pytest.mark.parametrize("warm_start", [False, True])
 @pytest.mark.usefixtures("x64")
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 def test_code_for_short_documents_changes_nothing(warm_start, monkeypatch) -> None:
     """Neither another width, where documents are whole, nor other pieces."""
     sizes = np.diff(CORPUS.offsets)

@@ -55,6 +55,7 @@ def test_a_search_ends_whatever_the_bounds_are() -> None:
         assert bounds[found] == bounds[asked].max() or bounds[25] == bounds[asked].max()
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("concentration", ["learned", slow_case(None)])
 def test_as_many_topics_are_found_as_there_are(concentration) -> None:
     """Two keys of a corpus; twenty other pairs gave six each time."""
@@ -80,6 +81,7 @@ def test_other_numbers_are_found_too(num_topics) -> None:
     assert distances.min(axis=0).max() < 0.15
 
 
+@pytest.mark.slow
 def test_all_passes_asked_for_follow_the_last_choice() -> None:
     """Each is seen once, tokens are counted once, and the bound rises after the last choice."""
     sizes = []
@@ -94,7 +96,7 @@ def test_all_passes_asked_for_follow_the_last_choice() -> None:
     assert fit.bounds[-1] > fit.bounds[-4]
 
 
-@pytest.mark.some_cases(4)
+@pytest.mark.some_cases(2)
 @pytest.mark.parametrize("stop", [1, 5, 40, 6, 92, 7, 159, 96, 130])
 def test_a_fit_goes_on_wherever_it_stopped(stop, tmp_path, monkeypatch) -> None:
     """Also within trials of a number, from 6 to 89 and to 155, which then begin again."""
@@ -111,6 +113,7 @@ def test_a_fit_goes_on_wherever_it_stopped(stop, tmp_path, monkeypatch) -> None:
     np.testing.assert_array_equal(again.bounds, whole.bounds)
 
 
+@pytest.mark.slow
 def test_code_is_compiled_for_few_numbers_of_topics() -> None:
     """For 24, 12, 6, 3 and 1, and for the one that is found, of some fifteen that are tried."""
     collapsed._through_largest.clear_cache()
@@ -119,6 +122,7 @@ def test_code_is_compiled_for_few_numbers_of_topics() -> None:
     assert collapsed._through_largest._cache_size() <= 6
 
 
+@pytest.mark.slow
 def test_topics_that_no_document_has_change_no_bound(monkeypatch) -> None:
     """A trial has the bound of a fit with its number of topics, four passes after the choice."""
     bounds, options = {}, dict(num_active=3, options=SOME)

@@ -53,7 +53,7 @@ def assert_close(found, expected) -> None:
 
 @pytest.mark.parametrize("inference", ["collapsed", "mean_field"])
 @pytest.mark.parametrize("method", ["memoized", "stochastic"])
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_a_fit_is_that_of_one_device(method, inference, x64) -> None:
     options = {"method": method, "inference": inference}
     assert_close(fit(MESH, **options), fit(None, **options))
@@ -69,6 +69,7 @@ def test_a_checkpoint_with_warm_starts_goes_on_over_other_devices(tmp_path, x64)
     assert_close(found, fit(None, **options))
 
 
+@pytest.mark.slow
 def test_short_documents_have_as_many_topics_on_all_devices(monkeypatch, tmp_path, x64) -> None:
     """Where long ones have more, and also if the fit goes on over other devices."""
     monkeypatch.setattr("numpyro_largecat.topics.document_pieces.NUMBERS_FOR_CODE", 0)

@@ -68,6 +68,7 @@ def counts_of(found: CollapsedFit, num_topics: int):
     return counts
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("num_slots", [U, 3])
 @pytest.mark.parametrize("has_last", [False, True])
 @pytest.mark.usefixtures("x64")
@@ -145,6 +146,7 @@ def test_a_document_does_not_depend_on_those_beside_it() -> None:
     assert (counts_of(together, K)[N:] == 0).all()
 
 
+@pytest.mark.slow
 def test_few_of_many_topics_go_on() -> None:
     """A document of three topics is the same if but 16 of 200 go on as if all do."""
     probs, a, words, counts = draw(200)
@@ -158,6 +160,7 @@ def test_few_of_many_topics_go_on() -> None:
     assert np.median(distance) < 0.1
 
 
+@pytest.mark.slow
 def test_blocks_without_words_change_nothing() -> None:
     """Nor do they have topics."""
     probs, a, words, counts = draw()
@@ -169,6 +172,7 @@ def test_blocks_without_words_change_nothing() -> None:
         assert not x[1].any()
 
 
+@pytest.mark.slow
 def test_extreme_probabilities_stay_finite() -> None:
     """A word of which the topics have next to nothing, and a document without words."""
     probs = np.full((3, 2), 1e-12, np.float32)

@@ -21,7 +21,7 @@ CONCENTRATION = np.full(50, 0.02)
 
 @pytest.mark.parametrize("num_active", [1, 3, 40, 50])
 @pytest.mark.usefixtures("x64")
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_counts_are_sums_of_responsibilities(num_active: int) -> None:
     """For few topics a word and for many, which are added in different ways."""
     effort = Effort(60, 1e-6, 2)
