@@ -174,6 +174,7 @@ def test_mean_over_draws_of_the_class_plate_is_the_value_on_all_classes_and_its_
     assert (gap <= STANDARD_ERRORS * error + 1e-4).all()
 
 
+@pytest.mark.some_cases(1)
 @makers
 def test_each_observation_may_have_its_own_classes(make):
     """Its label comes first, and 49 other classes are represented by five, of weight 10 or 9."""

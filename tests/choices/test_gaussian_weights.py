@@ -254,6 +254,7 @@ def test_gradients_take_the_slope_as_a_constant():
     np.testing.assert_allclose(found, np.exp(best - U[ROWS]) - 1, rtol=1e-4)
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("with_plate", [True, False])
 def test_with_all_classes_the_bound_is_at_its_best_and_nothing_is_kept(with_plate):
     """Also at a slope so good that no other is better by a hundredth of a nat."""

@@ -74,6 +74,7 @@ def test_statistics_pass_no_gradient_to_the_utilities(noise):
     np.testing.assert_array_equal(jax.grad(total)(UTILITIES), 0)
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize(("own", "most"), [(-3.0, 0.001), (0.0, 0.02), (3.0, 0.15), (6.0, 0.3)])
 def test_the_shift_of_logistic_errors_is_near_the_derivative_of_the_best_u(own, most, x64):
     """It is that of Gumbel errors; the two come apart only where the choice is almost certain."""

@@ -92,6 +92,7 @@ def test_with_exponent_one_eta_is_the_mean_of_all_estimates(x64):
     assert visits.tolist() == [50] * 4
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("exponent", [0.6, 0.9, 1.0])
 def test_u_converges_to_the_logarithm_of_the_mean_estimate(x64, exponent):
     """Not to the mean of log eta_hat, 0.58 lower, which a step in u instead of eta would reach.

@@ -218,7 +218,7 @@ class Frame:
 
 
 @pytest.mark.parametrize("mixing", MIXING)
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 def test_a_fit_is_an_ordinary_mixture(mixing: str) -> None:
     """Held-out log likelihood, responsibilities and labels are those of NumPyro's mixture."""
     family, x = CASES["gaussian"].family, POINTS.astype(np.float32)

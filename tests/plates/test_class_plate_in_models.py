@@ -178,7 +178,7 @@ def normal_guide():
 
 
 @pytest.mark.parametrize("loss", [Trace_ELBO(), TraceMeanField_ELBO()])
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 def test_svi_with_create_plates_moves_only_the_rows_drawn(loss, normal_guide):
     svi = SVI(classifier, normal_guide, optax.sgd(0.1), loss)
     state = svi.init(jax.random.key(0), X, Y)
@@ -254,6 +254,7 @@ def test_a_guide_with_rows_of_its_own_is_refused(num_categories):
         svi.update(state, X, labels, num_categories=num_categories)
 
 
+@pytest.mark.slow
 def test_a_full_plate_goes_with_a_plain_plate_in_the_guide():
     """The loss is then that of all classes, exactly."""
     w = np.random.default_rng(1).normal(size=(NUM_CATEGORIES, 2)).astype(np.float32)

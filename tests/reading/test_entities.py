@@ -92,6 +92,7 @@ def test_arviz_shows_users_by_name_beside_those_of_the_observations() -> None:
     assert wanted.shape == (1, 2, N)
 
 
+@pytest.mark.slow
 def test_a_user_without_observations_is_read_too() -> None:
     """What its guide holds is up to how that was initialised."""
     users, history = np.array([U - 1]), np.full((1, 4), -1)

@@ -214,6 +214,7 @@ STRUCTURES = {
 }
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_guides_that_make_utilities_gaussian(name):
     model, kind, expected = STRUCTURES[name]

@@ -166,6 +166,7 @@ def choice_beside_labels(u, y=None, *, negatives):
         lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("negatives", ["shared", "own"])
 def test_posterior_draws_are_those_of_the_likelihood(negatives):
     """Observations of one label read one value in each draw."""

@@ -96,6 +96,7 @@ def test_correlated_slopes_of_a_mean_field_guide_are_too_narrow():
     assert share.value < 0.7 and share.advice.startswith("too narrow: run longer, or give")
 
 
+@pytest.mark.slow
 def test_sites_too_large_to_compare_leave_the_others_their_figures():
     """Beside 300 weights of a network, 100 draws tell k, and the sd of the log of a scale."""
 

@@ -42,6 +42,7 @@ def end_of(svi, match, num_steps=9, **options):
         return svi.run(KEY, num_steps, progress_bar=False, **options)
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_not_finite_is_named_with_its_row():
     svi = softmax_svi()
     state = svi.run(KEY, 2, batches=map(batch, range(9)), progress_bar=False).state

@@ -129,6 +129,7 @@ def test_a_refused_init_leaves_the_guide_as_it_was():
     np.testing.assert_array_equal(guide.median(params)["w"], before["w"])
 
 
+@pytest.mark.slow
 def test_start_values_that_are_given_stay_with_the_caller():
     """The state may be donated, so it must not be in their memory."""
     model = hierarchical(4)
@@ -255,6 +256,7 @@ def test_bad_labels_are_named_before_anything_else():
         make_svi(model, AutoNormal(model)).init(jax.random.key(0), x, y.at[2].set(99), rows)
 
 
+@pytest.mark.slow
 def test_bounds_that_are_arrays_are_kept_as_values():
     """A support of the trace would be of no use in the steps that follow."""
     model = with_prior(

@@ -80,6 +80,7 @@ def test_a_fit_goes_on_from_disk_with_its_network(name, tmp_path) -> None:
     assert np.isfinite(fitted.log_likelihood(Y)).all()
 
 
+@pytest.mark.slow
 def test_a_network_is_fitted_and_read() -> None:
     """Its parameters move, and predictions are those of the network that was fitted."""
     svi = make_svi("nnx")

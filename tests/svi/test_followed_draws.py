@@ -176,6 +176,7 @@ def test_a_masked_row_whose_class_is_not_available_leaves_gradients_finite():
     assert np.isfinite(np.asarray(result.losses)).all()
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize(("mean", "sd"), [(10.0, 3.0), (6.0, 1.5), (2.0, 2.0)])
 def test_the_expected_bound_is_that_of_the_mean_of_the_others(mean, sd):
     """E log(1 + E[R] exp(-psi_y)), R the sum of exp(psi_k) over the other classes.

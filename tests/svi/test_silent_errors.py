@@ -233,6 +233,7 @@ def test_what_moves_all_classes_alike_leaves_the_loss_as_it_is(where, num_partic
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_what_a_model_draws_by_a_key_of_its_own_is_the_same_in_a_step():
     """Constants such as random features: a step must see those that predictions see."""
     seen = []

@@ -91,6 +91,7 @@ def test_all_topics_give_what_the_slow_algorithm_does(has_last: bool, num_slots:
         np.testing.assert_allclose(counts_of(found, K)[d], tokens @ r, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_a_warm_start_stays_where_it_is() -> None:
     probs, a, words, counts = draw()
@@ -183,6 +184,7 @@ def test_extreme_probabilities_stay_finite() -> None:
     assert np.isfinite(found.assignments.shares).all()
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_block() -> None:
     """But for what is returned: blocks of documents are solved one after the other."""
 

@@ -275,6 +275,7 @@ def test_words_that_only_weak_topics_explain(num_active: int) -> None:
     np.testing.assert_allclose(exact.bound[:2], bounds, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_equal_topics_are_told_apart_by_position() -> None:
     """Where all topics are equal, a word still uses no more than L of them."""
     log_probs = jnp.full(LOG_PROBS.shape, -2.0)
