@@ -330,10 +330,10 @@ class Reading:
         .. math:: \log p(y \mid x) = \log E_{q(\theta)} \, p(y \mid x, \theta)
 
         **By draws of utilities**, if these are Gaussian: the choice is a softmax; in the class
-        plate the guide draws all sites from Normal distributions, as ``AutoNormal`` does, or holds
-        them at a point; and utilities are affine in a class's own values, ``x @ w.T + b``, with the
-        same slopes for all classes. Each draw is then of K utilities, and that of the class itself
-        is integrated out,
+        plate the guide draws all sites from Normal distributions, as ``AutoNormal`` does and, with
+        the covariance of each row, ``AutoRowNormal``, or holds them at a point; and utilities are
+        affine in a class's own values, ``x @ w.T + b``, with the same slopes for all classes. Each
+        draw is then of K utilities, and that of the class itself is integrated out,
 
         .. math:: p(y \mid x) = E_{\psi_{-y}} E_{\psi_y} \,
             \sigma\Big(\psi_y - \log \sum_{k \neq y} e^{\psi_k}\Big) .
@@ -342,15 +342,16 @@ class Reading:
         the weights: the log is off by 0.01 to 0.03 (root mean square) where standard deviations of
         utilities are about 0.7, and by 0.05 to 0.1 where they are about 1.4. Wider ones take more.
 
-        **By draws of the latent sites** otherwise, such as with the guide ``AutoRowNormal``, or
+        **By draws of the latent sites** otherwise, such as with a guide of all rows together, or
         where a mask makes some utilities -inf. It takes some hundreds of them.
 
         Shapes: (...), for choices of shape ``...``.
 
         Cost: one pass over the classes, with two products of features and weights and ``num_draws``
         exponentials for each class, O(P) products more for the P values of one class's row, and
-        O(``num_draws`` N) memory; a pass for each draw if something outside of the class plate is
-        drawn too, or by draws of the latent sites.
+        O(``num_draws`` N) memory; with covariances of rows a product with P (P + 1) / 2 columns in
+        place of the second, and O(N P^2) memory; a pass for each draw if something outside of the
+        class plate is drawn too, or by draws of the latent sites.
 
         Args:
             obs: Observed classes, integers in [0, K), shape (...).

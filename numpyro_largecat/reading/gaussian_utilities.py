@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""The means and variances of utilities where the guide gives the rows of classes a mean field.
+r"""The means and variances of utilities where the guide draws the row of each class by itself.
 
 Utilities that are affine in the values of a class's own row, with slopes that all classes share,
 
 .. math:: \psi_{nk} = c_{nk} + \sum_p a_{np} \theta_{kp}, \qquad
-          \theta_{kp} \sim N(\mu_{kp}, \sigma_{kp}^2)
+          \theta_k \sim N(\mu_k, \Sigma_k)
 
 are Gaussian and, given what is drawn outside of the class plate, independent over classes, with
 
 .. math:: E \psi_{nk} = c_{nk} + \sum_p a_{np} \mu_{kp}, \qquad
-          \mathrm{Var}\, \psi_{nk} = \sum_p a_{np}^2 \sigma_{kp}^2 .
+          \mathrm{Var}\, \psi_{nk} = a_n^T \Sigma_k a_n .
+
+Of a mean field :math:`\Sigma_k` is diagonal, and the variance a product with the slopes' squares.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from jax.typing import ArrayLike
 from numpyro.handlers import substitute
 
 from numpyro_largecat._checks import is_concrete
+from numpyro_largecat.guides.correlated_normal import CorrelatedNormal
 from numpyro_largecat.handlers.run_model import (
     as_drawn,
     at_centre,
@@ -39,6 +42,14 @@ from numpyro_largecat.reading.chunked_utilities import (
     ChunkedUtilities,
     static_result,
     take_rows_held,
+)
+from numpyro_largecat.reading.row_covariances import (
+    by_row,
+    of_site,
+    own_factor,
+    row_covariances,
+    unwrapped,
+    variances,
 )
 
 FEW_CLASSES, NEAR = 32, 1e-3  # classes looked at, and error of utilities for their size
@@ -59,12 +70,14 @@ class GaussianUtilities(NamedTuple):
     Attributes:
         utilities: The utilities.
         names: Sites in the class plate that the guide draws.
+        are_correlated: Whether values of a row are.
         is_drawn_outside: Whether something that is outside of the class plate is drawn too.
         is_affine: Whether utilities beside the centre are as slopes say; a tracer in ``jit``.
     """
 
     utilities: ChunkedUtilities
     names: list[str]
+    are_correlated: bool
     is_drawn_outside: bool
     is_affine: ArrayLike = True
 
@@ -74,10 +87,10 @@ class GaussianUtilities(NamedTuple):
 
         That follows from the structure of model and guide. In the class plate the guide must draw
         each site of the model from a Normal distribution, or hold it at a point, and these must not
-        depend on each other; the utilities must be as above. A model that declares the variances of
-        its utilities may have no such site. Where the derivative does not say how utilities change,
-        as of a step, they are seen to be no such function at the values of a few classes; under
-        ``jit`` their variances are NaN then.
+        depend on each other, but as ``AutoRowNormal`` has it; the utilities must be as above. A
+        model that declares the variances of its utilities may have no such site. Where the
+        derivative does not say how utilities change, as of a step, they are seen to be no such
+        function at the values of a few classes; under ``jit`` their variances are NaN then.
         """
         if utilities.has_reads or not static_result(lambda: _are_normal(utilities)):
             return None
@@ -85,7 +98,9 @@ class GaussianUtilities(NamedTuple):
         if not (_are_affine(utilities, names) if names else _declare_variances(utilities)):
             return None
         plate = utilities.plate
-        found = cls(utilities, names, utilities.draws_sites(lambda plates: plate not in plates))
+        are_correlated = static_result(lambda: _are_correlated(utilities))
+        is_drawn_outside = utilities.draws_sites(lambda plates: plate not in plates)
+        found = cls(utilities, names, are_correlated, is_drawn_outside)
         is_affine = found._follow_slopes()
         if is_concrete(is_affine):
             return found if is_affine else None
@@ -121,7 +136,7 @@ class GaussianUtilities(NamedTuple):
             return _choice(self.utilities, run_model(drawn | moved)).utilities
 
         plate, centre = self.utilities.plate, utilities_at(0.0)
-        rises = [slopes[name] @ _by_row(sd, drawn[name], plate).T for name, sd in sds.items()]
+        rises = [slopes[name] @ by_row(sd, drawn[name], plate).T for name, sd in sds.items()]
         rise = jnp.sum(jnp.stack(rises), axis=0)
         size = jnp.where(jnp.isfinite(centre), abs(centre), 0).max() + abs(rise).max()
         off = [abs(utilities_at(step) - centre - step * rise) for step in (-2.0, 2.0)]
@@ -139,10 +154,34 @@ class GaussianUtilities(NamedTuple):
         drawn, sites = _at_centre_of_rows(part, classes[0], part.chunk_size, key)
         mean = part.known_utilities(sites, classes)
         variance = jnp.asarray(getattr(_choice(part, sites), "variances", 0.0), mean.dtype)
-        for name in self.names:
-            of_rows = _by_row(drawn[name]["fn"].variance, drawn[name], part.plate)
-            variance += slopes[name] ** 2 @ of_rows.T
+        if self.are_correlated:
+            covariances = self._covariances(part, classes[0], drawn, key)
+            variance += variances([slopes[name] for name in self.names], covariances)
+        else:
+            for name in self.names:
+                of_rows = by_row(drawn[name]["fn"].variance, drawn[name], part.plate)
+                variance += slopes[name] ** 2 @ of_rows.T
         return Moments(mean, jnp.broadcast_to(variance, mean.shape)), classes
+
+    def _covariances(
+        self, part: ChunkedUtilities, start: ArrayLike, drawn: Sites, key: Array | None
+    ) -> Array:
+        """Of all values of each row of a chunk, sites one after the other, (M, P, P)."""
+        sites = {name: drawn[name] for name in self.names}
+
+        def means_at(values: dict[str, Array]) -> dict[str, Array]:
+            data = {name: of_site(x, sites[name], part.plate) for name, x in values.items()}
+            centre = _centre_of_rows(part, key)
+
+            def around(guide: Any) -> Any:
+                return substitute(centre(guide), data=data)
+
+            moved, _ = _run(part, start, part.chunk_size, key, around)
+            return {name: by_row(moved[name]["fn"].mean, moved[name], part.plate) for name in sites}
+
+        own = {name: own_factor(site, part.plate) for name, site in sites.items()}
+        centre = {name: by_row(site["value"], site, part.plate) for name, site in sites.items()}
+        return row_covariances(own, means_at, centre)
 
 
 def _are_affine(utilities: ChunkedUtilities, names: list[str]) -> bool:
@@ -170,16 +209,23 @@ def _are_normal(utilities: ChunkedUtilities) -> bool:
     """Whether guide and model have the same sites in the class plate, Normal or at a point."""
     drawn, run_model = _run(utilities, 0, 2, jax.random.key(0), as_drawn)
     in_guide = _of_rows(utilities, drawn)
-    kinds = {_kind(site) for site in in_guide.values()}
+    kinds = {type(unwrapped(site)) for site in in_guide.values()}
     same = in_guide.keys() == _of_rows(utilities, run_model(drawn)).keys()
-    return same and kinds <= {dist.Normal, dist.Delta}
+    return same and kinds <= {dist.Normal, CorrelatedNormal, dist.Delta}
+
+
+def _are_correlated(utilities: ChunkedUtilities) -> bool:
+    """Whether the guide draws values of a row of classes that are."""
+    drawn, _ = _run(utilities, 0, 2, jax.random.key(0), as_drawn)
+    kinds = {type(unwrapped(site)) for site in _of_rows(utilities, drawn).values()}
+    return CorrelatedNormal in kinds
 
 
 def _normal_names(utilities: ChunkedUtilities) -> list[str]:
-    """The sites in the class plate that the guide draws from a Normal distribution."""
+    """The sites in the class plate that the guide draws, in its order."""
     drawn, _ = _run(utilities, 0, 2, jax.random.key(0), as_drawn)
     own = _of_rows(utilities, drawn)
-    return [name for name, site in own.items() if _kind(site) is dist.Normal]
+    return [name for name, site in own.items() if type(unwrapped(site)) is not dist.Delta]
 
 
 def _declare_variances(utilities: ChunkedUtilities) -> bool:
@@ -218,7 +264,15 @@ def _beside_own_values(utilities: ChunkedUtilities, values: dict[str, Array]) ->
     drawn, _ = _run(utilities, 0, 1, jax.random.key(0), around)
     of_rows = _of_rows(utilities, drawn)
     outside = [site["value"] for name, site in drawn.items() if name not in of_rows]
-    return outside, [(site["fn"].mean, site["fn"].variance) for site in of_rows.values()]
+    return outside, [_fixed_of_row(site) for site in of_rows.values()]
+
+
+def _fixed_of_row(site: Site) -> Any:
+    """What must be the same wherever the values of a row are; some means follow, as is known."""
+    fn = unwrapped(site)
+    if isinstance(fn, CorrelatedNormal):
+        return fn.scale, fn.lower
+    return site["fn"].mean, site["fn"].variance
 
 
 def _at_centre_of_rows(
@@ -261,20 +315,5 @@ def _is_of_row(utilities: ChunkedUtilities, site: Site) -> bool:
     return is_latent(site) and utilities.plate in plates_of(site)
 
 
-def _kind(site: Site) -> type:
-    """What a site is drawn from, under wrappers that leave its values as they are."""
-    fn = site["fn"]
-    while isinstance(fn, (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)):
-        fn = fn.base_dist
-    return type(fn)
-
-
 def _choice(utilities: ChunkedUtilities, sites: Sites) -> Any:
     return base_distribution(sites[utilities.site]["fn"])
-
-
-def _by_row(values: Array, site: Site, plate: str) -> Array:
-    """Values of the shape of a site with its rows of the class plate first, shape (M, P)."""
-    (frame,) = (frame for frame in site["cond_indep_stack"] if frame.name == plate)
-    rows_first = jnp.moveaxis(values, frame.dim - site["fn"].event_dim, 0)
-    return rows_first.reshape(rows_first.shape[0], -1)

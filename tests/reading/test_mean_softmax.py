@@ -30,10 +30,11 @@ def regression(
     y=None,
     num_categories=K,
     num_sampled=2,
+    width=D,
     utilities=lambda x, w, b, classes: x @ w.T + b,
 ):
     with lc.class_plate("classes", num_categories, y, num_sampled) as classes:
-        w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([width]).to_event(1))
         b = numpyro.sample("b", dist.Normal(0, 1))
     with lc.data_plate("data", len(x)) as rows:
         psi = utilities(x, w, b, classes)
@@ -204,10 +205,15 @@ def _followed(model):
     return guide
 
 
+def _following(model):
+    return lc.AutoRowNormal(model, follow=["tau"])
+
+
 STRUCTURES = {
     "mean field": (regression, AutoNormal, True),
     "a site outside": (hierarchical, AutoNormal, True),
-    "correlated rows": (regression, lc.AutoRowNormal, False),
+    "correlated rows": (regression, lc.AutoRowNormal, True),
+    "rows that follow a site": (hierarchical, _following, True),
     "all rows together": (exact, AutoMultivariateNormal, False),
     "points": (regression, AutoDelta, False),
     "one site follows another": (regression, _followed, False),
@@ -225,6 +231,64 @@ def test_guides_that_make_utilities_gaussian(name):
     new = lc.Fitted(model, guide, params).on(X)
     assert is_gaussian(new) is expected
     assert new.log_predictive(Y, rng_key=KEY, num_draws=2).shape == (N,)
+
+
+def random_params(guide, *args):
+    """Random ones, so that values of a row are far from independent."""
+    seeded = numpyro.handlers.seed(guide, 0)
+    sites = numpyro.handlers.trace(seeded).get_trace(*args)
+    rng, params = np.random.default_rng(4), {}
+    for name, site in sites.items():
+        if site["type"] == "param":
+            value = rng.normal(size=np.shape(site["value"]))
+            is_scale = name.endswith("scale")
+            params[name] = jnp.array(0.15 * np.exp(value / 2) if is_scale else value, jnp.float32)
+    return params
+
+
+CORRELATED = {
+    "two sites": (regression, {}),
+    "a site that rows follow": (hierarchical, {"follow": ["tau"]}),
+    "low rank": (lambda x, y=None: regression(x, y, width=9), {"rank": 1}),
+}
+
+
+@pytest.mark.some_cases(2)
+@pytest.mark.parametrize("name", CORRELATED)
+def test_correlated_rows_are_averaged_as_their_draws_are(name):
+    """FALSE_ALARM = 1e-6: rms 0.03."""
+    model, options = CORRELATED[name]
+    x = jax.random.normal(KEY, (N, 9)) / 3 if name == "low rank" else X
+    guide = lc.AutoRowNormal(model, **options)
+    params = random_params(guide, x, Y)
+    new, draws = fitted_on(model, params, guide, x), {"rng_key": KEY, "num_draws": 2000}
+    assert is_gaussian(new)
+    by_weights = new.log_likelihood(Y, **draws)
+    expected = jax.nn.logsumexp(by_weights, axis=0) - np.log(2000)
+    np.testing.assert_allclose(new.log_predictive(Y, **draws), expected, atol=0.15)
+    top = new.top_classes(K, **draws)
+    np.testing.assert_allclose(jnp.exp(top.log_probs).sum(axis=-1), 1, rtol=0.03)
+
+
+@pytest.mark.parametrize("chunk_size", [5, 4096])
+def test_variances_of_utilities_are_those_of_the_covariances(x64, chunk_size):
+    guide = lc.AutoRowNormal(regression)
+    params = random_params(guide, X, Y)
+    utilities = ChunkedUtilities(
+        fitted_on(regression, params, guide, chunk_size=chunk_size)._fit, is_drawn=True
+    )
+    gaussian = GaussianUtilities.of(utilities)
+    slopes = gaussian.slopes(None)
+
+    def add(part, found, chunk):
+        moments, ids = gaussian.of_chunk(part, chunk, None, slopes)
+        return found.at[:, ids].set(moments.variance, mode="drop")
+
+    found = utilities.visit(add, jnp.zeros((N, K)), jnp.maximum)
+    features = np.concatenate([X, np.ones((N, 1))], axis=1)
+    covariances = guide.covariances(params)["classes"]
+    expected = np.einsum("np,kpq,nq->nk", features, covariances, features)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 MODELS = {
@@ -294,18 +358,18 @@ def test_under_jit_labels_that_are_no_class_have_nan():
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_classes():
+@pytest.mark.parametrize("kind", [AutoNormal, lc.AutoRowNormal])
+def test_memory_does_not_grow_with_the_classes(kind):
     def scratch(num_categories):
         def model(x, y=None):
             regression(x, y, num_categories)
 
-        guide = AutoNormal(model)
-        numpyro.handlers.seed(guide, 0)(X, Y)
+        guide = kind(model)
 
         def predict(params, x):
             new = lc.Fitted(model, guide, params, chunk_size=1000).on(x)
             return new.log_predictive(Y, rng_key=KEY, num_draws=4)
 
-        return temp_bytes(predict, params_of(num_categories), X)
+        return temp_bytes(predict, random_params(guide, X, Y), X)
 
     assert scratch(64_000) < scratch(8_000) + 64_000  # bytes; one (N, K) array takes 1,280,000

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Covariances of the values of rows of classes, of which each site may follow those before it.
+
+Of the values of a row, those of site s are
+
+.. math:: \theta_s = \mu_s + \sum_{t < s} B_{st} (\theta_t - \mu_t) + F_s \epsilon_s, \qquad
+          \epsilon_s \sim N(0, I)
+
+in the guide, so all together are :math:`\mu + G \epsilon` with the rows of G
+
+.. math:: G_s = [0, \ldots, F_s, \ldots, 0] + \sum_{t < s} B_{st} G_t .
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array, lax
+
+from numpyro_largecat.guides.correlated_normal import CorrelatedNormal
+from numpyro_largecat.handlers.sites import Site
+
+Values = dict[str, Array]  # of some rows by site
+
+
+def unwrapped(site: Site) -> Any:
+    """What a site is drawn from, under wrappers that leave its values as they are."""
+    fn = site["fn"]
+    while isinstance(fn, (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)):
+        fn = fn.base_dist
+    return fn
+
+
+def by_row(values: Array, site: Site, plate: str) -> Array:
+    """Values of the shape of a site with its rows of the class plate first, shape (M, P)."""
+    (frame,) = (frame for frame in site["cond_indep_stack"] if frame.name == plate)
+    rows_first = jnp.moveaxis(values, frame.dim - site["fn"].event_dim, 0)
+    return rows_first.reshape(rows_first.shape[0], -1)
+
+
+def of_site(values: Array, site: Site, plate: str) -> Array:
+    """The same (M, P) as values of the shape of the site."""
+    (frame,) = (frame for frame in site["cond_indep_stack"] if frame.name == plate)
+    axis, shape = frame.dim - site["fn"].event_dim, list(jnp.shape(site["value"]))
+    num_rows = shape.pop(axis)
+    return jnp.moveaxis(values.reshape(num_rows, *shape), 0, axis)
+
+
+def own_factor(site: Site, plate: str) -> Array:
+    """Factors F of the covariances of a site's values given those before it, (M, P_s, P_s)."""
+    fn = unwrapped(site)
+    if not isinstance(fn, CorrelatedNormal):
+        sds = by_row(jnp.sqrt(site["fn"].variance), site, plate)
+        return sds[..., None] * jnp.eye(sds.shape[1], dtype=sds.dtype)
+    scale = by_row(fn.scale, site, plate)
+    lower = fn.lower.matrix.reshape(-1, scale.shape[1], scale.shape[1])
+    return scale[..., None] * (lower + jnp.eye(scale.shape[1], dtype=lower.dtype))
+
+
+def row_covariances(own: Values, means_at: Callable[[Values], Values], centre: Values) -> Array:
+    """Covariances of all values of each row, sites one after the other, (M, P, P).
+
+    Cost: O(P^3) for each row, and P evaluations of ``means_at``.
+
+    Args:
+        own: Factors F by site, in the order in which they are drawn.
+        means_at: The means of sites given the values of those before them, in which they are
+            affine.
+        centre: Any values (M, P_s) of these.
+    """
+    num_rows = len(next(iter(own.values())))
+    size = sum(factor.shape[1] for factor in own.values())
+    _, change = jax.linearize(means_at, centre)
+    factors = jnp.zeros((num_rows, 0, size))
+    for name, factor in own.items():
+        first, width = factors.shape[1], factor.shape[1]
+        columns = [(0, 0), (0, 0), (first, size - first - width)]
+        found = jnp.pad(factor, columns)
+        if first:
+            follows = _derivatives(change, centre, list(own)[: list(own).index(name)], name)
+            found += jnp.matmul(follows, factors, precision=lax.Precision.HIGHEST)
+        factors = jnp.concatenate([factors, found], axis=1)
+    return jnp.matmul(factors, factors.swapaxes(1, 2), precision=lax.Precision.HIGHEST)
+
+
+def _derivatives(
+    change: Callable[[Values], Values], centre: Values, before: list[str], name: str
+) -> Array:
+    """Derivatives B of the mean of one site in the values of those before it, (M, P_s, P_<s)."""
+
+    def along(entry: Array, moved: str) -> Array:
+        still = {other: jnp.zeros_like(values) for other, values in centre.items()}
+        return change(still | {moved: jnp.broadcast_to(entry, centre[moved].shape)})[name]
+
+    found = []
+    for other in before:
+        entries = jnp.eye(centre[other].shape[1], dtype=centre[other].dtype)
+        found.append(jax.vmap(partial(along, moved=other), out_axes=-1)(entries))
+    return jnp.concatenate(found, axis=-1)
+
+
+def variances(slopes: Sequence[Array], covariances: Array) -> Array:
+    """Of what has these slopes (..., P_s) in the values of rows: (..., M).
+
+    Cost: O(P^2) for each, in one product of matrices with P (P + 1) / 2 columns.
+    """
+    joined = jnp.concatenate(slopes, axis=-1)
+    left, right = np.tril_indices(joined.shape[-1])
+    pairs = joined[..., left] * joined[..., right] * np.where(left == right, 1, 2)
+    of_pairs = covariances[:, left, right]
+    found = jnp.matmul(pairs, of_pairs.T, precision=lax.Precision.HIGHEST)
+    return jnp.maximum(found, 0)  # after rounding
