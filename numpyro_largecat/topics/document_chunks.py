@@ -124,6 +124,7 @@ def topic_counts(
         layout = shapes.layout.with_room_for(corpus, num_topics)
     else:
         layout = local_step.layout.to_read(corpus, num_topics)
+    layout = layout.for_concentration(np.asarray(concentration))
     counts = np.zeros((corpus.num_documents, num_topics), dtype)
 
     def keep(chunk: Chunk, solved: Solved) -> None:

@@ -57,6 +57,10 @@ class Layout(Protocol):
         """Shapes that hold these documents too, the same where they can be."""
         ...
 
+    def for_concentration(self, concentration: NDArray[np.floating]) -> Any:
+        """The same with room for as many topics of a document as this prior expects."""
+        ...
+
     def over(self, num_devices: int, batch_size: int) -> Any:
         """The same with chunks of which each device has its part of a batch at once."""
         ...

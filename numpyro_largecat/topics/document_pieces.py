@@ -17,10 +17,13 @@ from numpyro_largecat.ops.topics.collapsed_documents import (
     WORDS_PER_TOPIC,
     most_topics,
 )
+from numpyro_largecat.ops.topics.presence import expected_topics
 from numpyro_largecat.topics.document_layout import PARTS, Chunk, Demand
 
 SLOTS = 16  # of a piece: the fewer, the less padding
 SHORT = MOST_TOPICS * WORDS_PER_TOPIC  # words at most of a document that needs no more topics
+TOKENS_OF_WORD = 2  # in a document, to expect its number of topics
+MARGIN = 1.5  # topics that there is room for, over those expected
 SLOTS_OF_BLOCK = 2**11  # of a CPU, whose cache holds them with the topics that go on
 SLOTS_ELSEWHERE = 2**16
 NUMBERS_OF_BLOCK = 2**21  # slots times all topics, likewise
@@ -75,6 +78,22 @@ class DocumentPieces(NamedTuple):
             return self
         demand = Demand(len(longer), 1, PARTS, num_topics, num_topics)
         return DocumentPieces((*self.kinds, _blocks(longer, int(longer.max()), demand)))
+
+    def for_concentration(self, concentration: NDArray[np.floating]) -> DocumentPieces:
+        """Twice the topics of a document, and so on, until these are what the prior expects.
+
+        Documents are taken to have two tokens of each word.
+        """
+
+        def grown(kind: Blocks) -> Blocks:
+            expected = expected_topics(concentration, TOKENS_OF_WORD * kind.longest)
+            times = 1
+            while times * kind.topics < min(MARGIN * expected, len(concentration)):
+                times *= 2
+            num_blocks = max(1, kind.num_blocks // times)
+            return kind._replace(topics=times * kind.topics, num_blocks=num_blocks)
+
+        return DocumentPieces(tuple(map(grown, self.kinds)))
 
     def over(self, num_devices: int, batch_size: int) -> DocumentPieces:
         """With a device's part of a batch."""

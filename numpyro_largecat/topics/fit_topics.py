@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -88,12 +89,14 @@ def fit_topics(
     ``result_so_far``.
 
     Cost: per document of U words O(U K) for ten first sweeps over all topics, one at later visits,
-    and O(U A) for each further one on its A largest, 32 or a sixteenth of the words of the longest
-    documents, whichever is more ("mean_field": as ``TopicDocument``); per batch O(R K)
-    for the R different words in it; per pass O(V K). Documents are read as they are needed, so the
-    corpus may be on disk. "memoized" keeps at most L numbers for each entry of the corpus, and
-    "collapsed" as many again and L topics and shares besides. A number of topics that is learned is
-    tried on a copy of the table, and on what is kept of documents, which trials share.
+    and O(U A) for each further one on its A largest, of which it then has no more: 32 or a
+    sixteenth of the words of the longest documents, whichever is more, doubled until A is 1.5 times
+    the number that the concentration expects of such a document ("mean_field": as
+    ``TopicDocument``); per batch O(R K) for the R different words in it; per pass O(V K). Documents
+    are read as they are needed, so the corpus may be on disk. "memoized" keeps at most L numbers
+    for each entry of the corpus, and "collapsed" as many again and L topics and shares besides. A
+    number of topics that is learned is tried on a copy of the table, and on what is kept of
+    documents, which trials share.
 
     Args:
         rng_key: A JAX random key.
@@ -197,6 +200,8 @@ def fit_topics(
     devices = mesh_of_one_process(mesh)
     goes_on = has_checkpoint(checkpoints, resume, KIND)
     batches = make_batches(numpy_generator(rng_key, 0), corpus, batch_size)
+    if method == "stochastic" and len(batches) == 1 and not beginning.goes_on:
+        _warn_of_one_batch(corpus, options)
     layout = INFERENCE[inference].layout
     first = candidates.num_first
     last = candidates.num_topics if candidates.num_passes else first
@@ -288,6 +293,15 @@ def _is_enough(
         except StopIteration:
             return True
     return False
+
+
+def _warn_of_one_batch(corpus: Corpus, options: Options) -> None:
+    if options.delay is None:
+        warnings.warn(
+            f"`method='stochastic'` has all {len(corpus)} documents in one batch, and fits far "
+            'worse than with ten or more: set `batch_size` lower, or take "memoized".',
+            stacklevel=3,
+        )
 
 
 def _check_options(options: Any, method: Any) -> None:

@@ -147,7 +147,7 @@ def visit_batch(
         batch,
         given,
         local_step,
-        problem.layout,
+        problem.layout.for_concentration(priors.topics),
         keep,
         last if stored is not None else None,
     )

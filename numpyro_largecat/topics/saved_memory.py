@@ -35,7 +35,7 @@ def settings_of(
     start: Any,
 ) -> dict[str, Any]:
     """What must be the same in a fit that goes on. Reads the corpus once."""
-    entries = corpus.offsets, corpus.words, corpus.counts
+    entries = corpus.offsets, corpus.words, corpus.counts, "\n".join(corpus.vocabulary or ())
     return {
         "rng_key": fingerprint(rng_key),
         "corpus": [corpus.num_documents, corpus.num_words, fingerprint(entries)],

@@ -225,7 +225,8 @@ class TopicFit:
         .. math:: \mathrm{score} = \frac{\sum_d \sum_{n} \log \sum_k \hat\pi_{dk}
                   \hat\phi_{k x_{dn}}}{\sum_d |x_d|}
 
-        over the tokens held out. Documents with no word held out have no part in it.
+        over the tokens held out. Documents with no word held out have no part in it, as those of
+        one or two distinct words with the default ``fraction``, which is rounded.
 
         Args:
             corpus: Documents that were not fitted, as for ``proportions``.
@@ -356,7 +357,10 @@ def completion_score(
 ) -> float:
     """Document completion with point estimates of topics (K, V); see ``TopicFit.score``."""
     if unseen.num_tokens == 0:
-        raise ValueError("`corpus` must have documents with words to hold out; it has none.")
+        raise ValueError(
+            "`corpus` must have documents with words to hold out, and it has none. Of documents of "
+            "one or two distinct words a `fraction` of 0.2 holds out none: take 0.5."
+        )
     topics = np.asarray(topics, np.float32)
     known = Posterior(jnp.asarray(topics.T), jnp.ones(len(topics)), 0.0)
     alphas = jnp.asarray(concentration, jnp.float32)

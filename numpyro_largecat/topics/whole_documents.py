@@ -46,6 +46,11 @@ class WholeDocuments(NamedTuple):
         """With more widths where they are worth it."""
         return self._replace(widths=widths_of(corpus, known=self.widths))
 
+    def for_concentration(self, concentration: NDArray[np.floating]) -> WholeDocuments:
+        """The same: documents have room for all topics."""
+        del concentration
+        return self
+
     def over(self, num_devices: int, batch_size: int) -> WholeDocuments:
         """With a device's part of a batch."""
         return self._replace(num_documents=_documents_together(batch_size, num_devices))

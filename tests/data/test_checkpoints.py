@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ OTHER_WORDS = lc.data.Corpus.from_documents(
     [[f"w{(7 * d + i * i + 1) % 11 + 11 * (d % 2)}" for i in range(6 + d % 5)] for d in range(64)],
     CORPUS.vocabulary,
 )
+OTHER_NAMES = dataclasses.replace(CORPUS, vocabulary=CORPUS.vocabulary[::-1])
 MANY = 150  # passes
 QUIET = {"progress_bar": False}
 
@@ -124,6 +126,7 @@ def test_a_fit_of_one_of_several_processes_goes_on(fit, tmp_path, monkeypatch) -
         pytest.param(topics, {"word_concentration": 0.2}, "word_concentration", id="topics"),
         pytest.param(topics, {"corpus": CORPUS[range(60)]}, "corpus", id="topics, corpus"),
         pytest.param(topics, {"corpus": OTHER_WORDS}, "corpus", id="topics, words"),
+        pytest.param(topics, {"corpus": OTHER_NAMES}, "corpus", id="topics, vocabulary"),
         pytest.param(double_sum, {"rng_key": jax.random.key(1)}, "rng_key", id="double sum"),
     ],
 )

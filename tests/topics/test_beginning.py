@@ -40,6 +40,7 @@ def test_starts() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:.* in one batch")
 @pytest.mark.parametrize("method", ["memoized", "stochastic"])
 def test_a_fit_goes_on_from_another(method) -> None:
     """Two passes and one more are three, with one batch; other topics or words are refused."""

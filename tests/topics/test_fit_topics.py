@@ -398,6 +398,7 @@ def test_many_small_batches_are_as_good_as_memoized() -> None:
     np.testing.assert_array_equal(given.posterior, stochastic.posterior)
 
 
+@pytest.mark.filterwarnings("ignore:.* in one batch")
 def test_a_stochastic_fit_follows_the_steps() -> None:
     """S <- (1 - rho) S + rho N / B S_batch, from t = 1: with delay 0 the first batch is all."""
     corpus = topic_corpus(30)
@@ -413,3 +414,9 @@ def test_a_stochastic_fit_follows_the_steps() -> None:
     rng = np.random.default_rng(np.asarray(jax.random.key_data(KEY)))
     start = start_from_documents(rng, corpus, K, ONE).T + 0.1
     np.testing.assert_allclose(half.posterior, (start + once.posterior) / 2, rtol=1e-4)
+
+
+def test_stochastic_steps_of_one_batch_are_warned_of() -> None:
+    how = dict(num_topics=K, num_passes=1, method="stochastic", inference="mean_field")
+    with pytest.warns(UserWarning, match="all 30 documents in one batch.*`batch_size` lower"):
+        fit_topics(KEY, topic_corpus(30), **how)

@@ -72,6 +72,23 @@ def test_coherence_is_npmi(fit) -> None:
         assert found[k] == pytest.approx(reference.npmi(documents, top, 150), abs=1e-4)
 
 
+@pytest.mark.parametrize("total", [5.0, 50.0])
+def test_documents_have_as_many_topics_as_the_prior_expects(total) -> None:
+    """Documents that could have 32 alone would be .04 to .11 and .25 to .34 away."""
+    rng, num_topics = np.random.default_rng(0), 100
+    topics = rng.dirichlet(np.full(200, 0.1), num_topics)
+    concentration = np.full(num_topics, total / num_topics)
+    posterior = (1e6 * topics + 1e-3).astype(np.float32)
+    fit = lc.TopicFit(posterior, concentration, 1e-3, num_topics, None, np.zeros(0))
+    frequencies = rng.dirichlet(concentration, 10)
+    rows = [np.unique(rng.choice(200, 150, p=p @ topics), return_counts=True) for p in frequencies]
+    found = fit.proportions(Corpus.from_rows(rows, 200))
+    for (words, counts), own in zip(rows, found, strict=True):
+        shares = reference.collapsed_document(fit.topics[:, words].T, counts, concentration)
+        expected = counts @ shares + concentration
+        assert np.abs(own - expected / expected.sum()).sum() / 2 < 0.03
+
+
 def test_documents_without_words_have_the_prior(fit) -> None:
     corpus = Corpus.from_documents([["w1", "w2"], []], WORDS)
     with pytest.warns(UserWarning, match="1 of 2 documents have no words"):

@@ -30,6 +30,19 @@ def log_absence(shares: NDArray[np.floating]) -> NDArray[np.floating]:
     return np.log1p(-np.minimum(shares, MOST_SHARE))
 
 
+def expected_topics(concentration: NDArray[np.floating], num_tokens: int) -> float:
+    r"""How many topics a document of so many tokens has under its prior.
+
+    .. math:: \sum_k \Big(1 - \frac{\Gamma(A)}{\Gamma(A + n)}
+              \frac{\Gamma(A - a_k + n)}{\Gamma(A - a_k)}\Big), \qquad A = \sum_k a_k
+    """
+    a = np.asarray(concentration, np.float64)
+    total, others = a.sum(), a.sum() - a
+    log_none = gammaln(total) - gammaln(total + num_tokens)
+    log_none = log_none + gammaln(others + num_tokens) - gammaln(others)
+    return float(-np.expm1(np.minimum(log_none, 0)).sum())
+
+
 def log_rises(
     counts: NDArray[np.floating],
     log_absence: NDArray[np.floating],

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 from scipy.special import gammaln, logsumexp
 
-from numpyro_largecat.ops.topics.presence import log_absence, log_rises, rises
+from numpyro_largecat.ops.topics.presence import (
+    expected_topics,
+    log_absence,
+    log_rises,
+    rises,
+)
 from tests import reference_topics as reference
 
 
@@ -78,3 +83,13 @@ def log_evidence(documents, concentration, prior) -> float:
             sum(reference.log_normalizer(p) - reference.log_normalizer(p + n) for p, n in pairs)
         )
     return float(logsumexp(terms))
+
+
+@pytest.mark.parametrize("concentration", [[2.5], [0.1, 0.7, 3.0], [1e-30, 1e12]])
+@pytest.mark.parametrize("num_tokens", [1, 3, 9])
+def test_expected_topics_are_those_of_an_urn(concentration, num_tokens) -> None:
+    """Topic k is in none of n tokens with probability prod_i (A - a[k] + i) / (A + i)."""
+    a, i = np.array(concentration), np.arange(num_tokens)
+    none = ((a.sum() - a)[:, None] + i) / (a.sum() + i)
+    expected = (1 - none.prod(axis=1)).sum()
+    assert expected_topics(a, num_tokens) == pytest.approx(expected, rel=1e-6)
