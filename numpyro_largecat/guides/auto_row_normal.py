@@ -89,9 +89,9 @@ class AutoRowNormal(AutoGuide):
         init_loc_fn: NumPyro's function for start values; the mean of the prior by default, since
             rows that nothing touches stay there, and the median of draws where it has no mean.
         init_scale: Standard deviation of free values to start from, positive.
-        follow: Names of dense sites that rows follow: the mean of a row is then linear in their
-            free values, as where the mean or scale of random effects is learned. The model must
-            draw them before the rows.
+        follow: Names of dense sites of this guide that rows follow: the mean of a row is then
+            linear in their free values, as where the mean or scale of random effects is learned.
+            The model must draw them before the rows.
         rank: R, of the lower triangles of sites of rows: those below the diagonal of
             :math:`U V^T`, with 2 D R numbers, where these are fewer and R^2 is at most D. With the
             scales that is any diagonal and a matrix of rank R, and more. None for full ones.
@@ -362,7 +362,10 @@ def _before(sites: list[JointSite], followed: Sequence[str]) -> dict[str, list[s
     found: dict[str, list[str]] = {}
     dense = [site.name for site in sites if site.rows is None]
     for name in set(followed) - set(dense):
-        raise ValueError(f"`follow` must name dense sites of the model, {dense}; got '{name}'.")
+        raise ValueError(
+            f"`follow` must name dense sites that this guide draws, {dense}; got '{name}'. What a "
+            "model's `block` hides, as from a part of an AutoGuideList, no row here can follow."
+        )
     for site in sites:
         own = [other.name for other in sites if other.rows == site.rows and other.name in found]
         late = [name for name in followed if name not in found]

@@ -100,7 +100,8 @@ class class_plate(indexed_plate):
         num_categories: Number of classes K, a Python int in [2, 2**31).
         labels: Classes that must be present, integers in [0, K), any shape, (B,) with "shared" and
             "own" negatives: the labels of the minibatch. Under ``jit`` their values cannot be
-            checked; a bad label then makes the log probability NaN.
+            checked; a bad label then makes the log probability NaN. For a choice that is missing
+            give any class, and mask it: ``numpyro.handlers.mask`` around the choice.
         num_sampled: Number of other classes S, a Python int in [1, K - 1] (K without labels).
         proposal: How to draw the other classes, an object with the method of ``ClassProposal``.
             None draws uniformly. Not used where ``num_sampled`` is left out.

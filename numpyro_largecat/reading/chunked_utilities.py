@@ -34,6 +34,7 @@ from numpyro_largecat.handlers.sites import (
     is_latent,
     of_type,
     plates_of,
+    unmasked,
 )
 from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 from numpyro_largecat.plates.class_chunk import class_chunk
@@ -83,21 +84,22 @@ class ChunkedUtilities:
         self._also, self._progress_bar = also, fit.progress_bar
         self._tick: Callable[[], None] = lambda: None
 
-        def look() -> tuple[ErrorFamily, tuple[int, ...], Any, bool, dict[int, str]]:
+        def look() -> tuple[ErrorFamily, tuple[int, ...], Any, bool, bool, dict[int, str]]:
             sites = self._sites(0, 2, None)
             site, has_reads = sites[self.site], plate_facts(sites[self.plate]).reads is not None
             choice = base_distribution(site["fn"])
             family, dtype = choice.noise, choice.utilities.dtype
             plates = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
+            is_masked = unmasked(site["fn"])[1] is not True
             # Plates expand a choice whose utilities have no axis for them.
-            return family, site["fn"].shape(), dtype, has_reads, plates
+            return family, site["fn"].shape(), dtype, has_reads, is_masked, plates
 
         try:
             seen = static_result(look)
         except (TypeError, ValueError) as error:
             self._explain(error)
             raise
-        self.family, self.batch_shape, self.dtype, self.has_reads, plates = seen
+        self.family, self.batch_shape, self.dtype, self.has_reads, self._is_masked, plates = seen
         self.choice_plates = frozenset(plates.values())
         self.dims = [plates.get(axis) for axis in range(-len(self.batch_shape), 0)]
         self._parts = None if self.has_reads else PartsOfClasses.of(self._params, self.plate)
@@ -185,6 +187,13 @@ class ChunkedUtilities:
     def is_visited(self, classes: Array) -> Array:
         """Which of the classes of a chunk are classes, and of this device if they are spread."""
         return classes < self._end
+
+    def unless_masked(self, log_probs: Array) -> Array:
+        """Log probabilities of choices, 0 of those that the model masks."""
+        if not self._is_masked:
+            return log_probs
+        _, mask = unmasked(self._sites(0, 2, None)[self.site]["fn"])
+        return jnp.where(mask, log_probs, 0)
 
     def of_all_classes(self, key: Array | None) -> Array:
         """Utilities of all classes, shape (..., K); O(K) memory for each row."""

@@ -69,7 +69,9 @@ def diagnose(
             rng_key, fit, everything, choice.num_categories, batches, num_draws, num_rows
         )
         findings += ratios.findings("give more `num_rows`")
-    labels = np.ravel(everything.labels if labels is None else labels)
+    if labels is None:
+        labels = np.asarray(everything.labels)[np.asarray(everything.rows.weights) > 0]
+    labels = np.ravel(labels)
     findings += _classes_seen(labels, choice.num_categories)
     share_seen = len(np.unique(labels)) / choice.num_categories
     return Diagnosis(findings + centred_priors(batch, choice.plate, share_seen))

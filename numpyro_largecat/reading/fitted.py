@@ -288,7 +288,7 @@ class Reading:
 
         or the integral of other errors, with theta the centre of the guide, or each draw. The log
         of the mean over draws, ``logsumexp(result, 0) - log(num_draws)``, is the log predictive
-        density.
+        density. It is 0 where the model masks the choice, as in NumPyro.
 
         Shapes: (...) at the centre, (num_draws, ...) over draws, for choices of shape ``...``.
 

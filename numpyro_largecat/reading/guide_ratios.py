@@ -83,7 +83,7 @@ def small_site_ratios(
     labels = _labels(utilities, keys[0])
 
     def at(part: ChunkedUtilities, rest_key: Array, chunk: ArrayLike, key: Array) -> _LogDensities:
-        return _log_densities(part, inner, rows.weights, rest_key, chunk, key)
+        return _log_densities(part, inner, rows.counts, rest_key, chunk, key)
 
     # A prior's scale does not move them: the utilities of 800 passes need not be formed.
     first, second = lax.map(lambda key: at(utilities, rest[0], 0, key).utilities, keys[:2])
@@ -159,7 +159,7 @@ class _LogDensities(NamedTuple):
 def _log_densities(
     utilities: ChunkedUtilities,
     inner: frozenset[str],
-    weights: Array,
+    counts: Array,
     rest_key: Array,
     chunk: ArrayLike,
     key: Array,
@@ -170,7 +170,7 @@ def _log_densities(
     is_class = utilities.is_visited(classes)
     by_class = jnp.where(is_class, _row_ratios(sites, utilities.plate, utilities.chunk_size), 0)
     psi = jnp.where(is_class, _choice(sites[1][utilities.site])[0], -jnp.inf)
-    outside = _sum_outside(sites, utilities.plate, utilities.choice_plates, weights)
+    outside = _sum_outside(sites, utilities.plate, utilities.choice_plates, counts)
     return _LogDensities(by_class, outside, psi)
 
 
@@ -291,15 +291,16 @@ def _ratios(priors: Array, log_probs: Array, rows: RowWeights, found: FreeValues
     if by_row.shape[-1] == 1 != rows.weights.size:  # the same for all draws
         return Ratios(np.asarray(priors, np.float64), np.zeros(len(priors)), drawn)
     weights = np.asarray(rows.weights, np.float64).ravel()
-    is_sampled = np.asarray(rows.is_sampled).ravel() & (weights > 0)
+    is_sampled = np.asarray(rows.is_sampled).ravel()
     by_row = np.where(weights > 0, by_row, 0)
     by_row -= by_row.mean(axis=1, keepdims=True)
     noise = np.zeros(len(priors))
     number = is_sampled.sum()
     if number > 1:
-        size = weights[is_sampled].sum()
-        variance = by_row[..., is_sampled].var(axis=-1, ddof=1).mean(axis=1)
-        noise = size * np.sqrt(np.maximum(1 / number - 1 / size, 0) * variance)
+        size = np.asarray(rows.counts).ravel()[is_sampled].sum()
+        parts = by_row[..., is_sampled] * weights[is_sampled]
+        variance = parts.var(axis=-1, ddof=1).mean(axis=1)
+        noise = np.sqrt(number * np.maximum(1 - number / size, 0) * variance)
     return Ratios(np.asarray(priors, np.float64) + by_row @ weights, noise, drawn)
 
 
@@ -355,10 +356,11 @@ def _row_ratios(sites: Any, plate: str, size: int) -> Array:
     return total
 
 
-def _sum_outside(sites: Any, plate: str, choice_plates: frozenset[str], weights: Array) -> Array:
-    """The same for the sites outside of plates of rows, those of observations as they weigh.
+def _sum_outside(sites: Any, plate: str, choice_plates: frozenset[str], counts: Array) -> Array:
+    """The same for the sites outside of plates of rows.
 
-    Of other such plates the rows that are read are there, not a weighted subset: left out.
+    Those of observations are as many as these stand for. Of other such plates the rows that are
+    read are there, not a weighted subset: left out.
     """
     facts = row_plates(sites[1])
     read = {name for name, known in facts.items() if known.row_weights is not None}
@@ -368,6 +370,6 @@ def _sum_outside(sites: Any, plate: str, choice_plates: frozenset[str], weights:
             plates = plates_of(site)
             if not plates & {plate, *read}:
                 log_prob = log_prob_of(site)
-                by_row = plates & choice_plates and log_prob.shape == jnp.shape(weights)
-                total += sign * (log_prob * (weights if by_row else scale_of(site))).sum()
+                by_row = plates & choice_plates and log_prob.shape == jnp.shape(counts)
+                total += sign * (log_prob * (counts if by_row else scale_of(site))).sum()
     return total

@@ -20,8 +20,18 @@ from numpyro_largecat.reading.bound_fit import BoundFit
 class RowWeights(NamedTuple):
     """Which observations stand for the data: some with certainty, others as a sample."""
 
-    weights: Array  # (...), like the choice; the number of observations that each stands for
-    is_sampled: Array  # (...), False for those that are there with certainty
+    weights: Array  # (...), like the choice; what their log probabilities are multiplied by
+    stands_for: Array  # (...), how many each stands for in that; 1 if it is there with certainty
+
+    @property
+    def counts(self) -> Array:
+        """How many each stands for, 0 where it weighs nothing."""
+        return jnp.where(self.weights > 0, self.stands_for, 0)
+
+    @property
+    def is_sampled(self) -> Array:
+        """Which are a sample of others, and count."""
+        return self.counts > 1
 
 
 class Observed(NamedTuple):
@@ -47,13 +57,22 @@ def observed_choice(fit: BoundFit, site: str) -> Observed:
         if not is_observed(sites[site]):
             need = f"the model must observe choice '{site}' to be diagnosed"
             raise ValueError(f"{need}: give its classes to `fitted.on(...)`, or give `batches`.")
-        return _observed(sites[site])
+        return _observed(sites[site], _stands_for(sites, site))
 
     return compiled(look)()
 
 
-def _observed(site: dict[str, Any]) -> Observed:
+def _stands_for(sites: Any, site: str) -> float:
+    """How many observations of its plates one of a choice stands for."""
+    found = 1.0
+    for frame in sites[site]["cond_indep_stack"]:
+        found *= sites[frame.name]["args"][0] / frame.size
+    return found
+
+
+def _observed(site: dict[str, Any], stands_for: float) -> Observed:
     """How the observations of a choice weigh in the model; 0 where it masks them."""
     shape = site["fn"].shape()
     weights = jnp.broadcast_to(jnp.where(unmasked(site["fn"])[1], scale_of(site), 0.0), shape)
-    return Observed(jnp.broadcast_to(site["value"], shape), RowWeights(weights, weights > 1))
+    rows = RowWeights(weights, jnp.full(shape, stands_for))
+    return Observed(jnp.broadcast_to(site["value"], shape), rows)

@@ -111,9 +111,9 @@ def check_on_batches(
     number = min(num_rows, others.size)
     rng = np.random.default_rng(np.asarray(jax.random.bits(rng_key, (4,))))
     ids = np.concatenate([np.flatnonzero(is_own), rng.choice(others, number, replace=False)])
-    weights = np.where(is_own[ids], 1.0, others.size / max(number, 1))
-    weights = np.where(np.asarray(everything.rows.weights)[ids] > 0, weights, 0.0)
-    rows = RowWeights(jnp.asarray(weights), jnp.asarray(weights > 1))
+    stands_for = np.where(is_own[ids], 1.0, others.size / max(number, 1))
+    weights = stands_for * np.asarray(everything.rows.weights)[ids]
+    rows = RowWeights(jnp.asarray(weights), jnp.asarray(stands_for))
     chosen_rows = fit.followed_by(batches.take(jnp.asarray(ids)))
     utilities = ChunkedUtilities(chosen_rows, is_drawn=True)
     return _check(rng_key, utilities, rows, chosen, num_draws)

@@ -71,7 +71,7 @@ def log_likelihood(utilities: ChunkedUtilities, labels: Array, keys: Array | Non
             log_sum, observed = _normaliser(utilities, key, labels)
             log_probs = observed - log_sum
         is_class = (labels >= 0) & (labels < utilities.num_categories)
-        return jnp.where(is_class, log_probs, jnp.nan)
+        return utilities.unless_masked(jnp.where(is_class, log_probs, jnp.nan))
 
     return of_draw(None) if keys is None else lax.map(of_draw, keys)
 
@@ -82,7 +82,7 @@ def log_predictive(utilities: ChunkedUtilities, labels: Array, keys: Array) -> A
     if gaussian is not None:
         log_probs = log_mean_probs(gaussian, labels[..., None], keys)[..., 0]
         is_class = (labels >= 0) & (labels < utilities.num_categories)
-        return jnp.where(is_class, log_probs, jnp.nan)
+        return utilities.unless_masked(jnp.where(is_class, log_probs, jnp.nan))
     by_draw = log_likelihood(utilities, labels, keys)
     return jax.nn.logsumexp(by_draw, axis=0) - jnp.log(len(keys))
 

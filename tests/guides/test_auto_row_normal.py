@@ -363,7 +363,7 @@ def with_a_late_site():
 @pytest.mark.parametrize(
     ("follow", "message"),
     [
-        ("w", r"`follow` must name dense sites of the model, \['late'\]; got 'w'"),
+        ("w", r"`follow` must name dense sites that this guide draws, \['late'\]; got 'w'"),
         ("late", "'late', which the model draws after site 'w'"),
     ],
 )

@@ -67,7 +67,7 @@ def differences(values):
 
 
 WEIGHTS = np.array([1.0, 1, 1, 3, 3, 3])
-ROWS = RowWeights(jnp.asarray(WEIGHTS), jnp.asarray(WEIGHTS > 1))
+ROWS = RowWeights(jnp.asarray(WEIGHTS), jnp.asarray(WEIGHTS))
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_k_of_a_normal_that_is_too_narrow(guide):
     """
     w_scale = np.exp(0.4) * np.array([1, 1, 0.3, 0.3, 1])
     utilities = ChunkedUtilities(make_fit(guide, NARROW, w_scale, np.zeros(K)))
-    nothing = RowWeights(jnp.zeros(N), jnp.zeros(N, bool))
+    nothing = RowWeights(jnp.zeros(N), jnp.ones(N))
     found = class_ratios(utilities, nothing, jnp.arange(K), jax.random.key(1), 1000, 1)
     k = pareto_k(found.log_ratios)
     assert (np.abs(k[[2, 3]] - 0.91) < 0.45).all()
@@ -122,7 +122,7 @@ def test_the_noise_of_a_sample_of_rows_is_its_standard_deviation():
     rng = np.random.default_rng(0)
     by_row = rng.normal(size=(1, 50, 100))
     weights = np.full(20, 5.0)
-    rows = RowWeights(jnp.asarray(weights), jnp.ones(20, bool))
+    rows = RowWeights(jnp.asarray(weights), jnp.asarray(weights))
     sums, noises = [], []
     for _ in range(300):
         some = rng.choice(100, 20, replace=False)
@@ -173,3 +173,41 @@ def test_a_second_plate_that_is_read_leaves_the_small_sites_a_figure():
     rows = observed_choice(fit, "y").rows
     found = small_site_ratios(ChunkedUtilities(fit), rows, jax.random.key(0), 10, 1)
     assert np.isfinite(found.log_ratios).all() and found.noise.tolist() == [0]
+
+
+def scaled_model(x, y=None, rows=None, *, scale, size):
+    with lc.class_plate("classes", K, y, num_sampled=2) as classes:
+        w = numpyro.sample("w", dist.Normal(0, 1))
+    with lc.data_plate("data", size, rows), numpyro.handlers.scale(scale=scale):
+        numpyro.sample("y", lc.UtilityCategorical(x[:, None] * w, classes), obs=y)
+
+
+def checked(times, scale, num_rows=1000):
+    """Parts of a guide on data that are there so many times, each of them scaled."""
+    own = partial(scaled_model, scale=scale, size=times * 4 * N)
+    x, y = np.tile(X, 4 * times), np.tile(Y, 4 * times)
+    guide = AutoNormal(own)
+    numpyro.handlers.seed(guide, 0)(jnp.asarray(x[:2]), jnp.asarray(y[:2]), jnp.arange(2))
+    params = {"w_auto_loc": jnp.asarray(LOC), "w_auto_scale": jnp.full(K, 0.3)}
+    fit = lc.Fitted(own, guide, params).on()._fit
+    batches = lc.ArrayBatches(x, y, batch_size=10)
+    everything = observed_choice(fit.followed_by(batches.take(jnp.arange(len(x)))), "y")
+    key = jax.random.key(0)
+    return check_on_batches(key, fit, everything, K, batches, 100, num_rows)
+
+
+def test_scaled_observations_weigh_as_if_they_were_there_so_often():
+    repeated, scaled = checked(3, 1.0), checked(1, 3.0)
+    np.testing.assert_allclose(scaled.classes, repeated.classes, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(scaled.class_shares, repeated.class_shares, rtol=1e-3)
+
+
+def test_a_scale_is_no_subsample():
+    """Which rows are a sample follows from the plates alone."""
+    for scale, rows in ((0.1, np.arange(6)), (5.0, None)):
+        own = partial(scaled_model, scale=scale, size=6 if rows is None else 60)
+        fit = lc.Fitted(own, lambda *args: None, {}).on(X, Y, rows)._fit
+        found = observed_choice(fit, "y").rows
+        np.testing.assert_allclose(found.stands_for, 1 if rows is None else 10)
+        np.testing.assert_allclose(found.weights, scale * found.stands_for, rtol=1e-6)
+        assert found.is_sampled.all() == (rows is not None)

@@ -483,3 +483,32 @@ def test_labels_out_of_range_have_no_likelihood_under_jit(fitted):
     new = fitted.on(jnp.ones((3, NUM_FEATURES)))
     log_prob = jax.jit(new.log_likelihood)(jnp.array([-1, 3, NUM_CATEGORIES]))
     assert jnp.isnan(log_prob).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("kind", [AutoNormal, AutoDelta])
+def test_masked_choices_have_no_log_probability(kind):
+    """As NumPyro has it, so that ArviZ compares models on what they were fitted to."""
+
+    def model(x, keep, y=None):
+        with lc.class_plate("classes", NUM_CATEGORIES, y, num_sampled=2) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([NUM_FEATURES]).to_event(1))
+        with lc.data_plate("data", len(x)) as rows, numpyro.handlers.mask(mask=keep):
+            lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, obs=y)
+
+    x, y = (part[:6] for part in make_data())
+    keep = jnp.arange(6) % 3 > 0
+    guide = guide_of(model, x, keep, y, kind=kind)
+    names = ("w_auto_loc", "w_auto_scale")
+    params = dict.fromkeys(names, jnp.full((NUM_CATEGORIES, NUM_FEATURES), 0.3))
+    draws = {"rng_key": jax.random.key(1), "num_draws": 2}
+
+    def read(params, keep):
+        new = lc.Fitted(model, guide, params).on(x, keep)
+        return new.log_likelihood(y), new.log_likelihood(y, **draws), new.log_predictive(y, **draws)
+
+    everything = read(params, jnp.ones(6, bool))
+    for found in (read(params, keep), jax.jit(read)(params, keep)):
+        for some, of_all in zip(found, everything, strict=True):
+            np.testing.assert_allclose(some, np.where(keep, of_all, 0), rtol=1e-5)
+    data = lc.Fitted(model, guide, params).on(x, keep, y).to_arviz(rng_key=jax.random.key(2), obs=y)
+    np.testing.assert_array_equal(data["log_likelihood"]["y"].values[..., ~keep], 0)
