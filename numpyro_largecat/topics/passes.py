@@ -40,6 +40,7 @@ from numpyro_largecat.topics.word_prior import WordPrior
 
 NOWHERE = 1e-30  # concentration of a topic that no document has
 TRIAL_PASSES = 4  # of a number of topics
+MOST_HALVINGS = 3  # of all candidates, to the fewest topics that trials have
 SETTLED = 5  # passes, or half of them, after which the concentrations of words are learned
 ENOUGH = 0.97  # of the topics that there are: their number is not learned once more
 
@@ -332,7 +333,8 @@ def _learned_number(
 ) -> Generator[None, None, int]:
     """That of the largest bound, after four passes of each that is tried from here.
 
-    Trials have one of few sizes, each half of the last, so that code is compiled for these alone.
+    Trials have one of four sizes, each half of the last, so that code is compiled for these alone:
+    to have more topics than are tried takes less time, where they are few, than to compile.
     They learn concentrations of words early, so that each number is tried at those that suit it.
     """
     first = problem.candidates.num_first
@@ -341,7 +343,7 @@ def _learned_number(
     while True:
         trial = memory.copy()
         _choose(trial, number, problem.local_step)
-        trial.pad(first >> (first // number).bit_length() - 1)
+        trial.pad(first >> min((first // number).bit_length() - 1, MOST_HALVINGS))
         for _ in memoized_steps(problem, batches, trial, num_passes, rng_key):
             yield None
         try:
