@@ -349,8 +349,8 @@ class Reading:
 
         Cost: one pass over the classes, with two products of features and weights and ``num_draws``
         exponentials for each class, O(P) products more for the P values of one class's row, and
-        O(``num_draws`` N) memory; with covariances of rows a product with P (P + 1) / 2 columns in
-        place of the second, and O(N P^2) memory; a pass for each draw if something outside of the
+        O(``num_draws`` N) memory; with covariances of rows P products in place of the second, and
+        O(P^2) memory for each class of a chunk; a pass for each draw if something outside of the
         class plate is drawn too, or by draws of the latent sites.
 
         Args:

@@ -43,11 +43,11 @@ from numpyro_largecat.reading.chunked_utilities import (
     static_result,
     take_rows_held,
 )
-from numpyro_largecat.reading.row_covariances import (
+from numpyro_largecat.reading.row_factors import (
     by_row,
     of_site,
     own_factor,
-    row_covariances,
+    row_factors,
     unwrapped,
     variances,
 )
@@ -155,18 +155,19 @@ class GaussianUtilities(NamedTuple):
         mean = part.known_utilities(sites, classes)
         variance = jnp.asarray(getattr(_choice(part, sites), "variances", 0.0), mean.dtype)
         if self.are_correlated:
-            covariances = self._covariances(part, classes[0], drawn, key)
-            variance += variances([slopes[name] for name in self.names], covariances)
+            factors = self._factors(part, classes[0], drawn, key)
+            found = variances([slopes[name] for name in self.names], factors)
+            variance += found.astype(mean.dtype)
         else:
             for name in self.names:
                 of_rows = by_row(drawn[name]["fn"].variance, drawn[name], part.plate)
                 variance += slopes[name] ** 2 @ of_rows.T
         return Moments(mean, jnp.broadcast_to(variance, mean.shape)), classes
 
-    def _covariances(
+    def _factors(
         self, part: ChunkedUtilities, start: ArrayLike, drawn: Sites, key: Array | None
     ) -> Array:
-        """Of all values of each row of a chunk, sites one after the other, (M, P, P)."""
+        """Of the covariances of rows of a chunk, all values one after the other, (M, P, P)."""
         sites = {name: drawn[name] for name in self.names}
 
         def means_at(values: dict[str, Array]) -> dict[str, Array]:
@@ -181,7 +182,7 @@ class GaussianUtilities(NamedTuple):
 
         own = {name: own_factor(site, part.plate) for name, site in sites.items()}
         centre = {name: by_row(site["value"], site, part.plate) for name, site in sites.items()}
-        return row_covariances(own, means_at, centre)
+        return row_factors(own, means_at, centre)
 
 
 def _are_affine(utilities: ChunkedUtilities, names: list[str]) -> bool:

@@ -17,6 +17,7 @@ from scipy.special import log_softmax, logsumexp
 import numpyro_largecat as lc
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities
+from numpyro_largecat.reading.row_factors import variances
 from tests.memory import temp_bytes
 
 K, D, N = 12, 3, 5
@@ -289,6 +290,22 @@ def test_variances_of_utilities_are_those_of_the_covariances(x64, chunk_size):
     covariances = guide.covariances(params)["classes"]
     expected = np.einsum("np,kpq,nq->nk", features, covariances, features)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_single_precision_stays_so_beside_double(x64):
+    guide = lc.AutoRowNormal(regression)
+    params = random_params(guide, X, Y)
+    draws = {"rng_key": KEY, "num_draws": 4}
+    single = X.astype(jnp.float32)
+    found = fitted_on(regression, params, guide, single).log_predictive(Y, **draws)
+    assert found.dtype == jnp.float32 and np.isfinite(found).all()
+
+
+def test_variances_keep_their_digits_where_values_are_nearly_dependent():
+    """A slope of years, and an offset that makes up for it."""
+    factors = jnp.array([[[3.0, 0.0], [-6000.0, 0.05]]])  # of a slope and an offset
+    slopes = [jnp.array([[2000.0], [2000.5], [1999.0]]), jnp.ones((3, 1))]
+    np.testing.assert_allclose(variances(slopes, factors)[:, 0], [0.0025, 2.2525, 9.0025])
 
 
 MODELS = {

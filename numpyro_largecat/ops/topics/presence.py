@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import digamma, gammaln
+from scipy.special import digamma, gammaln, xlog1py
 
+NO_DIGITS = 1e8  # concentrations whose log Gamma has few digits for single tokens
 MOST_SHARE = 1 - 1e-6  # of a token, whose complement has a logarithm in float32
 
 
@@ -38,8 +39,11 @@ def expected_topics(concentration: NDArray[np.floating], num_tokens: int) -> flo
     """
     a = np.asarray(concentration, np.float64)
     total, others = a.sum(), a.sum() - a
-    log_none = gammaln(total) - gammaln(total + num_tokens)
-    log_none = log_none + gammaln(others + num_tokens) - gammaln(others)
+    if total > NO_DIGITS:  # a token hardly moves the next
+        log_none = xlog1py(num_tokens, -a / total)
+    else:
+        log_none = gammaln(total) - gammaln(total + num_tokens)
+        log_none = log_none + gammaln(others + num_tokens) - gammaln(others)
     return float(-np.expm1(np.minimum(log_none, 0)).sum())
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Covariances of the values of rows of classes, of which each site may follow those before it.
+r"""Factors of the covariances of rows of classes, of which each site may follow those before it.
 
 Of the values of a row, those of site s are
 
@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 from jax import Array, lax
 
@@ -63,10 +62,10 @@ def own_factor(site: Site, plate: str) -> Array:
     return scale[..., None] * (lower + jnp.eye(scale.shape[1], dtype=lower.dtype))
 
 
-def row_covariances(own: Values, means_at: Callable[[Values], Values], centre: Values) -> Array:
-    """Covariances of all values of each row, sites one after the other, (M, P, P).
+def row_factors(own: Values, means_at: Callable[[Values], Values], centre: Values) -> Array:
+    """Factors G of the covariances of all values of rows, sites one after the other, (M, P, P).
 
-    Cost: O(P^3) for each row, and P evaluations of ``means_at``.
+    Cost: O(P^3) for each row if it has several sites, and P evaluations of ``means_at``.
 
     Args:
         own: Factors F by site, in the order in which they are drawn.
@@ -74,19 +73,22 @@ def row_covariances(own: Values, means_at: Callable[[Values], Values], centre: V
             affine.
         centre: Any values (M, P_s) of these.
     """
-    num_rows = len(next(iter(own.values())))
     size = sum(factor.shape[1] for factor in own.values())
     _, change = jax.linearize(means_at, centre)
-    factors = jnp.zeros((num_rows, 0, size))
+    before: list[str] = []
+    factors = None
     for name, factor in own.items():
-        first, width = factors.shape[1], factor.shape[1]
-        columns = [(0, 0), (0, 0), (first, size - first - width)]
-        found = jnp.pad(factor, columns)
-        if first:
-            follows = _derivatives(change, centre, list(own)[: list(own).index(name)], name)
+        first, width = (0 if factors is None else factors.shape[1]), factor.shape[1]
+        found = jnp.pad(factor, [(0, 0), (0, 0), (first, size - first - width)])
+        if factors is None:
+            factors = found
+        else:
+            follows = _derivatives(change, centre, before, name)
             found += jnp.matmul(follows, factors, precision=lax.Precision.HIGHEST)
-        factors = jnp.concatenate([factors, found], axis=1)
-    return jnp.matmul(factors, factors.swapaxes(1, 2), precision=lax.Precision.HIGHEST)
+            factors = jnp.concatenate([factors, found], axis=1)
+        before.append(name)
+    assert factors is not None
+    return factors
 
 
 def _derivatives(
@@ -105,14 +107,17 @@ def _derivatives(
     return jnp.concatenate(found, axis=-1)
 
 
-def variances(slopes: Sequence[Array], covariances: Array) -> Array:
-    """Of what has these slopes (..., P_s) in the values of rows: (..., M).
+def variances(slopes: Sequence[Array], factors: Array) -> Array:
+    """Of what has these slopes (..., P_s) in the values of rows with these factors: (..., M).
 
-    Cost: O(P^2) for each, in one product of matrices with P (P + 1) / 2 columns.
+    They are sums of squares, so that few digits cancel where values are nearly dependent. Cost:
+    O(P^2) for each, in P products of matrices.
     """
     joined = jnp.concatenate(slopes, axis=-1)
-    left, right = np.tril_indices(joined.shape[-1])
-    pairs = joined[..., left] * joined[..., right] * np.where(left == right, 1, 2)
-    of_pairs = covariances[:, left, right]
-    found = jnp.matmul(pairs, of_pairs.T, precision=lax.Precision.HIGHEST)
-    return jnp.maximum(found, 0)  # after rounding
+
+    def add(total: Array, of_noise: Array) -> tuple[Array, None]:
+        sds = jnp.matmul(joined, of_noise.T, precision=lax.Precision.HIGHEST)
+        return total + sds**2, None
+
+    nothing = jnp.zeros((*joined.shape[:-1], len(factors)), jnp.result_type(joined, factors))
+    return lax.scan(add, nothing, jnp.moveaxis(factors, 2, 0))[0]
