@@ -65,7 +65,7 @@ def test_an_epoch_has_each_row_once() -> None:
     assert len(set(epochs[0])) == 12
 
 
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["torch_exact", "torch_sampled"])
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
 def test_a_peer_learns(method: str, optimizer: str) -> None:

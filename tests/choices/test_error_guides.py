@@ -74,7 +74,7 @@ def quadrature_elbo(utilities, label, noise, family, loc, scale):
 # Local errors.
 
 
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 @pytest.mark.smoke
 @pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO])
 def test_the_exact_posterior_of_gumbel_errors_gives_the_softmax_without_variance(loss, x64):
@@ -320,7 +320,7 @@ def test_a_part_for_numpyros_list():
     assert set(guide.median(params)) == {"slope", "y_error"}
 
 
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gumbel", slow_case("logistic"), slow_case("normal")])
 def test_draws_medians_and_quantiles_are_those_of_the_parameters(family, x64):
     model = given_utilities("normal")

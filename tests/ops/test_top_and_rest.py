@@ -44,6 +44,7 @@ def visit(mean, scale, draws, chunk_size, scores=None, parts=1):
     return best, np.asarray(classes), log_rest
 
 
+@pytest.mark.some_cases(2)
 @pytest.mark.parametrize("spread", [0.1, 3.0, 60.0])
 @pytest.mark.parametrize("chunk_size", [16, 35, 240])
 @pytest.mark.parametrize("num_draws", [3, 11])

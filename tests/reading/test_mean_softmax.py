@@ -254,7 +254,7 @@ CORRELATED = {
 }
 
 
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("name", CORRELATED)
 def test_correlated_rows_are_averaged_as_their_draws_are(name):
     """FALSE_ALARM = 1e-6: rms 0.03."""

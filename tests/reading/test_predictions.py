@@ -485,6 +485,7 @@ def test_labels_out_of_range_have_no_likelihood_under_jit(fitted):
     assert jnp.isnan(log_prob).tolist() == [True, False, True]
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("kind", [AutoNormal, AutoDelta])
 def test_masked_choices_have_no_log_probability(kind):
     """As NumPyro has it, so that ArviZ compares models on what they were fitted to."""

@@ -164,6 +164,7 @@ def with_prior(prior):
     return model
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize(
     ("prior", "message"),
     [
@@ -192,6 +193,7 @@ def test_arguments_that_a_distribution_cannot_take_are_refused(prior, message):
         svi.init(jax.random.key(0), *batch())
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize(
     ("given", "init_scale", "argument"),
     [

@@ -65,7 +65,7 @@ def run(svi, num_steps: int, **options):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 def test_a_fit_goes_on_from_disk_with_its_network(name, tmp_path) -> None:
     """Also one of which all is random, whose parameter has nothing in it."""
     checkpoints = lc.Checkpoints(tmp_path)

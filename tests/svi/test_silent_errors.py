@@ -206,7 +206,7 @@ def shifted(x, y, spread, where):
         state["sum"] = state["sum"] + 1.0
 
 
-@pytest.mark.some_cases(3)
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("num_particles", [1, 3])
 @pytest.mark.parametrize(
     "where", ["of all", "of users", "of two sites", "in a scope", "beside a mutable site"]

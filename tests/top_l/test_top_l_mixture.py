@@ -179,7 +179,7 @@ def test_all_components_are_the_dense_mixture(name):
 @pytest.mark.parametrize(
     "name", ["covariance", "one covariance", "regressions with covariances", "groups", "transforms"]
 )
-@pytest.mark.some_cases(2)
+@pytest.mark.slow
 def test_large_parameters_are_gathered_by_blocks(name, monkeypatch):
     """Of observations that share a component; here vectors, or matrices, are large."""
     components, values, mixing = FAMILIES[name]

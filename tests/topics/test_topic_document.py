@@ -418,6 +418,7 @@ def test_guide_of_frequencies_and_assignments_has_the_bound(num_active: int) -> 
     assert abs(draws.mean() - expected) < 5.5 * error + 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_active", [16, 40])
 def test_topics_of_a_word_are_all_different(num_active: int) -> None:
     """Also where a document has fewer, or a slot no word; their probabilities are then 0."""
