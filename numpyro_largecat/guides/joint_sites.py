@@ -13,7 +13,7 @@ from numpyro.distributions.transforms import Transform, biject_to
 
 from numpyro_largecat.handlers.internals import helpful_support_errors
 from numpyro_largecat.handlers.plate_facts import plate_facts
-from numpyro_largecat.handlers.sites import Site, Sites, is_latent
+from numpyro_largecat.handlers.sites import Site, Sites, is_latent, plate_of
 
 
 class JointSite(NamedTuple):
@@ -101,10 +101,5 @@ def holds_rows(frame: Any, sites: Sites) -> bool:
     Raises:
         ValueError: If it does not.
     """
-    plate = sites.get(frame.name)
-    if plate is None:
-        raise ValueError(
-            f"plate '{frame.name}' is hidden by a handler, `block` with `expose` perhaps. Hide "
-            "sites by their names, `numpyro.handlers.block(model, hide=[...])`."
-        )
+    plate = plate_of(frame, sites)
     return plate_facts(plate).kind != "plain" or plate["args"][0] != frame.size

@@ -93,6 +93,21 @@ def scale_of(site: Site) -> Any:
     return 1.0 if site["scale"] is None else site["scale"]
 
 
+def plate_of(frame: Any, sites: Sites) -> Site:
+    """The site of a plate, as others in it know the plate.
+
+    Raises:
+        ValueError: If it is not among the sites.
+    """
+    plate: Site | None = sites.get(frame.name)
+    if plate is None:
+        raise ValueError(
+            f"plate '{frame.name}' is hidden by a handler, `block` with `expose` perhaps. Hide "
+            "sites by their names, `numpyro.handlers.block(model, hide=[...])`."
+        )
+    return plate
+
+
 def log_prob_of(site: Site) -> Array:
     """Log density of a site at each place of its batch, masked, without its scale."""
     intermediates = (site["intermediates"],) if site["intermediates"] else ()

@@ -200,8 +200,8 @@ def fit_topics(
     devices = mesh_of_one_process(mesh)
     goes_on = has_checkpoint(checkpoints, resume, KIND)
     batches = make_batches(numpy_generator(rng_key, 0), corpus, batch_size)
-    if method == "stochastic" and len(batches) == 1 and not beginning.goes_on:
-        _warn_of_one_batch(corpus, options)
+    if method == "stochastic" and not beginning.goes_on and options.delay is None:
+        _warn_of_one_batch(corpus, len(batches))
     layout = INFERENCE[inference].layout
     first = candidates.num_first
     last = candidates.num_topics if candidates.num_passes else first
@@ -295,8 +295,8 @@ def _is_enough(
     return False
 
 
-def _warn_of_one_batch(corpus: Corpus, options: Options) -> None:
-    if options.delay is None:
+def _warn_of_one_batch(corpus: Corpus, num_batches: int) -> None:
+    if num_batches == 1:
         warnings.warn(
             f"`method='stochastic'` has all {len(corpus)} documents in one batch, and fits far "
             'worse than with ten or more: set `batch_size` lower, or take "memoized".',
