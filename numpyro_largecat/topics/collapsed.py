@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -31,7 +32,7 @@ from numpyro_largecat.ops.topics.collapsed_documents import (
 )
 from numpyro_largecat.ops.topics.presence import log_absence, log_rises, rises
 from numpyro_largecat.topics.document_layout import Chunk, Layout
-from numpyro_largecat.topics.document_pieces import DocumentPieces
+from numpyro_largecat.topics.document_pieces import SLOTS, Blocks, DocumentPieces
 from numpyro_largecat.topics.local_step import (
     AnyArray,
     Documents,
@@ -80,6 +81,35 @@ class Collapsed:
         largest = _through_largest(shared, (pieces, last), most=most, mesh=self.mesh)
         how = {"num_active": self.num_active, "mesh": self.mesh}
         return _solve_collapsed(self.effort, (largest, pieces), **how)
+
+    def compilations(
+        self, num_words: int, concentration: NDArray[np.floating], kind: Blocks
+    ) -> tuple[Callable[[], object], Callable[[], object]]:
+        """Two calls that compile what ``solve`` needs for blocks of one kind, where it finds it.
+
+        They go by shapes, so topics need not be known yet; there is no mesh. The second is the same
+        for all numbers of topics from those on that documents have room for.
+        """
+        real: Any = partial(jax.ShapeDtypeStruct, dtype=concentration.dtype)
+        whole: Any = partial(jax.ShapeDtypeStruct, dtype=np.int32)
+        a, slots = real(concentration.shape), (kind.num_blocks, kind.num_pieces, SLOTS)
+        words = real((num_words, len(concentration)))
+        given = Given(jax.eval_shape(_topic_probs, Posterior(words, a, 0.0)), a)
+        pieces = Pieces(whole(slots), whole(slots), whole(slots[:2]))
+        of_words = *slots, self.num_active
+        own = pieces, Assignments(real(of_words), whole(of_words))
+        shared = given, False, FIRST_SWEEPS
+        options: dict[str, Any] = {"most": kind.topics, "mesh": None}
+        how: dict[str, Any] = {"num_active": self.num_active, "mesh": None}
+
+        def look() -> object:
+            return _through_largest.lower(shared, own, **options).compile()
+
+        def sweep() -> object:
+            largest = jax.eval_shape(partial(_through_largest, **options), shared, own)
+            return _solve_collapsed.lower(self.effort, (largest, pieces), **how).compile()
+
+        return look, sweep
 
     def counts(self, solved: Solved) -> csr_array:
         """Those of the topics that were in question."""

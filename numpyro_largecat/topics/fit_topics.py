@@ -32,6 +32,7 @@ from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
 from numpyro_largecat.topics.beginning import Given, begin, first_counts, learns_of
+from numpyro_largecat.topics.compile_ahead import compilations
 from numpyro_largecat.topics.document_chunks import Shapes, read_shapes
 from numpyro_largecat.topics.document_layout import PARTS, Demand
 from numpyro_largecat.topics.inference import INFERENCE
@@ -45,6 +46,7 @@ from numpyro_largecat.topics.passes import (
     stochastic_steps,
 )
 from numpyro_largecat.topics.saved_memory import KIND, arrays_of, go_on, settings_of
+from numpyro_largecat.topics.threads import meanwhile
 from numpyro_largecat.topics.topic_fit import TopicFit, check_corpus
 from numpyro_largecat.topics.topic_table import Table
 
@@ -225,7 +227,8 @@ def fit_topics(
     problem = Problem(corpus, local_step, solved_in, learns, beginning.goes_on, candidates)
     counts: NDArray[np.floating] = np.zeros(beginning.shape)
     if saved is None:
-        counts = first_counts(numpy_generator(rng_key), given, beginning)
+        with meanwhile(compilations(problem, shapes.num_rows, priors)):
+            counts = first_counts(numpy_generator(rng_key), given, beginning)
     table = Table(counts, priors.topics.dtype, devices)
     memory = Memory(len(batches), table, candidates.first_priors(priors))
     memory.next_choice = candidates.num_passes or -1

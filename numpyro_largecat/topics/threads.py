@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
@@ -36,12 +37,33 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
     return _in_threads(lambda call: call(), calls, len(calls))
 
 
+@contextmanager
+def meanwhile(calls: Iterable[Callable[[], object]]) -> Generator[None]:
+    """Call functions in threads, as many as there are cores, while a block runs; wait for both.
+
+    Of a block that raises, those that have not begun are left out.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        try:
+            called = pool.map(_as_here(lambda call: call()), calls)
+            yield
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+        list(called)  # raises what they do
+
+
 def _in_threads(function: Callable[[S], T], values: Iterable[S], number: int | None) -> list[T]:
-    enabled = jnp.result_type(float) == jnp.float64  # set for each thread by itself
+    with ThreadPoolExecutor(number) as pool:
+        return list(pool.map(_as_here(function), values))
+
+
+def _as_here(function: Callable[[S], T]) -> Callable[[S], T]:
+    """With float64 as in the thread that asks, since each has a setting of its own."""
+    enabled = jnp.result_type(float) == jnp.float64
 
     def in_thread(value: S) -> T:
         with jax.enable_x64(enabled):
             return function(value)
 
-    with ThreadPoolExecutor(number) as pool:
-        return list(pool.map(in_thread, values))
+    return in_thread

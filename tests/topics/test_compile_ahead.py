@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code of a fit that is compiled while its first topics are found."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from numpyro_largecat.topics import Options, collapsed, passes
+from numpyro_largecat.topics.threads import meanwhile
+from tests.topics.corpora import KEY, fit_topics, topic_corpus
+
+
+@pytest.fixture
+def compiled(caplog):
+    """A function that gives the names of the programs that were compiled since it was made."""
+    for program in (collapsed._through_largest, collapsed._solve_collapsed):
+        program.clear_cache()
+
+    def names():
+        found = re.findall(r"Finished XLA compilation of jit\((\w+)\)", caplog.text)
+        return sorted(name for name in found if name.endswith(("_largest", "_collapsed")))
+
+    jax.config.update("jax_log_compiles", True)  # of all threads
+    with caplog.at_level(logging.WARNING, "jax"):
+        yield names
+    jax.config.update("jax_log_compiles", False)
+
+
+@pytest.mark.parametrize(
+    ("first", "num_topics", "num_sweeps", "dtype"), [(70, 40, 1, "float32"), (12, 4, 2, "float64")]
+)
+@pytest.mark.some_cases(1)
+def test_visits_compile_nothing_more(
+    first, num_topics, num_sweeps, dtype, compiled, monkeypatch
+) -> None:
+    """Documents have room for 32 topics, of which there are more or fewer."""
+    at_visit = []
+    visit = passes.visit_batch
+
+    def noted(*args, **kwargs):
+        at_visit.append(compiled())
+        return visit(*args, **kwargs)
+
+    monkeypatch.setattr(passes, "visit_batch", noted)
+    with jax.enable_x64(dtype == "float64"):
+        options = Options(num_candidates=first)
+        fit = fit_topics(KEY, topic_corpus(40), num_topics, num_passes=4, options=options)
+    assert fit.posterior.dtype == dtype
+    expected = ["_solve_collapsed"] * num_sweeps + ["_through_largest"] * 2
+    assert at_visit[0] == compiled() == expected
+
+
+def test_calls_run_beside_a_block() -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def call() -> None:
+        has_begun.set()
+        assert may_end.wait(60)
+
+    with meanwhile([call]):
+        assert has_begun.wait(60)
+        may_end.set()
+
+
+def test_calls_have_the_precision_of_the_block() -> None:
+    found = []
+    with jax.enable_x64(True), meanwhile([lambda: found.append(np.asarray(jax.numpy.ones(())))]):
+        pass
+    assert found[0].dtype == np.float64
+
+
+def test_what_a_call_raises_is_raised_after_the_block() -> None:
+    done = []
+
+    def call() -> None:
+        raise MemoryError("no room for the program")
+
+    with pytest.raises(MemoryError, match="no room"), meanwhile([call]):
+        done.append(True)
+    assert done
+
+
+def test_a_block_that_raises_leaves_out_calls_that_have_not_begun(monkeypatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    called, may_end = [], threading.Event()
+
+    def call() -> None:
+        called.append(True)
+        assert may_end.wait(60)
+
+    with pytest.raises(KeyboardInterrupt), meanwhile([call] * 3):
+        threading.Timer(0.2, may_end.set).start()
+        raise KeyboardInterrupt
+    assert len(called) <= 1
