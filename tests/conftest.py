@@ -3,10 +3,12 @@ from __future__ import annotations
 
 import gc
 import gzip
+import logging
 import os
+import re
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -71,6 +73,22 @@ def forget_programs() -> Iterator[None]:
     if mappings.exists() and mappings.read_bytes().count(b"\n") > MOST_MAPPINGS:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture
+def compiled(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """A function that gives the names of the programs compiled in this test so far, in all threads.
+
+    Sizes of the caches of functions, which JAX has too, are wrong after ``jax.clear_caches()``.
+    """
+
+    def names() -> list[str]:
+        return re.findall(r"Finished XLA compilation of jit\((\w+)\)", caplog.text)
+
+    jax.config.update("jax_log_compiles", True)  # ``jax.log_compiles()`` is of one thread
+    with caplog.at_level(logging.WARNING, "jax"):
+        yield names
+    jax.config.update("jax_log_compiles", False)
 
 
 @pytest.fixture
