@@ -13,12 +13,16 @@ from numpyro_largecat.handlers.sites import param_options, rows_are_taken
 from numpyro_largecat.handlers.touched_rows import PlateRows
 
 
-def check_param_rows(msg: dict[str, Any], plates: Mapping[str, PlateRows]) -> None:
+def check_param_rows(
+    msg: dict[str, Any], plates: Mapping[str, PlateRows], *, is_fitted: bool = False
+) -> None:
     """Refuse a parameter that has not the rows of a plate, or does not say on which axis.
 
     Args:
         msg: Message of a ``numpyro.param`` statement.
         plates: The plates of the step, by name.
+        is_fitted: Whether its value is that of a fit; one that has as many entries as these plates
+            have rows had not as many as those of a step, and so is shared by all rows.
 
     Raises:
         ValueError: With the parameter, the plate and the ``event_dim`` to give.
@@ -50,7 +54,7 @@ def check_param_rows(msg: dict[str, Any], plates: Mapping[str, PlateRows]) -> No
                 f"`numpyro.param(..., event_dim={fits})`; if all rows share it, declare it "
                 "outside of the plate."
             )
-        elif plate.weights is not None and shape[:1] == plate.indices.shape:
+        elif plate.weights is not None and shape[:1] == plate.indices.shape and not is_fitted:
             raise ValueError(
                 f"{where} has shape {shape}, an entry for each of the {shape[0]} rows of a step, "
                 f"other classes in the next. Give it all {plate.size} rows, and "

@@ -53,7 +53,8 @@ def sites_of(
     whole = {name: copy(x) if isinstance(x, dict) else x for name, x in whole.items()}
     if touched is not None:
         rows = partial(rows_of_tables, tables, touched)
-        fn = share_rows(fn, touched, gathered=tables.__contains__, lookup=rows)
+        of_params = {"gathered": tables.__contains__, "fitted": whole.__contains__}
+        fn = share_rows(fn, touched, lookup=rows, **of_params)
         whole = {name: value for name, value in whole.items() if name not in tables}
     fn = substitute(seed(fn, rng_key), data=whole)
     fn = at_feasible_values(fn) if around is None else around(fn)

@@ -121,3 +121,23 @@ def test_a_plain_plate_that_subsamples_says_the_same():
     svi = lc.SubsampledSVI(model, lambda: None, optax.sgd(0.1), Trace_ELBO())
     with pytest.raises(ValueError, match=r"param 'z' inside plate 'rows'.*event_dim=0\)"):
         svi.init(jax.random.key(0))
+
+
+@pytest.mark.parametrize("num_features", [2, 5])
+def test_shared_parameters_of_a_fit_may_have_as_many_entries_as_a_chunk(num_features) -> None:
+    """Two classes are looked at first, and then five at a time; a step has ten rows."""
+
+    def model(x, y=None):
+        with lc.class_plate("classes", K, y, num_sampled=4) as classes:
+            scale = numpyro.param("scale", jnp.arange(1.0, num_features + 1))
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([num_features]).to_event(1))
+        numpyro.sample("y", lc.UtilityCategorical(x @ (scale * w).T, classes), obs=y)
+
+    x = jnp.ones((6, num_features))
+    guide = AutoDelta(model)
+    numpyro.handlers.seed(guide, 0)(x, jnp.arange(6))
+    table = jax.random.normal(jax.random.key(0), (K, num_features))
+    scale = jnp.full(num_features, 2.0)
+    fit = lc.Fitted(model, guide, {"w_auto_loc": table, "scale": scale}, chunk_size=5)
+    expected = jax.nn.log_softmax(x @ (scale * table).T)[jnp.arange(6), jnp.arange(6)]
+    np.testing.assert_allclose(fit.on(x).log_likelihood(jnp.arange(6)), expected, rtol=1e-5)
