@@ -45,6 +45,10 @@ from numpyro_largecat.reading.learned_rows import learned_rows
 from numpyro_largecat.reading.observed_choice import RowWeights
 from numpyro_largecat.reading.parts_of_classes import Sums, merge_sums
 
+LEARNED_PRIOR = (
+    "not looked at: rows that are read have a learned prior. With lc.not_centred(model) it is fixed"
+)
+
 
 class FreeValues(NamedTuple):
     """Free values of sites that the guide draws."""
@@ -60,6 +64,7 @@ class Ratios(NamedTuple):
     noise: NDArray[np.float64]  # (T,), standard deviation in nats that the sampled rows bring
     drawn: FreeValues  # what was drawn of a part, (T, S, ...)
     positive: frozenset[str] = frozenset()  # those of them whose free values are logarithms
+    why_unknown: str = ""  # if all log ratios are NaN, whatever the rows
 
 
 def small_site_ratios(
@@ -67,7 +72,7 @@ def small_site_ratios(
 ) -> Ratios | None:
     """Ratios of the sites outside of plates of rows and of the choice's plates; None if none is.
 
-    None too if the prior of rows that are read by id is learned: some of them are there, and so
+    They are NaN if the prior of rows that are read by id is learned: some of them are there, and so
     the log density of all is not known.
 
     Cost: O(num_draws * num_rest * K) time for each observation; memory of one chunk of classes and
@@ -76,10 +81,21 @@ def small_site_ratios(
     learned = set().union(*learned_rows(utilities.fit).values())
     read, positive = _look(utilities, key)
     inner = utilities.choice_plates | {utilities.plate} | read
-    if learned & read or not utilities.draws_sites(lambda plates: not plates & inner):
+    if not utilities.draws_sites(lambda plates: not plates & inner):
         return None
     keys = jax.random.split(jax.random.fold_in(key, 0), num_draws)
     rest = jax.random.split(jax.random.fold_in(key, 1), num_rest)
+
+    def drawn(key: Array) -> FreeValues:
+        sites = utilities.traces(0, 1, key, InnerNoise(rest[0], inner))[0]
+        return _free_values(sites, lambda plates: not plates & inner, num_draws)
+
+    found = jax.tree.map(lambda x: x[None], lax.map(drawn, keys))
+    positive &= found.values.keys()
+    if learned & read:
+        unknown = np.full((1, num_draws), np.nan)
+        drawn_values = jax.tree.map(np.asarray, found)
+        return Ratios(unknown, np.zeros(1), drawn_values, positive, LEARNED_PRIOR)
     labels = _labels(utilities, keys[0])
 
     def at(part: ChunkedUtilities, rest_key: Array, chunk: ArrayLike, key: Array) -> _LogDensities:
@@ -116,14 +132,9 @@ def small_site_ratios(
         outside = lax.map(lambda key: at(utilities, rest_key, 0, key).outside, keys)
         return prior + outside - outside[0], own - log_sum
 
-    def drawn(key: Array) -> FreeValues:
-        sites = utilities.traces(0, 1, key, InnerNoise(rest[0], inner))[0]
-        return _free_values(sites, lambda plates: not plates & inner, num_draws)
-
     priors, log_probs = lax.map(of_rest, rest)
-    found = jax.tree.map(lambda x: x[None], lax.map(drawn, keys))
     ratios = _ratios(priors.mean(axis=0)[None], log_probs.mean(axis=0)[None], rows, found)
-    return ratios._replace(positive=positive & found.values.keys())
+    return ratios._replace(positive=positive)
 
 
 def _look(utilities: ChunkedUtilities, key: Array) -> tuple[frozenset[str], frozenset[str]]:

@@ -41,17 +41,18 @@ class PartsCheck(NamedTuple):
     small_shares: dict[str, float] | None = None  # least share of the sd, by site
     log_sds: dict[str, float] | None = None  # greatest sd of the log of positive sites, by site
     class_shares: NDArray[np.float64] | None = None  # of the sd (T,), mean over a row
+    why_unknown: str = ""  # of the small sites, if it is not that the rows are few
 
     def findings(self, if_unknown: str) -> list[Finding]:
         """Lines of a diagnosis."""
         findings = []
         if self.small_sites is not None:
-            advice = _advice(
+            advice = self.why_unknown or _advice(
                 self.small_sites, "give these sites an AutoMultivariateNormal", if_unknown
             )
             findings.append(Finding("Pareto k of the small sites", self.small_sites, None, advice))
         for name, share in (self.small_shares or {}).items():
-            fix = "give the small sites an AutoMultivariateNormal, or let rows `follow` them"
+            fix = "give the small sites one AutoMultivariateNormal, and let rows `follow` them"
             advice = _advice_of_share(share, fix)
             findings.append(
                 Finding(f"sd over that of the best Gaussian, {name}", share, None, advice)
@@ -144,7 +145,9 @@ def _check(
         log_sds = {
             name: float(small.drawn.values[name][0].std(axis=0).max()) for name in small.positive
         }
-        found = PartsCheck(float(_k(small)[0]), None, _small_shares(small), log_sds)
+        found = PartsCheck(
+            float(_k(small)[0]), None, _small_shares(small), log_sds, why_unknown=small.why_unknown
+        )
     if chosen is not None and chosen.size:
         ids = jnp.asarray(chosen, jnp.int32)
         classes = class_ratios(utilities, rows, ids, rng_key, num_draws, NUM_REST)
@@ -156,7 +159,7 @@ def _check(
 
 def _shares(ratios: Ratios) -> list[NDArray[np.float64]]:
     """Standard deviations over those of the best Gaussian, (d,) for each part; NaN if unknown."""
-    log_ratios, noise, (by_site, log_guide), _ = ratios
+    log_ratios, noise, (by_site, log_guide), *_ = ratios
     values = [np.empty((*log_ratios.shape, 0))]
     values += [value.reshape(*log_ratios.shape, -1) for value in by_site.values()]
     parts = zip(np.concatenate(values, axis=-1), log_guide, log_ratios, strict=True)
