@@ -95,8 +95,8 @@ def begin(
             "topics will be alike or have no words.",
             stacklevel=3,
         )
-    differ = goes_on or np.ndim(given.concentration) > 0
-    candidates = _candidates(options, num_topics, num_passes, differ=differ, may_choose=may_choose)
+    how = {"goes_on": goes_on, "may_choose": may_choose}
+    candidates = _candidates(options, num_topics, num_passes, **how)
     return Beginning(corpus, priors, candidates, goes_on, before)
 
 
@@ -143,21 +143,21 @@ def _of_unknown_number(
 
 
 def _candidates(
-    options: Options, num_topics: int, num_passes: int, *, differ: bool, may_choose: bool
+    options: Options, num_topics: int, num_passes: int, *, goes_on: bool, may_choose: bool
 ) -> Candidates:
-    """None where topics differ before the first pass, since each has a place of its own."""
+    """None where topics go on from a fit, since each has a place of its own."""
     asked = options.num_candidates
     if asked is not None and asked < num_topics:
         raise ValueError(
             f"`num_candidates` must be at least the number of topics, {num_topics}; got {asked}."
         )
-    if asked == num_topics or (asked is None and (differ or not may_choose or num_passes == 1)):
+    if asked == num_topics or (asked is None and (goes_on or not may_choose or num_passes == 1)):
         return Candidates(0, num_topics, num_topics)
-    if differ or num_passes == 1:
-        got = "one pass" if num_passes == 1 else "an earlier fit, or a concentration for each"
+    if goes_on or num_passes == 1:
+        got = "one pass" if num_passes == 1 else "an earlier fit"
         raise ValueError(
-            "`num_candidates` needs two passes or more, and topics that are all alike before the "
-            f"first; got {got}. Leave it None."
+            "`num_candidates` needs two passes or more, and no fit to go on from; got "
+            f"{got}. Leave it None."
         )
     most = CANDIDATES * num_topics if asked is None else asked
     return Candidates(min(CANDIDATE_PASSES, num_passes // 2), most, num_topics)

@@ -84,6 +84,7 @@ class Problem(NamedTuple):
     learns: Learns = Learns(False, False)
     goes_on: bool = False  # from an earlier fit, so that topics differ before the first visit
     candidates: Candidates = Candidates(0, 0, 0)
+    concentration: NDArray[np.floating] | None = None  # (K,) as given, if topics' differ
 
 
 class Visit(NamedTuple):
@@ -270,7 +271,7 @@ def memoized_steps(
                 )
             goes_on = candidates.num_topics is None and number < ENOUGH * table.shape[1]
             added = candidates.num_passes if goes_on else 0
-            _choose(memory, number, problem.local_step, num_added=added)
+            _choose(memory, number, problem, num_added=added)
         batch, bound = batches[b], np.nan
         is_first = i == 0 and not problem.goes_on
         how = {"is_first": is_first, "keeps": keeps}
@@ -342,7 +343,7 @@ def _learned_number(
     number = next(search)
     while True:
         trial = memory.copy()
-        _choose(trial, number, problem.local_step)
+        _choose(trial, number, problem)
         trial.pad(first >> min((first // number).bit_length() - 1, MOST_HALVINGS))
         for _ in memoized_steps(problem, batches, trial, num_passes, rng_key):
             yield None
@@ -360,23 +361,30 @@ def _learned_number(
     return number
 
 
-def _choose(memory: Memory, num_topics: int, local_step: LocalStep, *, num_added: int = 0) -> None:
+def _choose(memory: Memory, num_topics: int, problem: Problem, *, num_added: int = 0) -> None:
     """Of the candidates keep those that the others are mixtures of.
 
     Those whose prior favours some words stay. Tokens of topics that leave are of none until their
-    documents are visited again. ``num_added`` passes follow before there is a choice once more; 0
-    if there is none.
+    documents are visited again. Of concentrations that were given for each topic the largest is
+    then that of the topic with most tokens, and so on. ``num_added`` passes follow before there is
+    a choice once more; 0 if there is none.
     """
     counts, (topics, words) = memory.table.numpy(), memory.priors
     own = words.favouring_topics
     spanning = spanning_topics(counts, words.as_given, num_topics, own.tolist())
     kept = np.full(num_topics, -1)
     kept[own] = own  # these keep their numbers
-    kept[kept < 0] = np.setdiff1d(spanning, own)
-    priors = Priors(topics[kept] * (topics.sum() / topics[kept].sum()), words.of_topics(kept))
+    free, is_other = np.flatnonzero(kept < 0), ~np.isin(spanning.topics, own)
+    others, given = spanning.topics[is_other], problem.concentration
+    if given is not None:
+        free = free[np.argsort(-given[free], kind="stable")]
+        others = others[np.argsort(-spanning.tokens[is_other], kind="stable")]
+    kept[free] = others
+    found = topics[kept] * (topics.sum() / topics[kept].sum()) if given is None else given
     with held_signals():
-        memory.priors = priors
-        memory.keep(kept, counts[:, kept], forget_own=not local_step.always_keeps)
+        memory.priors = Priors(found, words.of_topics(kept))
+        forget_own = not problem.local_step.always_keeps
+        memory.keep(kept, counts[:, kept], forget_own=forget_own)
         memory.next_choice = memory.next_choice + num_added if num_added else -1
         memory.num_added += num_added
 
@@ -430,7 +438,7 @@ def stochastic_steps(
             return
         if table.changes == memory.next_choice * len(batches):
             assert problem.candidates.num_topics is not None
-            _choose(memory, problem.candidates.num_topics, problem.local_step)
+            _choose(memory, problem.candidates.num_topics, problem)
         batch = batches[b]
         is_first = i == 0 and not problem.goes_on
         how = {"is_first": is_first, "is_bounded": False}

@@ -127,7 +127,8 @@ def test_a_prior_is_that_of_the_equations() -> None:
     prior = rng.gamma(1.0, size=(K, V)) + 0.01
     earlier = lc.TopicFit(prior, np.full(K, 0.2), 0.01, K, WORDS, np.zeros(0))
     corpus, exact = topic_corpus(20), Options(max_sweeps=300, tolerance=1e-9)
-    fit = fit_topics(KEY, corpus, K, num_active=K, prior=earlier, num_passes=1, options=exact)
+    how = dict(num_active=K, num_passes=1, batch_size=20)
+    fit = fit_topics(KEY, corpus, K, prior=earlier, options=exact, **how)
     expected, found = prior.copy(), []
     probs = prior.T / prior.sum(axis=1)
     for words, counts in corpus:
@@ -225,6 +226,36 @@ def test_rare_topics_are_found_beside_one_of_half_of_all_tokens() -> None:
     topics, corpus = many_topics(0, (0.5, *[0.5 / 15] * 15), 800)
     fit = fit_topics(KEY, corpus, 16, num_passes=8)
     assert worst_distance(fit.topics, topics) < 0.3
+
+
+def test_equal_concentrations_are_one_number() -> None:
+    fits = [
+        fit_topics(KEY, CORPUS, K, num_passes=4, concentration=a) for a in (0.2, np.full(K, 0.2))
+    ]
+    np.testing.assert_array_equal(fits[0].posterior, fits[1].posterior)
+
+
+def test_concentrations_of_each_topic_go_by_tokens() -> None:
+    """The largest are of the topics that they made; six of six seeds find all, worst .21."""
+    given = np.full(8, 0.1)
+    given[[2, 5]] = 1, 0.5
+    topics, corpus = many_topics(3, given)
+    fit = fit_topics(KEY, corpus, 8, concentration=given)
+    np.testing.assert_allclose(fit.concentration, given, rtol=1e-6)
+    distances = np.abs(fit.topics[[2, 5], None] - topics).sum(axis=2)
+    assert distances.argmin(axis=1).tolist() == [2, 5]
+    assert worst_distance(fit.topics, topics) < 0.3
+
+
+def test_seeded_topics_keep_their_own_concentrations() -> None:
+    """Topic 1 has words of its own, and is rare; topic 0 is the most frequent of the others."""
+    given = np.array([2.0, 0.05, 0.1, 0.1])
+    topics, corpus = many_topics(4, given)
+    words = np.full((4, corpus.num_words), 0.05)
+    words[1, topics[1] > 0.02] = 50.0
+    fit = fit_topics(KEY, corpus, 4, concentration=given, word_concentration=words)
+    distances = np.abs(fit.topics[:2, None] - topics).sum(axis=2)
+    assert distances.argmin(axis=1).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("num_passes", [1, 2, 5])

@@ -37,6 +37,13 @@ class StandIns(NamedTuple):
     weights: NDArray[np.floating]  # (K, K), of the others; 0 of itself
 
 
+class Spanning(NamedTuple):
+    """Topics of which the others are mixtures."""
+
+    topics: NDArray[np.intp]  # in ascending order
+    tokens: NDArray[np.floating]  # of each, with those of the others that it stands for
+
+
 @one_thread
 def best_stand_ins(topics: NDArray[np.floating], num_steps: int = NUM_STEPS) -> StandIns:
     """The mixture of the other topics nearest to each, of probabilities (K, V) above 0.
@@ -83,7 +90,7 @@ def spanning_topics(
     concentration: NDArray[np.floating] | float,
     num_topics: int,
     always: Sequence[int] = (),
-) -> NDArray[np.intp]:
+) -> Spanning:
     """Remove topics that others can stand in for, cheapest first, until so many are left.
 
     At most half of those to be removed go at once, none that is a fifth or more of what stands for
@@ -98,14 +105,11 @@ def spanning_topics(
         concentration: Of each word of a topic, positive; one number, (V,) or (K, V).
         num_topics: How many to keep, at least 1.
         always: Topics to keep whatever they cost, at most ``num_topics``.
-
-    Returns:
-        The topics that are left, in ascending order.
     """
     left = np.arange(counts.shape[1])
     tokens = counts.sum(axis=0)
     if len(left) <= num_topics:
-        return left
+        return Spanning(left, tokens)
     topics = _of_frequent_words(counts.T + concentration)
     divergence, weights = best_stand_ins(topics)
     is_old = np.zeros(len(left), bool)  # relied on one that is gone: costs more, or hardly less
@@ -127,7 +131,7 @@ def spanning_topics(
         left, tokens = np.delete(left, gone), np.delete(tokens, gone)
         divergence, is_old = np.delete(divergence, gone), np.delete(is_old, gone)
         if len(left) == num_topics:
-            return left
+            return Spanning(left, tokens)
         weights = np.delete(np.delete(weights, gone, axis=0), gone, axis=1)
 
 

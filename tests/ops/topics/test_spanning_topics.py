@@ -61,7 +61,7 @@ def test_a_mixture_of_very_many_topics_leaves(times) -> None:
     parts = np.random.default_rng(0).dirichlet(np.full(400, 0.02), 48)
     tokens = [*[5_000] * 48, 5_000 * times]
     counts = (np.concatenate([parts, parts.mean(axis=0, keepdims=True)]).T) * tokens
-    assert spanning_topics(counts, 0.01, 48).tolist() == list(range(48))
+    assert spanning_topics(counts, 0.01, 48).topics.tolist() == list(range(48))
 
 
 @pytest.mark.parametrize("num_extra", [1, 6, 12])
@@ -71,7 +71,7 @@ def test_copies_and_mixtures_leave(num_extra) -> None:
     mixtures[0] = TRUE[2]
     tokens = rng.uniform(500, 5000, 5 + num_extra)
     counts = (np.concatenate([TRUE, mixtures]) * tokens[:, None]).T
-    kept = spanning_topics(counts, 0.01, 5)
+    kept = spanning_topics(counts, 0.01, 5).topics
     assert kept.tolist() == sorted(kept.tolist()) and len(kept) == 5
     nearest = np.abs(TRUE[:, None] - (counts / counts.sum(axis=0)).T[kept]).sum(axis=2).min(axis=1)
     assert nearest.max() < 1e-6
@@ -83,7 +83,7 @@ def test_no_rare_topic_leaves_in_place_of_copies_that_must_wait() -> None:
     topics = np.concatenate([TRUE[:1] * noise, TRUE[1:]])
     topics /= topics.sum(axis=1, keepdims=True)
     counts = (topics * np.array([*[20_000] * 4, *[1_000] * 4])[:, None]).T
-    kept = spanning_topics(counts, 0.01, 5)
+    kept = spanning_topics(counts, 0.01, 5).topics
     assert kept[1:].tolist() == [4, 5, 6, 7]
 
 
@@ -100,7 +100,7 @@ def test_each_that_leaves_is_the_cheapest_then() -> None:
         least = int((found.divergence * expected[left]).argmin())
         expected[left] += expected[left[least]] * found.weights[least]
         left = np.delete(left, least)
-    kept = spanning_topics((topics * tokens[:, None]).T, 1e-9, 12)
+    kept = spanning_topics((topics * tokens[:, None]).T, 1e-9, 12).topics
     assert kept.tolist() == left.tolist()
 
 
@@ -109,23 +109,23 @@ def test_topics_without_a_word_in_common_stay(concentration) -> None:
     """Also where most words are in groups."""
     counts = np.kron(np.eye(4), np.ones((5000, 1)))
     counts = np.concatenate([counts, counts[:, :1] + counts[:, 1:2]], axis=1)
-    assert spanning_topics(counts, concentration, 4).tolist() == [0, 1, 2, 3]
+    assert spanning_topics(counts, concentration, 4).topics.tolist() == [0, 1, 2, 3]
 
 
 def test_what_stands_for_others_has_their_tokens() -> None:
     """A mixture leaves for its parts; of these one then costs half of the mixture's tokens."""
     first, second, third, fourth = np.kron(np.eye(4), np.ones(10)) / 10
     topics = [10_000 * (first + second) / 2, 100 * first, 100 * second, 300 * third, 5_000 * fourth]
-    assert spanning_topics(np.stack(topics, axis=1), 0.001, 3).tolist() == [1, 2, 4]
+    assert spanning_topics(np.stack(topics, axis=1), 0.001, 3).topics.tolist() == [1, 2, 4]
 
 
 def test_topics_of_few_tokens_leave_first() -> None:
     counts = (TRUE * np.array([1000, 900, 5, 800, 700])[:, None]).T
-    assert spanning_topics(counts, 0.01, 4).tolist() == [0, 1, 3, 4]
-    assert spanning_topics(counts, 0.01, 1).tolist() == [0]
-    assert spanning_topics(counts, 0.01, 9).tolist() == [0, 1, 2, 3, 4]
-    assert spanning_topics(counts, 0.01, 2, [2]).tolist() == [0, 2]
-    assert spanning_topics(counts, 0.01, 2, [2, 4]).tolist() == [2, 4]
+    assert spanning_topics(counts, 0.01, 4).topics.tolist() == [0, 1, 3, 4]
+    assert spanning_topics(counts, 0.01, 1).topics.tolist() == [0]
+    assert spanning_topics(counts, 0.01, 9).topics.tolist() == [0, 1, 2, 3, 4]
+    assert spanning_topics(counts, 0.01, 2, [2]).topics.tolist() == [0, 2]
+    assert spanning_topics(counts, 0.01, 2, [2, 4]).topics.tolist() == [2, 4]
 
 
 def test_products_take_one_thread_of_the_blas() -> None:
