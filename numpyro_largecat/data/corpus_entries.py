@@ -35,6 +35,12 @@ def checked_tokens(document: Any, place: int) -> list[str]:
             f"{document[:40]!r}. Split them, `[d.split() for d in documents]`, or count words with "
             "scikit-learn's CountVectorizer for `Corpus.from_csr(counts, names)`."
         )
+    if isinstance(document, Mapping):
+        raise TypeError(
+            "documents must be lists of words, one for each token; got a "
+            f"{type(document).__name__} as document {place}. `list(Counter(...).elements())` has "
+            "each as often as it was counted; counts of words are for `Corpus.from_rows`."
+        )
     tokens = list(document)
     wrong = [token for token in tokens if not isinstance(token, str)]
     if wrong:

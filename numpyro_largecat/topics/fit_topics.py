@@ -51,6 +51,8 @@ from numpyro_largecat.topics.topic_fit import TopicFit, check_corpus
 from numpyro_largecat.topics.topic_table import Table
 
 DEFAULTS = Options()
+BATCH_SIZE = 512
+FEW_DOCUMENTS, LEAST_BATCHES = 1000, 15  # of so few documents there are so many
 
 
 def fit_topics(
@@ -63,8 +65,8 @@ def fit_topics(
     num_active: int | None = None,
     inference: Literal["collapsed", "mean_field"] = "collapsed",
     method: Literal["memoized", "stochastic"] = "memoized",
-    num_passes: int = 10,
-    batch_size: int = 512,
+    num_passes: int = 8,
+    batch_size: int | None = None,
     start: Literal["documents", "random"] | TopicFit | None = None,
     prior: TopicFit | None = None,
     progress_bar: bool = True,
@@ -110,8 +112,9 @@ def fit_topics(
             mixtures of. After two passes more smaller ones are tried again, as long as the number
             falls by 3 %. So it takes five to ten times as long as if K had been given, less from
             fewer candidates. A warning if all topics of the first passes are best.
-        concentration: a, positive: one number for each topic, shape (K,), or the same for all, as
-            for ``TopicDocument`` and like scikit-learn's ``doc_topic_prior``. None for 0.5 / K, the
+        concentration: a, positive: the same for all topics, as for ``TopicDocument`` and like
+            scikit-learn's ``doc_topic_prior``, or one number for each, shape (K,): where topics
+            begin from documents, those of more tokens get the larger ones. None for 0.5 / K, the
             paper's choice: the smaller, the fewer topics in a document. "learned" for one of each
             topic, from the data: common words then have a few topics of their own. Where documents
             have many topics it takes forty passes to settle. None or "learned" where the number of
@@ -130,8 +133,9 @@ def fit_topics(
         method: "memoized" or "stochastic".
         num_passes: Visits of each document, at least 1; two more each time that a learned number
             of topics falls.
-        batch_size: Documents in a batch, at least 1. With "stochastic" there should be several
-            batches, so take a smaller one for a small corpus.
+        batch_size: Documents in a batch, at least 1. None for 512, or where there are fewer than
+            1,000 documents for a fifteenth of them: with few visits of all batches some topics may
+            be mixed, if a topic has few documents.
         start: "documents", also None: each topic from a document, drawn by the k-means++ rule with
             a Bregman divergence; "random": words divided at random; or an earlier fit of as many
             topics, to go on from, also from its concentrations where none are given: those of
@@ -190,7 +194,7 @@ def fit_topics(
     else:
         num_topics = check_count("num_topics", num_topics, 1)
     check_count("num_passes", num_passes, 1)
-    check_count("batch_size", batch_size, 1)
+    batch_size = _batch_size(batch_size, len(corpus))
     check_one_of("inference", inference, tuple(INFERENCE))
     _check_options(options, method)
     given = Given(num_topics, concentration, word_concentration, start, prior)
@@ -224,7 +228,8 @@ def fit_topics(
         solved_in = solved_in.over(devices.size, batch_size)
     is_warm = inference == "collapsed" if options.warm_start is None else options.warm_start
     local_step = INFERENCE[inference](active, options.effort(inference), devices, is_warm)
-    problem = Problem(corpus, local_step, solved_in, learns, beginning.goes_on, candidates)
+    own = priors.topics if np.ptp(priors.topics) > 0 and not learns.topics else None
+    problem = Problem(corpus, local_step, solved_in, learns, beginning.goes_on, candidates, own)
     counts: NDArray[np.floating] = np.zeros(beginning.shape)
     if saved is None:
         with meanwhile(compilations(problem, shapes.num_rows, priors)):
@@ -296,6 +301,14 @@ def _is_enough(
         except StopIteration:
             return True
     return False
+
+
+def _batch_size(asked: int | None, num_documents: int) -> int:
+    if asked is not None:
+        return check_count("batch_size", asked, 1)
+    if num_documents >= FEW_DOCUMENTS:
+        return BATCH_SIZE
+    return max(1, -(-num_documents // LEAST_BATCHES))
 
 
 def _warn_of_one_batch(corpus: Corpus, num_batches: int) -> None:

@@ -18,6 +18,7 @@ from numpyro_largecat.topics import (
     passes,
     topic_table,
 )
+from numpyro_largecat.topics import fit_topics as fit_module
 from numpyro_largecat.topics.start_counts import start_from_documents
 from numpyro_largecat.topics.topic_fit import TopicFit
 from numpyro_largecat.topics.word_prior import WordPrior
@@ -67,7 +68,7 @@ def test_a_first_pass_has_the_mean_concentration() -> None:
     """And its bound is that of the concentrations given, at what it found with their mean."""
     corpus, concentration = topic_corpus(20, seed=3), np.linspace(0.05, 0.3, K)
     exact = Options(max_sweeps=300, tolerance=1e-9, num_restarts=0)
-    arguments = {"concentration": concentration, "num_active": K, "num_passes": 1}
+    arguments = {"concentration": concentration, "num_active": K, "num_passes": 1, "batch_size": 20}
     fit = fit_mean_field(KEY, corpus, K, **arguments, options=exact)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(KEY)))
     start = start_from_documents(rng, corpus, K, ONE) + 0.1
@@ -150,7 +151,7 @@ def test_a_bound_is_that_of_what_a_collapsed_fit_found() -> None:
     corpus = topic_corpus(20)
     b = by_documents_of(corpus)
     exact = Options(max_sweeps=300, tolerance=1e-9)
-    arguments = {"concentration": 0.2, "num_active": K, "num_passes": 1}
+    arguments = {"concentration": 0.2, "num_active": K, "num_passes": 1, "batch_size": 20}
     fit = fit_topics(KEY, corpus, K, **arguments, options=exact)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(KEY)))
     start = start_from_documents(rng, corpus, K, WordPrior.of(b, V, K)) + b[:, None]
@@ -169,8 +170,8 @@ def test_a_token_leaves_the_topics_in_the_second_visit() -> None:
     """And the level of words' concentrations is learned after it, from what it found."""
     corpus, a = topic_corpus(20), np.full(K, 0.2)
     b = by_documents_of(corpus)[:, None]
-    exact = Options(max_sweeps=300, tolerance=1e-9)
-    arguments = {"concentration": a, "num_active": K, "options": exact}
+    exact = Options(max_sweeps=300, tolerance=1e-9, num_candidates=K)
+    arguments = {"concentration": a, "num_active": K, "batch_size": 20, "options": exact}
     once = fit_topics(KEY, corpus, K, num_passes=1, **arguments)
     twice = fit_topics(KEY, corpus, K, num_passes=2, **arguments)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(KEY)))
@@ -200,6 +201,20 @@ def test_a_corpus_on_disk_gives_the_same_fit(tmp_path) -> None:
     options = dict(num_topics=K, num_active=2, num_passes=1)
     here, there = (fit_topics(KEY, corpus, **options) for corpus in (CORPUS, Corpus.open(tmp_path)))
     np.testing.assert_allclose(here.posterior, there.posterior, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("num_documents", "expected"), [(1, 1), (150, 10), (999, 67), (1000, 512)])
+def test_few_documents_are_in_fifteen_batches(num_documents, expected, monkeypatch) -> None:
+    sizes = []
+
+    def stop(rng, corpus, batch_size):
+        sizes.append(batch_size)
+        raise InterruptedError
+
+    monkeypatch.setattr(fit_module, "make_batches", stop)
+    with pytest.raises(InterruptedError):
+        fit_topics(KEY, Corpus.from_rows([([0], [1])] * num_documents, 2), 1)
+    assert sizes == [expected]
 
 
 @pytest.mark.parametrize(
@@ -256,10 +271,6 @@ def test_a_corpus_on_disk_gives_the_same_fit(tmp_path) -> None:
         (
             dict(options=Options(num_candidates=9), num_passes=1),
             "`num_candidates` needs two passes or more, .* got one pass",
-        ),
-        (
-            dict(options=Options(num_candidates=9), concentration=np.ones(K)),
-            "got an earlier fit, or a concentration for each",
         ),
         (dict(options={"delay": 1.0}), r"`options` must be lc\.topics\.Options"),
         (dict(corpus=Corpus.from_documents([[], []], WORDS)), "all are empty"),
@@ -417,6 +428,6 @@ def test_a_stochastic_fit_follows_the_steps() -> None:
 
 
 def test_stochastic_steps_of_one_batch_are_warned_of() -> None:
-    how = dict(num_topics=K, num_passes=1, method="stochastic", inference="mean_field")
+    how = dict(num_topics=K, num_passes=1, method="stochastic", batch_size=30)
     with pytest.warns(UserWarning, match="all 30 documents in one batch.*`batch_size` lower"):
         fit_topics(KEY, topic_corpus(30), **how)
