@@ -16,7 +16,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array, sparray, spmatrix
 
-from numpyro_largecat._checks import check_interval, check_kind, check_shape, describe
+from numpyro_largecat._checks import (
+    check_count,
+    check_interval,
+    check_kind,
+    check_shape,
+    describe,
+)
 from numpyro_largecat.data.corpus_entries import (
     MOST,
     as_integers,
@@ -72,6 +78,9 @@ class Corpus:
     vocabulary: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("words", "counts", "offsets"):
+            if isinstance(getattr(self, name), (list, tuple)):
+                object.__setattr__(self, name, as_integers(np.asarray(getattr(self, name))))
         ends = np.asarray(self.offsets)
         for name in ("words", "counts"):
             need = "one for each word of a document, as the last of `offsets` says"
@@ -402,10 +411,15 @@ class Corpus:
     def padded(
         self, indices: ArrayLike | None = None, width: int | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Words and counts of documents, each (n, width); empty slots have word 0 and count 0."""
+        """Words and counts of documents, each (n, width); empty slots have word 0 and count 0.
+
+        ``width`` is at least the number of different words of each, and by default that of the
+        longest.
+        """
         indices = np.arange(self.num_documents) if indices is None else indices
         rows = [self._document(int(i)) for i in self._numbers(indices)]
-        width = max([1, *(len(words) for words, _ in rows)]) if width is None else width
+        least = max([1, *(len(words) for words, _ in rows)])
+        width = least if width is None else check_count("width", width, least)
         words, counts = np.zeros((2, len(rows), width), np.int32)
         for i, (own, own_counts) in enumerate(rows):
             words[i, : len(own)], counts[i, : len(own)] = own, own_counts

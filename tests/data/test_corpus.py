@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gzip
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -50,6 +51,8 @@ def test_padded_documents_have_empty_slots() -> None:
     corpus = Corpus.from_csr(csr_array(COUNTS))
     assert corpus.values([0, 1]).tolist() == [[[0, 2], [2, 1]], [[0, 0], [0, 0]]]
     assert corpus.padded([2], width=5)[1].tolist() == [[3, 1, 1, 0, 0]]
+    with pytest.raises(ValueError, match="`width` must be at least 3; got 2"):
+        corpus.padded([2], width=2)
 
 
 def test_a_corpus_is_indexed_like_an_array() -> None:
@@ -302,6 +305,19 @@ def test_pairs_of_word_and_count_are_refused(rows) -> None:
             TypeError, match=r"lists of words; got \(0, 2\), of type tuple in document 0"
         ):
             Corpus.from_documents(rows)
+
+
+def test_counts_of_words_are_no_list_of_words() -> None:
+    """Their keys alone would be the words."""
+    with pytest.raises(TypeError, match=r"got a Counter as document 1\. `list\(Counter"):
+        Corpus.from_documents([["sea"], Counter({"sea": 5, "ship": 2})])
+
+
+def test_lists_are_made_into_arrays() -> None:
+    corpus = Corpus([0, 2, 2], [2, 1, 3], [0, 2, 2, 3], 4)
+    assert dense(corpus).tolist() == [[2, 0, 1, 0], [0, 0, 0, 0], [0, 0, 3, 0]]
+    with pytest.raises(ValueError, match=r"whole numbers .* word 0 with count 0\.5"):
+        Corpus([0], [0.5], [0, 1], 1)
 
 
 def test_bad_arrays_are_refused() -> None:

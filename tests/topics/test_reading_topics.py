@@ -255,6 +255,12 @@ def test_a_corpus_without_documents_has_no_coherence(fit) -> None:
         fit.coherence(CORPUS[:0])
 
 
+def test_one_word_alone_has_no_coherence() -> None:
+    corpus = Corpus.from_documents([["sea"], ["sea"]])
+    with pytest.raises(ValueError, match="the vocabulary has but one"):
+        lc.TopicFit(np.ones((1, 1)), np.ones(1), 0.1, 1, ("sea",), np.zeros(0)).coherence(corpus)
+
+
 def test_messages_say_how_to_count_with_the_words_of_a_fit(fit) -> None:
     other = Corpus.from_documents([["w1", "new"], ["w2"]])
     with pytest.raises(ValueError, match=r"60 words; got 3.*with_vocabulary\(fit.vocabulary\)"):
