@@ -255,9 +255,7 @@ class TopicFit:
         if len(corpus) == 0:
             raise ValueError("`corpus` must have a document; it has none.")
         if corpus.num_words < 2:
-            raise ValueError(
-                "`coherence` is of pairs of words; the vocabulary has but one."
-            )
+            raise ValueError("`coherence` is of pairs of words; the vocabulary has but one.")
         tops = np.argsort(-self.topics, axis=1, kind="stable")[:, :num_words]
         used, place = np.unique(tops, return_inverse=True)
         owner = np.repeat(np.arange(corpus.num_documents), np.diff(corpus.offsets))

@@ -114,31 +114,3 @@ def test_bad_ids_are_refused_and_nan_under_jit() -> None:
     assert np.isnan(found[3])
     classes = jax.jit(lambda users: fit.on(users, HISTORY).top_classes(1).classes)(users)
     assert classes[3, 0] == -1
-
-
-def test_a_learned_prior_of_users_is_diagnosed_as_far_as_it_is_known() -> None:
-    """The density of those who are read is not that of all; how spread the scale is, is known."""
-
-    def model(users, y=None, rows=None):
-        tau = numpyro.sample("tau", dist.HalfNormal(1))
-        with lc.entity_plate("users", U, users, lc.EntityCounts.of(U, USERS)) as read:
-            v = numpyro.sample("v", dist.Normal(0, tau))
-        with lc.class_plate("classes", K, y, num_sampled=4) as classes:
-            b = numpyro.sample("b", dist.Normal(0, 1))
-        with lc.data_plate("data", N, rows):
-            utilities = b + read.rows_of(v, users)[:, None] * (classes.indices / K)
-            numpyro.sample("y", lc.UtilityCategorical(utilities, classes), obs=y)
-
-    guide = AutoNormal(model)
-    numpyro.handlers.seed(guide, 0)(USERS[:ROWS], OBS[:ROWS], np.arange(ROWS))
-    params = {"tau_auto_loc": jnp.array(0.5), "tau_auto_scale": jnp.array(0.7)}
-    for name, size in (("v", U), ("b", K)):
-        params |= {f"{name}_auto_loc": jnp.zeros(size), f"{name}_auto_scale": jnp.full(size, 0.3)}
-    fit = lc.Fitted(model, guide, params).on()
-    batches = lc.ArrayBatches(USERS, OBS, batch_size=50)
-    diagnosis = fit.diagnose(rng_key=jax.random.key(0), batches=batches)
-    found = {one.name: one for one in diagnosis.findings}
-    assert "not_centred" in found["Pareto k of the small sites"].advice
-    assert 0.5 < found["sd of log tau"].value < 0.9  # of 200 draws or more: .7 ± .04
-    assert "may be 0" in found["sd of log tau"].advice
-    assert not any("best Gaussian, tau" in name for name in found)

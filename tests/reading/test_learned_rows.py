@@ -34,8 +34,8 @@ def test_a_learned_prior_of_rows_is_told_from_a_fixed_one():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_learned", [False, True])
-def test_small_sites_beside_entities_are_looked_at_unless_their_prior_is_learned(is_learned):
-    """Of entities a minibatch has some, and the log density of the others is not known."""
+def test_small_sites_beside_entities_are_looked_at_as_far_as_they_are_known(is_learned):
+    """Of entities a minibatch has some; with a learned prior that of the others is not known."""
     counts = lc.EntityCounts.of(NUM_CATEGORIES, np.asarray(Y))
 
     def model(x, y=None, rows=None):
@@ -59,7 +59,8 @@ def test_small_sites_beside_entities_are_looked_at_unless_their_prior_is_learned
         .diagnose(rng_key=jax.random.key(0), num_repeats=2)
     )
     by_name = {finding.name: finding for finding in found.findings}
-    assert ("Pareto k of the small sites" in by_name) is not is_learned
-    if not is_learned:
-        assert by_name["sd of log sd"].value == pytest.approx(0.6, rel=0.25)  # of 200 draws
-        assert by_name["sd of log sd"].advice
+    pareto_k = by_name["Pareto k of the small sites"]
+    assert np.isnan(pareto_k.value) == ("lc.not_centred" in pareto_k.advice) == is_learned
+    assert ("sd over that of the best Gaussian, sd" in by_name) is not is_learned
+    assert by_name["sd of log sd"].value == pytest.approx(0.6, rel=0.25)  # of 200 draws
+    assert by_name["sd of log sd"].advice
