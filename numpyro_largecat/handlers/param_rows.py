@@ -14,15 +14,15 @@ from numpyro_largecat.handlers.touched_rows import PlateRows
 
 
 def check_param_rows(
-    msg: dict[str, Any], plates: Mapping[str, PlateRows], *, is_fitted: bool = False
+    msg: dict[str, Any], plates: Mapping[str, PlateRows], *, is_step: bool = True
 ) -> None:
     """Refuse a parameter that has not the rows of a plate, or does not say on which axis.
 
     Args:
         msg: Message of a ``numpyro.param`` statement.
         plates: The plates of the step, by name.
-        is_fitted: Whether its value is that of a fit; one that has as many entries as these plates
-            have rows had not as many as those of a step, and so is shared by all rows.
+        is_step: Whether the plates have the rows of a step, and a parameter with as many entries
+            is taken for one of these. Where a fit is read it has as many as some chunk by chance.
 
     Raises:
         ValueError: With the parameter, the plate and the ``event_dim`` to give.
@@ -54,7 +54,7 @@ def check_param_rows(
                 f"`numpyro.param(..., event_dim={fits})`; if all rows share it, declare it "
                 "outside of the plate."
             )
-        elif plate.weights is not None and shape[:1] == plate.indices.shape and not is_fitted:
+        elif plate.weights is not None and shape[:1] == plate.indices.shape and is_step:
             raise ValueError(
                 f"{where} has shape {shape}, an entry for each of the {shape[0]} rows of a step, "
                 f"other classes in the next. Give it all {plate.size} rows, and "

@@ -31,6 +31,7 @@ def sites_of(
     params: Mapping[str, Any] | None = None,
     touched: TouchedRows | None = None,
     around: Callable[[Any], Any] | None = None,
+    is_step: bool = True,
 ) -> Sites:
     """Run a model or guide and return its sites.
 
@@ -45,6 +46,8 @@ def sites_of(
             recorded there. None leaves plates and parameters to NumPyro.
         around: Function that puts more handlers around it, outside of all others. By default
             ``at_feasible_values``: then nothing latent is drawn.
+        is_step: Whether the rows are those of a step; else they are a part of the classes, to be
+            read.
 
     Cost: that of the run; call it under ``jax.eval_shape`` to learn shapes and names alone.
     """
@@ -53,8 +56,8 @@ def sites_of(
     whole = {name: copy(x) if isinstance(x, dict) else x for name, x in whole.items()}
     if touched is not None:
         rows = partial(rows_of_tables, tables, touched)
-        of_params = {"gathered": tables.__contains__, "fitted": whole.__contains__}
-        fn = share_rows(fn, touched, lookup=rows, **of_params)
+        of_tables = tables.__contains__
+        fn = share_rows(fn, touched, gathered=of_tables, lookup=rows, is_step=is_step)
         whole = {name: value for name, value in whole.items() if name not in tables}
     fn = substitute(seed(fn, rng_key), data=whole)
     fn = at_feasible_values(fn) if around is None else around(fn)

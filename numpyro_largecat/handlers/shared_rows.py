@@ -37,8 +37,8 @@ class share_rows(Messenger):
     autoguides open them, gets the weights of the class plate's rows.
 
     With ``gathered``, the parameters of these names come as the rows they need, so the plates must
-    not slice them again; ``lookup`` gives such values, or None to leave it to outer handlers. Those
-    that are ``fitted`` had their shapes checked with the rows of a step, whatever rows are here.
+    not slice them again; ``lookup`` gives such values, or None to leave it to outer handlers.
+    ``is_step`` unless the rows are those of a part of the classes that is read.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class share_rows(Messenger):
         *,
         gathered: Callable[[str], bool] = lambda name: False,
         lookup: Callable[[dict[str, Any]], Any] | None = None,
-        fitted: Callable[[str], bool] = lambda name: False,
+        is_step: bool = True,
     ) -> None:
         self.touched = touched
-        self.fitted = fitted
+        self.is_step = is_step
         self.gathered = gathered
         self.lookup = lookup
         super().__init__(fn)
@@ -78,7 +78,7 @@ class share_rows(Messenger):
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Record the rows of a plate that is new; take the rows of a parameter that is whole."""
         if msg["type"] == "param":
-            check_param_rows(msg, self.touched.plates, is_fitted=self.fitted(msg["name"]))
+            check_param_rows(msg, self.touched.plates, is_step=self.is_step)
             event_dim = param_options(msg).event_dim
             if event_dim is not None:
                 self._take_rows(msg, event_dim)

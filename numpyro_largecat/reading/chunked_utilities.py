@@ -351,6 +351,7 @@ class ChunkedUtilities:
             params=self._params,
             touched=touched,
             around=outside,
+            is_step=False,
         )
 
     def _draw(

@@ -141,3 +141,18 @@ def test_shared_parameters_of_a_fit_may_have_as_many_entries_as_a_chunk(num_feat
     fit = lc.Fitted(model, guide, {"w_auto_loc": table, "scale": scale}, chunk_size=5)
     expected = jax.nn.log_softmax(x @ (scale * table).T)[jnp.arange(6), jnp.arange(6)]
     np.testing.assert_allclose(fit.on(x).log_likelihood(jnp.arange(6)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("init_params", [None, {"z": jnp.arange(7.0)}])
+def test_parameters_of_the_rows_of_a_step_are_refused_whatever_they_start_from(init_params) -> None:
+    def model(y):
+        with lc.class_plate("classes", K, y, num_sampled=4) as classes:
+            z = numpyro.param("z", jnp.zeros(7))
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        numpyro.sample("y", lc.UtilityCategorical(jnp.ones((3, 1)) * (b + z), classes), obs=y)
+
+    svi = lc.SubsampledSVI(model, AutoDelta(model), optax.adam(0.1), Trace_ELBO())
+    with pytest.raises(
+        ValueError, match=r"shape \(7,\), an entry for each of the 7 rows of a step"
+    ):
+        svi.init(jax.random.key(0), jnp.arange(3), init_params=init_params)
