@@ -113,8 +113,10 @@ def fit_topics(
             falls by 3 %. So it takes five to ten times as long as if K had been given, less from
             fewer candidates. A warning if all topics of the first passes are best.
         concentration: a, positive: the same for all topics, as for ``TopicDocument`` and like
-            scikit-learn's ``doc_topic_prior``, or one number for each, shape (K,): where topics
-            begin from documents, those of more tokens get the larger ones. None for 0.5 / K, the
+            scikit-learn's ``doc_topic_prior``, or one number for each, shape (K,). Where topics
+            are chosen from more (see ``num_candidates`` of ``lc.topics.Options``) the larger ones
+            go to those of more tokens; topics whose prior favours some words, and all topics
+            elsewhere, have theirs from the start. None for 0.5 / K, the
             paper's choice: the smaller, the fewer topics in a document. "learned" for one of each
             topic, from the data: common words then have a few topics of their own. Where documents
             have many topics it takes forty passes to settle. None or "learned" where the number of
@@ -123,8 +125,9 @@ def fit_topics(
             for each word, (V,), or for each topic and word, (K, V); a topic with words that it is
             larger for starts with them. "learned", and None where it can be: in proportion to the
             root of the number of documents that have a word, at a level that is 0.1 on average in
-            the first five passes, or half of them, in which topics part, and then makes a step of
-            Minka's fixed point after each. What is learned needs "collapsed" and "memoized".
+            the first six passes, or one more than half of them, in which topics part, and then
+            makes a step of Minka's fixed point after each. What is learned needs "collapsed" and
+            "memoized".
         num_active: Largest number L of topics of a word in a document, in [1, K]; None for 8, or
             K if that is less.
         inference: "collapsed": a token's topics follow from what all others, in its document and

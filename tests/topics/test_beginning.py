@@ -248,14 +248,16 @@ def test_concentrations_of_each_topic_go_by_tokens() -> None:
 
 
 def test_seeded_topics_keep_their_own_concentrations() -> None:
-    """Topic 1 has words of its own, and is rare; topic 0 is the most frequent of the others."""
-    given = np.array([2.0, 0.05, 0.1, 0.1])
-    topics, corpus = many_topics(4, given)
+    """By tokens topic 1 would have the largest, and topic 0 one of the others."""
+    made_of = np.array([0.3, 1.0, 0.1, 0.1])
+    topics, corpus = many_topics(4, made_of)
     words = np.full((4, corpus.num_words), 0.05)
     words[1, topics[1] > 0.02] = 50.0
+    given = np.array([0.6, 0.05, 0.1, 0.1])
     fit = fit_topics(KEY, corpus, 4, concentration=given, word_concentration=words)
     distances = np.abs(fit.topics[:2, None] - topics).sum(axis=2)
     assert distances.argmin(axis=1).tolist() == [0, 1]
+    np.testing.assert_allclose(fit.concentration, given, rtol=1e-6)
 
 
 @pytest.mark.parametrize("num_passes", [1, 2, 5])
