@@ -304,7 +304,8 @@ class SubsampledSVI(SVI):
                 whether the fit has converged, ``result.convergence``.
             stable_update: Skip steps that are not finite, and batches with bad data, and go on.
             forward_mode_differentiation: Differentiate in forward mode.
-            init_state: State to go on from, as an earlier result holds it; it is copied.
+            init_state: State to go on from, as an earlier result holds it; it is copied. It has a
+                key of its own, which is used in place of ``rng_key``.
             init_params: Initial values of parameters, by name.
             held_out: A held-out score every so often, and where to stop by it, ``HeldOut(score)``.
             callbacks: Functions to call every so often, each in a ``Callback(function)``.
