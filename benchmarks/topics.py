@@ -49,6 +49,7 @@ from benchmarks.records import (
 )
 from benchmarks.topic_scores import coherence, diversity, held_out_score, split_corpus
 from numpyro_largecat.data import Corpus, read_lda_c, read_uci_bag_of_words
+from numpyro_largecat.ops.threads import on_all_cores
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.document_fit import (
     DocumentFit,
@@ -59,7 +60,6 @@ from numpyro_largecat.ops.topics.document_fit import (
     start_documents,
 )
 from numpyro_largecat.topics.document_layout import Chunk
-from numpyro_largecat.topics.threads import on_all_cores
 from numpyro_largecat.topics.whole_documents import CHUNK, WholeDocuments
 
 NAME = "topics"

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.rows_by_device import num_devices
+from numpyro_largecat.ops.threads import on_all_cores
 from numpyro_largecat.topics.document_layout import Chunk, Layout
 from numpyro_largecat.topics.local_step import Documents, Given, LocalStep, Posterior, Solved
-from numpyro_largecat.topics.threads import on_all_cores
 
 T = TypeVar("T")
 

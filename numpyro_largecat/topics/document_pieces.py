@@ -24,6 +24,7 @@ SLOTS = 16  # of a piece: the fewer, the less padding
 SHORT = MOST_TOPICS * WORDS_PER_TOPIC  # words at most of a document that needs no more topics
 TOKENS_OF_WORD = 2  # in a document, to expect its number of topics
 MARGIN = 1.5  # topics that there is room for, over those expected
+FILLED = 1.06  # times the pieces of a batch, since blocks are not full and batches differ
 SLOTS_OF_BLOCK = 2**11  # of a CPU, whose cache holds them with the topics that go on
 SLOTS_ELSEWHERE = 2**16
 NUMBERS_OF_BLOCK = 2**21  # slots times all topics, likewise
@@ -115,8 +116,10 @@ class DocumentPieces(NamedTuple):
             documents, size = indices[order[which == i]], num_devices * kind.num_blocks
             pieces = pieces_of(np.diff(corpus.offsets)[documents])
             blocks = np.split(documents, _first_of_blocks(pieces, kind.num_pieces)[1:])
-            for start in range(0, len(blocks) if len(documents) else 0, size):
-                yield partial(_chunk, corpus, blocks[start : start + size], size, kind)
+            num_chunks = -(-len(blocks) // size) if len(documents) else 0
+            for chunk in range(num_chunks):  # as even as can be, since cores wait for the last
+                own = slice(*(len(blocks) * end // num_chunks for end in (chunk, chunk + 1)))
+                yield partial(_chunk, corpus, blocks[own], size, kind)
 
 
 def _blocks(sizes: NDArray[np.integer], longest: int, demand: Demand) -> Blocks:
@@ -124,7 +127,7 @@ def _blocks(sizes: NDArray[np.integer], longest: int, demand: Demand) -> Blocks:
     will_be = max(MOST_TOPICS, demand.last_topics or demand.first_topics)
     topics = min(most_topics(longest), will_be)
     share = min(1.0, demand.batch_size / max(1, len(sizes))) / demand.num_parts
-    of_part = max(1, int(np.ceil(share * pieces_of(sizes).sum())))
+    of_part = max(1, int(np.ceil(FILLED * share * pieces_of(sizes).sum())))
     in_cache = min(of_part, _slots_of_block(demand.first_topics) // SLOTS)
     num_pieces = max(in_cache, int(pieces_of(longest)))
     most_blocks = max(1, NUMBERS_OF_CHUNK // (num_pieces * SLOTS * topics))

@@ -31,6 +31,7 @@ from numpyro_largecat.data.checkpoints import (
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
+from numpyro_largecat.ops.threads import meanwhile
 from numpyro_largecat.topics.beginning import Given, begin, first_counts, learns_of
 from numpyro_largecat.topics.compile_ahead import compilations
 from numpyro_largecat.topics.document_chunks import Shapes, read_shapes
@@ -46,7 +47,6 @@ from numpyro_largecat.topics.passes import (
     stochastic_steps,
 )
 from numpyro_largecat.topics.saved_memory import KIND, arrays_of, go_on, settings_of
-from numpyro_largecat.topics.threads import meanwhile
 from numpyro_largecat.topics.topic_fit import TopicFit, check_corpus
 from numpyro_largecat.topics.topic_table import Table
 
@@ -214,7 +214,7 @@ def fit_topics(
     layout = INFERENCE[inference].layout
     first = candidates.num_first
     last = candidates.num_topics if candidates.num_passes else first
-    demand = Demand(batch_size, num_passes, PARTS, first, last)
+    demand = Demand(len(batches[0].documents), num_passes, PARTS, first, last)
     shapes = Shapes(layout.of(corpus, demand), len(batches[0].rows))
     settings = None
     if checkpoints is not None:
@@ -234,8 +234,9 @@ def fit_topics(
     own = priors.topics if np.ptp(priors.topics) > 0 and not learns.topics else None
     problem = Problem(corpus, local_step, solved_in, learns, beginning.goes_on, candidates, own)
     counts: NDArray[np.floating] = np.zeros(beginning.shape)
+    code, code_later = compilations(problem, shapes.num_rows, priors) if saved is None else ([], [])
     if saved is None:
-        with meanwhile(compilations(problem, shapes.num_rows, priors)):
+        with meanwhile(code):
             counts = first_counts(numpy_generator(rng_key), given, beginning)
     table = Table(counts, priors.topics.dtype, devices)
     memory = Memory(len(batches), table, candidates.first_priors(priors))
@@ -267,6 +268,7 @@ def fit_topics(
         shared = problem, batches, memory, num_passes, options, rng_key
         steps = stochastic_steps(*shared, num_before)
     with (
+        meanwhile(code_later) as wait_for_code,
         exit_at_sigterm(checkpoints is not None),
         attach_result(lambda: (fit(), f"{table.changes} of {total} batches")),
         CheckpointWriter(
@@ -280,6 +282,8 @@ def fit_topics(
         ) as bar,
     ):
         for bound in bar:
+            if table.changes == candidates.num_passes * len(batches):
+                wait_for_code()
             if bound is None:
                 bar.set_postfix_str("trying a number of topics", refresh=False)
                 continue

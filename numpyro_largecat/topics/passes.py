@@ -18,6 +18,7 @@ from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.step_sizes import step_size
+from numpyro_largecat.ops.threads import at_once
 from numpyro_largecat.ops.topics.learned_concentrations import (
     next_concentration,
     next_word_concentration,
@@ -34,8 +35,7 @@ from numpyro_largecat.topics.document_layout import Chunk, Layout
 from numpyro_largecat.topics.local_step import LocalStep, Solved, Sums
 from numpyro_largecat.topics.number_of_topics import best_number
 from numpyro_largecat.topics.options import Options
-from numpyro_largecat.topics.threads import at_once
-from numpyro_largecat.topics.topic_table import Table, topic_term
+from numpyro_largecat.topics.topic_table import Table, add_sparse, topic_term
 from numpyro_largecat.topics.word_prior import WordPrior
 
 NOWHERE = 1e-30  # concentration of a topic that no document has
@@ -285,8 +285,10 @@ def memoized_steps(
                 memory.rises[b] = sums.rises
             if is_last:
                 # Sum again: the start leaves with the first pass, and rounding does not add up.
-                total = _sum_of(batches, memory.counts, table.shape)
-                absence = _sum_of(batches, memory.log_absence, table.shape)
+                total, absence = at_once(
+                    partial(_sum_of, batches, memory.counts, table.shape),
+                    partial(_sum_of, batches, memory.log_absence, table.shape),
+                )
                 learns = _learns_after(i, num_passes, problem)
                 of_topics, priors = at_once(
                     partial(topic_term, total, memory.priors.words, absence),
@@ -396,8 +398,7 @@ def _sum_of(
     total = np.zeros(shape)
     for batch, part in zip(batches, parts, strict=True):
         if part is not None:
-            first = np.repeat(batch.rows * shape[1], np.diff(part.indptr))
-            total.ravel()[first + part.indices] += part.data  # each is there once
+            add_sparse(total, batch.rows, part)
     return total
 
 

@@ -62,7 +62,7 @@ def start_from_documents(
             choice = int(rng.integers(size))
     own, favoured = _favoured_words(prior)
     table[:, own] = favoured
-    return START_TOKENS * corpus.num_tokens / num_topics * _around(everywhere, table)
+    return _around(everywhere, table, START_TOKENS * corpus.num_tokens / num_topics)
 
 
 def start_at_random(
@@ -76,8 +76,9 @@ def start_at_random(
     shares = rng.gamma(1.0, size=(corpus.num_words, num_topics))
     table = totals[:, None] * shares / shares.sum(axis=1, keepdims=True)
     own, favoured = _favoured_words(prior)
-    around = _around(totals / totals.sum(), favoured)
-    table[:, own] = START_TOKENS * corpus.num_tokens / num_topics * around
+    if len(own):
+        size = START_TOKENS * corpus.num_tokens / num_topics
+        table[:, own] = _around(totals / totals.sum(), favoured, size)
     return table
 
 
@@ -89,8 +90,13 @@ def _favoured_words(prior: WordPrior) -> tuple[NDArray[np.intp], NDArray[np.floa
     return own, (prior.each - prior.each.min(axis=1, keepdims=True))[:, own]
 
 
-def _around(everywhere: NDArray[np.float64], own: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Words of topics, (V, K): a tenth of their own, and those of all documents."""
-    own = own / own.sum(axis=0)
-    around: NDArray[np.float64] = START_SMOOTHING * everywhere[:, None]
-    return around + (1 - START_SMOOTHING) * own
+def _around(
+    everywhere: NDArray[np.float64], own: NDArray[np.float64], num_tokens: float
+) -> NDArray[np.float64]:
+    """Tokens of each topic, a tenth of its own words (V, K) and else those of all documents.
+
+    Changes ``own`` in place, since time goes into memory that is new.
+    """
+    own *= num_tokens * (1 - START_SMOOTHING) / own.sum(axis=0)
+    own += num_tokens * START_SMOOTHING * everywhere[:, None]
+    return own

@@ -17,11 +17,13 @@ from scipy.special import gammaln
 
 from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.ops.rows_by_device import num_devices, over_all_devices
+from numpyro_largecat.ops.threads import at_once
 from numpyro_largecat.ops.topics.presence import log_rises
 from numpyro_largecat.topics.local_step import Posterior
 from numpyro_largecat.topics.word_prior import WordPrior
 
 LEAST_SCALE = 1e-6
+WORDS_AT_ONCE = 1024  # whose counts stay in a cache
 
 
 class Counts(NamedTuple):
@@ -87,10 +89,12 @@ class Table:
         scale *= keep
         if scale < LEAST_SCALE:
             counts, totals, scale = counts * scale, totals * scale, 1.0
-        new = times * change if less is None else times * change - less
-        dense = jnp.asarray(new.toarray(), self.dtype)
+        dense = np.zeros((len(rows), self.shape[1]), self.dtype)
+        add_sparse(dense, np.arange(len(rows)), change, times)
+        if less is not None:
+            add_sparse(dense, np.arange(len(rows)), less, -1)
         with held_signals():  # the old counts are gone before the new ones are there
-            counts, totals = _add(counts, totals, jnp.asarray(rows), dense, scale)
+            counts, totals = _add(counts, totals, jnp.asarray(rows), jnp.asarray(dense), scale)
             self.state = Counts(counts, totals, scale)
             self.changes += 1
 
@@ -101,6 +105,14 @@ class Table:
     def unscaled(self) -> NDArray[np.floating]:
         """The counts before they are multiplied by their scale, (V, K)."""
         return np.asarray(self.state.counts)[: self.shape[0]]
+
+
+def add_sparse(
+    table: NDArray[np.floating], rows: NDArray[np.intp], change: csr_array, times: float = 1
+) -> None:
+    """Add ``times * change`` to some rows of a table, in place; an entry is there once."""
+    first = np.repeat(rows * table.shape[1], np.diff(change.indptr))
+    table.ravel()[first + change.indices] += times * change.data
 
 
 @jax.jit
@@ -128,15 +140,25 @@ def topic_term(
     the best q(phi), Eq. 35; with that probability phi is integrated out. Sums over all words are
     then at their means where there are any, which adds about half a nat for each topic at most.
     """
-    counts = np.maximum(np.asarray(counts, np.float64), 0)
-    used = np.flatnonzero(counts)
-    which = np.broadcast_to(np.arange(prior.each.size).reshape(prior.each.shape), counts.shape)
-    entries = counts.ravel()[used], log_absence.ravel()[used]
-    totals = counts.sum(axis=0), log_absence.sum(axis=0)
+    blocks = [slice(v, v + WORDS_AT_ONCE) for v in range(0, len(counts), WORDS_AT_ONCE)]
+    of_words = at_once(*(partial(_rises_of_words, counts, prior, log_absence, b) for b in blocks))
+    totals = np.maximum(counts, 0).sum(axis=0, dtype=np.float64), log_absence.sum(axis=0)
     of_all = np.broadcast_to(prior.totals, len(totals[0]))
-    return _sum_of_rises(*entries, prior.each.ravel(), which.ravel()[used]) - _sum_of_rises(
-        *totals, of_all, np.arange(len(of_all))
-    )
+    return sum(of_words) - _sum_of_rises(*totals, of_all, np.arange(len(of_all)))
+
+
+def _rises_of_words(
+    counts: NDArray[np.floating],
+    prior: WordPrior,
+    log_absence: NDArray[np.floating],
+    block: slice,
+) -> float:
+    some = np.maximum(np.asarray(counts[block], np.float64), 0)
+    used = np.flatnonzero(some)
+    each = prior.rows(block)
+    which = np.broadcast_to(np.arange(each.size).reshape(each.shape), some.shape)
+    entries = some.ravel()[used], log_absence[block].ravel()[used]
+    return _sum_of_rises(*entries, each.ravel(), which.ravel()[used])
 
 
 def _sum_of_rises(

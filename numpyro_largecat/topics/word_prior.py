@@ -69,7 +69,7 @@ class WordPrior(NamedTuple):
             return self
         return self.of_each(self.each[:, topics])
 
-    def rows(self, words: NDArray[np.intp]) -> NDArray[np.float64]:
+    def rows(self, words: NDArray[np.intp] | slice) -> NDArray[np.float64]:
         """Those of some words, (R, K), or fewer where they are the same."""
         return self.each if len(self.each) == 1 else self.each[words]
 

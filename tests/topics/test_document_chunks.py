@@ -122,6 +122,15 @@ def test_pieces_have_all_words_of_whole_documents(sizes, num_devices) -> None:
         assert chunk.counts.sum() == sum(corpus[d][1].sum() for d in chunk.documents)
 
 
+def test_chunks_of_a_batch_are_even() -> None:
+    """A batch of 25 blocks has four chunks, none with two more than another."""
+    corpus = corpus_of([16 * 8] * 400)
+    layout = DocumentPieces.of(corpus, Demand(400, 5, 4, 300, 100))
+    chunks = [make() for make in layout.chunks(corpus, np.arange(400))]
+    used = [int((chunk.counts > 0).any(axis=(1, 2)).sum()) for chunk in chunks]
+    assert sum(used) == 25 and len(used) == 4 and max(used) - min(used) <= 1
+
+
 @pytest.mark.parametrize("layout", [DocumentPieces, WholeDocuments])
 def test_no_documents_have_no_chunks(layout) -> None:
     corpus = corpus_of([3, 10])

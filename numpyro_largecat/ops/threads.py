@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Event
 from typing import Any, TypeVar
 
 import jax
@@ -29,33 +30,44 @@ def on_all_cores(
     """
     if jax.default_backend() != "cpu" or mesh is not None:
         return [solve(make()) for make in problems]
-    return _in_threads(lambda make: solve(make()), problems, os.cpu_count())
+    return _in_threads(lambda make: solve(make()), problems)
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """What some functions return, each called in a thread of its own."""
-    return _in_threads(lambda call: call(), calls, len(calls))
+    """What some functions return, called in as many threads as there are cores."""
+    return _in_threads(lambda call: call(), calls)
 
 
 @contextmanager
-def meanwhile(calls: Iterable[Callable[[], object]]) -> Generator[None]:
+def meanwhile(calls: Iterable[Callable[[], object]]) -> Generator[Callable[[], object]]:
     """Call functions in threads, as many as there are cores, while a block runs; wait for both.
 
-    Of a block that raises, those that have not begun are left out.
+    The block has a function that waits for them before. Of one that raises, calls that have not
+    begun are left out.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
+        called = pool.map(_as_here(lambda call: call()), calls)
+
+        def wait() -> None:
+            list(called)  # raises what they do
+
         try:
-            called = pool.map(_as_here(lambda call: call()), calls)
-            yield
+            yield wait
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-        list(called)  # raises what they do
+        wait()
 
 
-def _in_threads(function: Callable[[S], T], values: Iterable[S], number: int | None) -> list[T]:
-    with ThreadPoolExecutor(number) as pool:
-        return list(pool.map(_as_here(function), values))
+def _in_threads(function: Callable[[S], T], values: Iterable[S]) -> list[T]:
+    """Threads begin once all are there: one at work would keep the interpreter from the next."""
+    are_there = Event()
+    with ThreadPoolExecutor(os.cpu_count(), initializer=are_there.wait) as pool:
+        try:
+            found = pool.map(_as_here(function), values)
+        finally:
+            are_there.set()
+        return list(found)
 
 
 def _as_here(function: Callable[[S], T]) -> Callable[[S], T]:
