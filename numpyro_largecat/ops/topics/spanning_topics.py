@@ -13,11 +13,14 @@ which then have these tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
+
+from numpyro_largecat.ops.threads import at_once
 
 NUM_STEPS = 30  # of expectation maximisation
 FIRST_STEPS = 3  # of these, over all topics
@@ -26,7 +29,9 @@ LITTLE = np.float32(0.02)  # share of topics that are gone, without which a mixt
 NUM_WORDS, NUM_GROUPS = 2_000, 500  # the most frequent alone, and groups of all others
 DEARER = 2.0  # times the cost of one that must stay for now: those beyond wait too
 MUCH = 0.2  # share of a topic in the mixture that stands for another, which then must stay
-# More threads of a BLAS gain nothing here, and wait for each other where cores are in use.
+IN_A_THREAD = 128  # topics, whatever the number of cores, so that sums are the same
+AT_ONCE = 16  # of these: calls long enough for threads to share the interpreter
+# Threads of a BLAS beside them would wait for each other.
 one_thread = threadpool_limits.wrap(limits=1, user_api="blas")
 
 
@@ -58,7 +63,6 @@ def best_stand_ins(topics: NDArray[np.floating], num_steps: int = NUM_STEPS) -> 
     return _nearest_mixtures(topics, topics, weights, num_steps)
 
 
-@one_thread
 def _nearest_mixtures(
     some: NDArray[np.floating],
     topics: NDArray[np.floating],
@@ -66,25 +70,54 @@ def _nearest_mixtures(
     num_steps: int,
 ) -> StandIns:
     """Of all ``topics`` (K, V), those nearest to some (M, V); weights (M, K) start there."""
+    parts = [slice(m, m + IN_A_THREAD) for m in range(0, len(some), IN_A_THREAD)]
+    calls = (partial(_mixtures_of, some[p], topics, weights[p], num_steps) for p in parts)
+    return StandIns(*map(np.concatenate, zip(*at_once(*calls), strict=True)))
+
+
+def _mixtures_of(
+    some: NDArray[np.floating],
+    topics: NDArray[np.floating],
+    weights: NDArray[np.floating],
+    num_steps: int,
+) -> StandIns:
     weights = weights / weights.sum(axis=1, keepdims=True)
     for _ in range(FIRST_STEPS):
         weights *= (some / (weights @ topics)) @ topics.T
+    divergence = (some * np.log(some / (weights @ topics))).sum(axis=1)
     num_near = min(NUM_NEAR, len(topics))
     near = np.argpartition(weights, -num_near, axis=1)[:, -num_near:]
-    divergence = (some * np.log(some / (weights @ topics))).sum(axis=1)
-    found = weights.copy()  # also of what many topics together stand for
-    for k, (topic, ids) in enumerate(zip(some, near, strict=True)):
-        others, own = topics[ids], weights[k, ids]
-        own /= own.sum()
-        for _ in range(num_steps - FIRST_STEPS):
-            own *= others @ (topic / (own @ others))
-        nearer = topic @ np.log(topic / (own @ others))
-        if nearer < divergence[k]:
-            divergence[k], found[k] = nearer, 0
-            found[k, ids] = own
-    return StandIns(divergence, found)
+    for first in range(0, len(some), AT_ONCE):
+        few = slice(first, first + AT_ONCE)
+        found, own = _mixtures_of_near(
+            some[few, None],
+            topics[near[few]],
+            np.take_along_axis(weights[few], near[few], axis=1)[:, None],
+            num_steps - FIRST_STEPS,
+        )
+        is_nearer = found < divergence[few]  # else many topics together stand for it
+        which = first + np.flatnonzero(is_nearer)
+        divergence[which], weights[which] = found[is_nearer], 0
+        weights[which[:, None], near[which]] = own[is_nearer]
+    return StandIns(divergence, weights)
 
 
+def _mixtures_of_near(
+    topics: NDArray[np.floating],
+    others: NDArray[np.floating],
+    weights: NDArray[np.floating],
+    num_steps: int,
+) -> StandIns:
+    """Of each of some topics (M, 1, V), over topics of its own (M, J, V), weights (M, 1, J)."""
+    weights = weights / weights.sum(axis=2, keepdims=True)
+    across = others.transpose(0, 2, 1)
+    for _ in range(num_steps):
+        weights *= (topics / (weights @ others)) @ across
+    divergence = (topics * np.log(topics / (weights @ others))).sum(axis=2)
+    return StandIns(divergence[:, 0], weights[:, 0])
+
+
+@one_thread
 def spanning_topics(
     counts: NDArray[np.floating],
     concentration: NDArray[np.floating] | float,
@@ -110,7 +143,8 @@ def spanning_topics(
     tokens = counts.sum(axis=0)
     if len(left) <= num_topics:
         return Spanning(left, tokens)
-    topics = _of_frequent_words(counts.T + concentration)
+    of_word = np.transpose(concentration)  # (), (V,) or (V, K)
+    topics = _of_frequent_words(counts + (of_word[:, None] if of_word.ndim == 1 else of_word))
     divergence, weights = best_stand_ins(topics)
     is_old = np.zeros(len(left), bool)  # relied on one that is gone: costs more, or hardly less
     while True:
@@ -119,7 +153,7 @@ def spanning_topics(
         again = seen[is_old[seen]]
         if len(again):
             others = weights[again] + LITTLE * (again[:, None] != np.arange(len(left)))
-            found = _nearest_mixtures(topics[left[again]], topics[left], others, NUM_STEPS)
+            found = _nearest_mixtures(topics[again], topics, others, NUM_STEPS)
             divergence[again], weights[again] = found
             is_old[again] = False
             continue
@@ -132,19 +166,21 @@ def spanning_topics(
         divergence, is_old = np.delete(divergence, gone), np.delete(is_old, gone)
         if len(left) == num_topics:
             return Spanning(left, tokens)
+        topics = np.delete(topics, gone, axis=0)
         weights = np.delete(np.delete(weights, gone, axis=0), gone, axis=1)
 
 
 def _of_frequent_words(posterior: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Probabilities (K, V) above 0, where words beyond the most frequent are in groups."""
-    if posterior.shape[1] > NUM_WORDS + NUM_GROUPS:
-        ordered = posterior[:, np.argsort(-posterior.sum(axis=0), kind="stable")]
-        others = ordered[:, NUM_WORDS:]
-        padded = np.pad(others, ((0, 0), (0, -others.shape[1] % NUM_GROUPS)))
-        groups = padded.reshape(len(posterior), -1, NUM_GROUPS).sum(axis=1)
-        posterior = np.concatenate([ordered[:, :NUM_WORDS], groups], axis=1)
+    """Probabilities (K, V) above 0 of counts (V, K); words beyond the most frequent in groups."""
+    if len(posterior) > NUM_WORDS + NUM_GROUPS:
+        order = np.argsort(-posterior.sum(axis=1), kind="stable")
+        groups = np.zeros((NUM_GROUPS, posterior.shape[1]), posterior.dtype)
+        for first in range(NUM_WORDS, len(order), NUM_GROUPS):
+            some = order[first : first + NUM_GROUPS]
+            groups[: len(some)] += posterior[some]
+        posterior = np.concatenate([posterior[order[:NUM_WORDS]], groups])
     # By topic in memory, since single topics are taken.
-    probs = np.array(posterior / posterior.sum(axis=1, keepdims=True), np.float32, order="C")
+    probs = np.array((posterior / posterior.sum(axis=0)).T, np.float32, order="C")
     return np.maximum(probs, np.finfo(np.float32).tiny)
 
 

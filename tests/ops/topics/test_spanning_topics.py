@@ -128,6 +128,15 @@ def test_topics_of_few_tokens_leave_first() -> None:
     assert spanning_topics(counts, 0.01, 2, [2, 4]).topics.tolist() == [2, 4]
 
 
+def test_threads_change_nothing(monkeypatch) -> None:
+    """Of 300 topics each thread has 128 at a time."""
+    topics = np.random.default_rng(0).dirichlet(np.full(50, 0.1), 300) + 1e-6
+    found = best_stand_ins(topics)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    for several, one in zip(found, best_stand_ins(topics), strict=True):
+        np.testing.assert_array_equal(several, one)
+
+
 def test_products_take_one_thread_of_the_blas() -> None:
     """Its threads would wait for each other on a machine with other jobs."""
     seen: set[int] = set()
