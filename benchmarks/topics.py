@@ -14,8 +14,9 @@ coherence and diversity of the top words, beside scikit-learn's online LDA, gens
 each at its own defaults and with the priors that ours starts from. All are scored from their point
 estimates of the topics by ``benchmarks.topic_scores``, which favours none. Seconds are of the fit,
 with compilation, and processor seconds beside them; for ours also of the same fit again, compiled
-already: ``compile_seconds`` is the difference. Peers run in one thread, as is their default. Those
-that are not installed are left out (``pip install scikit-learn gensim tomotopy``).
+already: ``compile_seconds`` is the difference. Libraries are started before. Peers run in one
+thread, as is their default. Those that are not installed are left out (``pip install scikit-learn
+gensim tomotopy``).
 """
 
 from __future__ import annotations
@@ -404,6 +405,7 @@ def main() -> None:
             methods = OURS | available_peers()
             asked = tuple(arguments.methods or methods)
             methods = {name: fit for name, fit in methods.items() if name.startswith(asked)}
+        jnp.zeros(1).block_until_ready()  # JAX is started, as peers are imported by now
         records += measure_quality(corpora, size.quality_topics, size.seeds, methods)
     write_json(arguments.json, records)
 
