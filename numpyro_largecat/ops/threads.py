@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from threading import Event
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from jax.sharding import Mesh
 
 S = TypeVar("S")
 T = TypeVar("T")
+LONGEST_WAIT = 1.0  # seconds, of a thread for the others, if an interrupt keeps it from being told
 
 
 def on_all_cores(
@@ -39,30 +41,29 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 
 
 @contextmanager
-def meanwhile(calls: Iterable[Callable[[], object]]) -> Generator[Callable[[], object]]:
-    """Call functions in threads, as many as there are cores, while a block runs; wait for both.
+def meanwhile(calls: Iterable[Callable[[], object]]) -> Generator[Callable[[], None]]:
+    """Call functions in threads, as many as there are cores, while a block runs.
 
-    The block has a function that waits for them before. Of one that raises, calls that have not
-    begun are left out.
+    The block has a function that waits for them, and raises what they do. Those that have not begun
+    when it ends are left out, and what others raise then is nobody's concern.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        called = pool.map(_as_here(lambda call: call()), calls)
-
-        def wait() -> None:
-            list(called)  # raises what they do
-
         try:
+            called = pool.map(_as_here(lambda call: call()), calls)
+
+            def wait() -> None:
+                list(called)
+
             yield wait
-        except BaseException:
+        finally:
             pool.shutdown(cancel_futures=True)
-            raise
-        wait()
 
 
 def _in_threads(function: Callable[[S], T], values: Iterable[S]) -> list[T]:
     """Threads begin once all are there: one at work would keep the interpreter from the next."""
     are_there = Event()
-    with ThreadPoolExecutor(os.cpu_count(), initializer=are_there.wait) as pool:
+    begin = partial(are_there.wait, LONGEST_WAIT)
+    with ThreadPoolExecutor(os.cpu_count(), initializer=begin) as pool:
         try:
             found = pool.map(_as_here(function), values)
         finally:

@@ -236,8 +236,9 @@ def fit_topics(
     counts: NDArray[np.floating] = np.zeros(beginning.shape)
     code, code_later = compilations(problem, shapes.num_rows, priors) if saved is None else ([], [])
     if saved is None:
-        with meanwhile(code):
+        with meanwhile(code) as wait_for_code:
             counts = first_counts(numpy_generator(rng_key), given, beginning)
+            wait_for_code()
     table = Table(counts, priors.topics.dtype, devices)
     memory = Memory(len(batches), table, candidates.first_priors(priors))
     memory.next_choice = candidates.num_passes or -1
@@ -268,9 +269,9 @@ def fit_topics(
         shared = problem, batches, memory, num_passes, options, rng_key
         steps = stochastic_steps(*shared, num_before)
     with (
-        meanwhile(code_later) as wait_for_code,
         exit_at_sigterm(checkpoints is not None),
         attach_result(lambda: (fit(), f"{table.changes} of {total} batches")),
+        meanwhile(code_later) as wait_for_code,
         CheckpointWriter(
             checkpoints,
             KIND,

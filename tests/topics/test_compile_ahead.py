@@ -11,6 +11,7 @@ import pytest
 
 from numpyro_largecat.ops.threads import meanwhile
 from numpyro_largecat.topics import Options, collapsed, passes
+from numpyro_largecat.topics import fit_topics as fit_topics_module
 from tests.topics.corpora import KEY, fit_topics, topic_corpus
 
 PROGRAMS = collapsed._solve_collapsed, collapsed._through_largest
@@ -58,34 +59,51 @@ def test_calls_run_beside_a_block() -> None:
         has_begun.set()
         assert may_end.wait(60)
 
-    with meanwhile([call]):
+    with meanwhile([call]) as wait:
         assert has_begun.wait(60)
         may_end.set()
-
-
-def test_a_block_can_wait_for_the_calls() -> None:
-    found = []
-    with meanwhile([lambda: found.append(0)] * 3) as wait:
         wait()
-        assert len(found) == 3
 
 
 def test_calls_have_the_precision_of_the_block() -> None:
     found = []
-    with jax.enable_x64(True), meanwhile([lambda: found.append(np.asarray(jax.numpy.ones(())))]):
-        pass
+    with (
+        jax.enable_x64(True),
+        meanwhile([lambda: found.append(np.asarray(jax.numpy.ones(())))]) as wait,
+    ):
+        wait()
     assert found[0].dtype == np.float64
 
 
-def test_what_a_call_raises_is_raised_after_the_block() -> None:
+def _no_room() -> None:
+    raise MemoryError("no room for the program")
+
+
+def test_what_a_call_raises_is_raised_where_a_block_waits() -> None:
     done = []
-
-    def call() -> None:
-        raise MemoryError("no room for the program")
-
-    with pytest.raises(MemoryError, match="no room"), meanwhile([call]):
+    with pytest.raises(MemoryError, match="no room"), meanwhile([_no_room]) as wait:
         done.append(True)
+        wait()
     assert done
+
+
+def test_code_that_an_ended_fit_does_not_need_is_not_waited_for(monkeypatch) -> None:
+    """Nor does it fail, where that code cannot be compiled."""
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr(fit_topics_module, "compilations", lambda *_: ([], [_no_room] * 3))
+
+    def end(_) -> None:
+        raise StopIteration
+
+    fit = fit_topics(KEY, topic_corpus(40), 4, num_passes=4, after_pass=end)
+    assert len(fit.bounds) == 1
+
+
+def test_a_fit_cut_short_for_want_of_code_is_not_lost(monkeypatch) -> None:
+    monkeypatch.setattr(fit_topics_module, "compilations", lambda *_: ([], [_no_room]))
+    with pytest.raises(MemoryError) as caught:
+        fit_topics(KEY, topic_corpus(40), 4, num_passes=4)
+    assert len(caught.value.result_so_far.bounds) == 2
 
 
 def test_a_block_that_raises_leaves_out_calls_that_have_not_begun(monkeypatch) -> None:

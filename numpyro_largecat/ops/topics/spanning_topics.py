@@ -12,9 +12,9 @@ which then have these tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,22 @@ DEARER = 2.0  # times the cost of one that must stay for now: those beyond wait 
 MUCH = 0.2  # share of a topic in the mixture that stands for another, which then must stay
 IN_A_THREAD = 128  # topics, whatever the number of cores, so that sums are the same
 AT_ONCE = 16  # of these: calls long enough for threads to share the interpreter
-# Threads of a BLAS beside them would wait for each other.
-one_thread = threadpool_limits.wrap(limits=1, user_api="blas")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def one_thread(function: Callable[P, T]) -> Callable[P, T]:
+    """Threads of a BLAS, beside ours, would wait for each other.
+
+    Each call has limits of its own: shared ones of threadpoolctl before 3.8 stay, once nested.
+    """
+
+    @wraps(function)
+    def limited(*args: P.args, **kwargs: P.kwargs) -> T:
+        with threadpool_limits(limits=1, user_api="blas"):
+            return function(*args, **kwargs)
+
+    return limited
 
 
 class StandIns(NamedTuple):

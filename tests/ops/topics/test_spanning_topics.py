@@ -138,7 +138,7 @@ def test_threads_change_nothing(monkeypatch) -> None:
 
 
 def test_products_take_one_thread_of_the_blas() -> None:
-    """Its threads would wait for each other on a machine with other jobs."""
+    """Its threads would wait for each other on a machine with other jobs; afterwards it has all."""
     seen: set[int] = set()
 
     class Seen(np.ndarray):
@@ -150,4 +150,7 @@ def test_products_take_one_thread_of_the_blas() -> None:
     topics = np.random.default_rng(0).dirichlet(np.ones(20), 3)
     with threadpool_limits(2, "blas"):
         best_stand_ins(topics.view(Seen))
+        spanning_topics(1000 * topics.T, 0.1, 2)
+        blas = [lib for lib in threadpool_info() if lib["user_api"] == "blas"]
+        assert {lib["num_threads"] for lib in blas} == {2}
     assert seen == {1}
