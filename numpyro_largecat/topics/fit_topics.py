@@ -234,9 +234,8 @@ def fit_topics(
     own = priors.topics if np.ptp(priors.topics) > 0 and not learns.topics else None
     problem = Problem(corpus, local_step, solved_in, learns, beginning.goes_on, candidates, own)
     counts: NDArray[np.floating] = np.zeros(beginning.shape)
-    code, code_later = compilations(problem, shapes.num_rows, priors) if saved is None else ([], [])
     if saved is None:
-        with meanwhile(code) as wait_for_code:
+        with meanwhile(compilations(problem, shapes.num_rows, priors)) as wait_for_code:
             counts = first_counts(numpy_generator(rng_key), given, beginning)
             wait_for_code()
     table = Table(counts, priors.topics.dtype, devices)
@@ -271,7 +270,6 @@ def fit_topics(
     with (
         exit_at_sigterm(checkpoints is not None),
         attach_result(lambda: (fit(), f"{table.changes} of {total} batches")),
-        meanwhile(code_later) as wait_for_code,
         CheckpointWriter(
             checkpoints,
             KIND,
@@ -283,8 +281,6 @@ def fit_topics(
         ) as bar,
     ):
         for bound in bar:
-            if table.changes == candidates.num_passes * len(batches):
-                wait_for_code()
             if bound is None:
                 bar.set_postfix_str("trying a number of topics", refresh=False)
                 continue
