@@ -110,7 +110,11 @@ class Table:
 def add_sparse(
     table: NDArray[np.floating], rows: NDArray[np.intp], change: csr_array, times: float = 1
 ) -> None:
-    """Add ``times * change`` to some rows of a table, in place; an entry is there once."""
+    """Add ``times * change`` to some rows of a table, in place; an entry is there once.
+
+    The table is contiguous: else numbers would go to a copy.
+    """
+    assert table.flags.c_contiguous
     first = np.repeat(rows * table.shape[1], np.diff(change.indptr))
     table.ravel()[first + change.indices] += times * change.data
 
@@ -153,6 +157,7 @@ def _rises_of_words(
     log_absence: NDArray[np.floating],
     block: slice,
 ) -> float:
+    """That of a block of words, without sums over all."""
     some = np.maximum(np.asarray(counts[block], np.float64), 0)
     used = np.flatnonzero(some)
     each = prior.rows(block)

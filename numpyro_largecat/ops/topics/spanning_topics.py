@@ -30,7 +30,7 @@ NUM_WORDS, NUM_GROUPS = 2_000, 500  # the most frequent alone, and groups of all
 DEARER = 2.0  # times the cost of one that must stay for now: those beyond wait too
 MUCH = 0.2  # share of a topic in the mixture that stands for another, which then must stay
 IN_A_THREAD = 128  # topics, whatever the number of cores, so that sums are the same
-AT_ONCE = 16  # of these: calls long enough for threads to share the interpreter
+TOGETHER = 16  # of these: calls long enough for threads to share the interpreter
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -95,14 +95,15 @@ def _mixtures_of(
     weights: NDArray[np.floating],
     num_steps: int,
 ) -> StandIns:
+    """The same, in one thread."""
     weights = weights / weights.sum(axis=1, keepdims=True)
     for _ in range(FIRST_STEPS):
         weights *= (some / (weights @ topics)) @ topics.T
     divergence = (some * np.log(some / (weights @ topics))).sum(axis=1)
     num_near = min(NUM_NEAR, len(topics))
     near = np.argpartition(weights, -num_near, axis=1)[:, -num_near:]
-    for first in range(0, len(some), AT_ONCE):
-        few = slice(first, first + AT_ONCE)
+    for first in range(0, len(some), TOGETHER):
+        few = slice(first, first + TOGETHER)
         found, own = _mixtures_of_near(
             some[few, None],
             topics[near[few]],
