@@ -9,25 +9,28 @@ from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from numpyro_largecat._checks import as_positive, check_kind, check_one_of
 from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.topics.memory import Memory
 from numpyro_largecat.topics.options import Options
-from numpyro_largecat.topics.passes import Candidates, Learns, Priors
+from numpyro_largecat.topics.problem import Candidates, Learns, Priors
 from numpyro_largecat.topics.start_counts import start_at_random, start_from_documents
 from numpyro_largecat.topics.topic_fit import TopicFit
+from numpyro_largecat.topics.topic_table import Table
 from numpyro_largecat.topics.word_prior import WordPrior, by_documents
 
 DEFAULT_TOTAL = 0.5  # concentration of topic frequencies over all topics
 DEFAULT_WORD = 0.1  # concentration of a word, on average where it is learned from there
-CANDIDATES = 4  # for each topic, in the first passes
+CANDIDATES_EACH = 4  # for each topic, in the first passes
 CANDIDATE_PASSES = 2
-MOST_TOPICS = 300  # where their number is learned
+MOST_LEARNED = 300  # topics at first, where their number is learned
 LEAST, MOST = 1e-30, 1e12  # concentrations that float32 can count with
 
 
-class Given(NamedTuple):
+class Asked(NamedTuple):
     """What ``fit_topics`` was given about priors and the start."""
 
     num_topics: int | Literal["learned"]
@@ -51,9 +54,15 @@ class Beginning(NamedTuple):
         """Of the table of topics."""
         return self.corpus.num_words, self.candidates.num_first
 
+    def memory(self, counts: NDArray[np.floating], num_batches: int, mesh: Mesh | None) -> Memory:
+        """What is kept before the first visit, with these counts of words in topics, (V, K)."""
+        table = Table(counts, self.priors.topics.dtype, mesh)
+        priors, choice = self.candidates.first_priors(self.priors), self.candidates.num_passes
+        return Memory.begin(num_batches, table, priors, choice or -1)
+
 
 def begin(
-    given: Given,
+    asked: Asked,
     learns: Learns,
     corpus: Corpus,
     options: Options,
@@ -62,13 +71,13 @@ def begin(
     may_choose: bool,
 ) -> Beginning:
     """Check what was given; ``may_choose`` if there are more topics at first by default."""
-    start, prior = given.start, given.prior
+    start, prior = asked.start, asked.prior
     before = None
     for name, fit in (("start", start), ("prior", prior)):
         if isinstance(fit, TopicFit):
-            _check_earlier(name, fit, given.num_topics)
+            _check_earlier(name, fit, asked.num_topics)
     if prior is not None:
-        _check_prior(given)
+        _check_prior(asked)
         if corpus.vocabulary is None or prior.vocabulary is None:
             prior.check_vocabulary(corpus)
             corpus = dataclasses.replace(corpus, vocabulary=corpus.vocabulary or prior.vocabulary)
@@ -76,27 +85,28 @@ def begin(
             names = dict.fromkeys((*prior.vocabulary, *corpus.vocabulary))
             corpus = corpus.with_vocabulary(tuple(names))
         posterior, before = _by_words_of(prior, corpus)
-        given = given._replace(word_concentration=posterior)
+        asked = asked._replace(word_concentration=posterior)
     elif not isinstance(start, TopicFit) and start is not None:
         check_one_of("start", start, ("documents", "random"), or_else=" or an earlier fit")
     if corpus.num_tokens == 0:
         raise ValueError("`corpus` must have a document with words; all are empty.")
     goes_on = prior is not None or isinstance(start, TopicFit)
     num_filled = int((np.diff(corpus.offsets) > 0).sum())
-    if given.num_topics == "learned":
-        candidates = _of_unknown_number(given, options, num_passes, num_filled)
-        priors = _priors(given, learns, candidates.num_first, corpus)
+    if asked.num_topics == "learned":
+        candidates = _of_unknown_number(asked, options, num_passes, num_filled)
+        priors = _priors(asked, learns, candidates.num_first, corpus)
         return Beginning(corpus, priors, candidates, goes_on, before)
-    num_topics = given.num_topics
-    priors = _priors(given, learns, num_topics, corpus)
+    num_topics = asked.num_topics
+    priors = _priors(asked, learns, num_topics, corpus)
     if num_filled < num_topics and not goes_on:
         warnings.warn(
             f"`num_topics` is {num_topics}, more than the {num_filled} documents with words: some "
             "topics will be alike or have no words.",
             stacklevel=3,
         )
-    how = {"goes_on": goes_on, "may_choose": may_choose}
-    candidates = _candidates(options, num_topics, num_passes, **how)
+    candidates = _candidates(
+        options, num_topics, num_passes, goes_on=goes_on, may_choose=may_choose
+    )
     return Beginning(corpus, priors, candidates, goes_on, before)
 
 
@@ -115,10 +125,10 @@ def _check_earlier(name: str, fit: TopicFit, num_topics: int | Literal["learned"
     )
 
 
-def _check_prior(given: Given) -> None:
-    check_kind("prior", given.prior, TopicFit, "an earlier fit of other documents")
+def _check_prior(asked: Asked) -> None:
+    check_kind("prior", asked.prior, TopicFit, "an earlier fit of other documents")
     for name in ("start", "word_concentration"):
-        if getattr(given, name) is not None:
+        if getattr(asked, name) is not None:
             raise ValueError(
                 f"`{name}` must be None beside `prior`, which has the topics to begin with and the "
                 "concentrations of their words."
@@ -126,17 +136,17 @@ def _check_prior(given: Given) -> None:
 
 
 def _of_unknown_number(
-    given: Given, options: Options, num_passes: int, num_filled: int
+    asked: Asked, options: Options, num_passes: int, num_filled: int
 ) -> Candidates:
     """As many at first as asked, or 300, or one for each document with words."""
     unknown = "where `num_topics` is 'learned': how many topics there are is not known before."
-    if not (given.concentration is None or isinstance(given.concentration, str)):
+    if not (asked.concentration is None or isinstance(asked.concentration, str)):
         raise ValueError(f"`concentration` must be None or 'learned' {unknown}")
-    if np.ndim(given.word_concentration) == 2:
+    if np.ndim(asked.word_concentration) == 2:
         raise ValueError(f"`word_concentration` must be None or one or (V,) numbers {unknown}")
     if num_passes == 1:
         raise ValueError("`num_passes` must be at least 2 where `num_topics` is 'learned'; got 1.")
-    most = min(MOST_TOPICS, num_filled)
+    most = min(MOST_LEARNED, num_filled)
     if options.num_candidates is not None:
         most = options.num_candidates
     return Candidates(min(CANDIDATE_PASSES, num_passes // 2), most, None)
@@ -159,13 +169,13 @@ def _candidates(
             "`num_candidates` needs two passes or more, and no fit to go on from; got "
             f"{got}. Leave it None."
         )
-    most = CANDIDATES * num_topics if asked is None else asked
+    most = CANDIDATES_EACH * num_topics if asked is None else asked
     return Candidates(min(CANDIDATE_PASSES, num_passes // 2), most, num_topics)
 
 
-def _priors(given: Given, learns: Learns, num_topics: int, corpus: Corpus) -> Priors:
+def _priors(asked: Asked, learns: Learns, num_topics: int, corpus: Corpus) -> Priors:
     """Those given, or where learning starts: the defaults, or what an earlier fit ended with."""
-    _, concentration, of_word, start, prior = given
+    _, concentration, of_word, start, prior = asked
     earlier = prior if prior is not None else start
     topics: Any = DEFAULT_TOTAL / num_topics
     words: Any = DEFAULT_WORD * by_documents(corpus) if learns.words else DEFAULT_WORD
@@ -189,17 +199,17 @@ def _priors(given: Given, learns: Learns, num_topics: int, corpus: Corpus) -> Pr
     return Priors(of_topics, of_words)
 
 
-def learns_of(given: Given, inference: str, method: str) -> Learns:
+def learns_of(asked: Asked, inference: str, method: str) -> Learns:
     """Which are learned; those of words wherever they can be and none is given."""
-    asked = {
-        "concentration": given.concentration,
-        "word_concentration": given.word_concentration,
+    by_name = {
+        "concentration": asked.concentration,
+        "word_concentration": asked.word_concentration,
     }
-    for name, value in asked.items():
+    for name, value in by_name.items():
         if isinstance(value, str):
             check_one_of(name, value, ("learned",), or_else=" or numbers")
-    topics, words = (isinstance(value, str) for value in asked.values())
-    start = given.start
+    topics, words = (isinstance(value, str) for value in by_name.values())
+    start = asked.start
     differs = isinstance(start, TopicFit) and np.ndim(start.word_concentration) == 2
     if words and differs:
         raise ValueError(
@@ -207,7 +217,7 @@ def learns_of(given: Given, inference: str, method: str) -> Learns:
             "word, which are not learned; got 'learned'."
         )
     can = inference == "collapsed" and method == "memoized"
-    number = given.num_topics == "learned"
+    number = asked.num_topics == "learned"
     if (number or topics or words) and not can:
         names = "num_topics", "concentration", "word_concentration"
         name = names[(number, topics, words).index(True)]
@@ -215,23 +225,23 @@ def learns_of(given: Given, inference: str, method: str) -> Learns:
             f"`{name}='learned'` needs `inference='collapsed'` and `method='memoized'`; got "
             f"{inference!r} and {method!r}."
         )
-    is_fixed = given.prior is not None or differs
-    by_default = can and given.word_concentration is None and not is_fixed
+    is_fixed = asked.prior is not None or differs
+    by_default = can and asked.word_concentration is None and not is_fixed
     return Learns(topics, words or by_default)
 
 
 def first_counts(
-    rng: np.random.Generator, given: Given, beginning: Beginning
+    rng: np.random.Generator, asked: Asked, beginning: Beginning
 ) -> NDArray[np.floating]:
     """Expected counts of words in topics before the first batch, (V, K)."""
     corpus, (num_words, num_topics) = beginning.corpus, beginning.shape
-    if given.prior is not None:
+    if asked.prior is not None:
         return np.zeros((num_words, num_topics))
-    if isinstance(given.start, TopicFit):
-        posterior, before = _by_words_of(given.start, corpus)
+    if isinstance(asked.start, TopicFit):
+        posterior, before = _by_words_of(asked.start, corpus)
         return (posterior - before).T
     words = beginning.priors.words.with_topics(num_topics)
-    start = start_at_random if given.start == "random" else start_from_documents
+    start = start_at_random if asked.start == "random" else start_from_documents
     return start(rng, corpus, num_topics, words)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from numpyro_largecat.topics.collapsed import Collapsed
 from numpyro_largecat.topics.document_pieces import Blocks
-from numpyro_largecat.topics.passes import Priors, Problem
+from numpyro_largecat.topics.problem import Priors, Problem
 
 
 def compilations(problem: Problem, num_rows: int, priors: Priors) -> list[Callable[[], object]]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from numpyro_largecat._checks import (
     check_count,
@@ -32,23 +32,18 @@ from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
 from numpyro_largecat.ops.threads import meanwhile
-from numpyro_largecat.topics.beginning import Given, begin, first_counts, learns_of
+from numpyro_largecat.topics.beginning import Asked, Beginning, begin, first_counts, learns_of
 from numpyro_largecat.topics.compile_ahead import compilations
-from numpyro_largecat.topics.document_chunks import Shapes, read_shapes
+from numpyro_largecat.topics.document_chunks import Batch, Shapes, read_shapes
 from numpyro_largecat.topics.document_layout import PARTS, Demand
 from numpyro_largecat.topics.inference import INFERENCE
+from numpyro_largecat.topics.local_step import LocalStep
 from numpyro_largecat.topics.options import Options
-from numpyro_largecat.topics.passes import (
-    Candidates,
-    Memory,
-    Problem,
-    make_batches,
-    memoized_steps,
-    stochastic_steps,
-)
-from numpyro_largecat.topics.saved_memory import KIND, arrays_of, go_on, settings_of
+from numpyro_largecat.topics.passes import memoized_steps, stochastic_steps
+from numpyro_largecat.topics.problem import Candidates, Problem
+from numpyro_largecat.topics.saved_memory import KIND, arrays_of, read_memory, settings_of
 from numpyro_largecat.topics.topic_fit import TopicFit, check_corpus
-from numpyro_largecat.topics.topic_table import Table
+from numpyro_largecat.topics.visits import make_batches
 
 DEFAULTS = Options()
 BATCH_SIZE = 512
@@ -200,49 +195,57 @@ def fit_topics(
     batch_size = _batch_size(batch_size, len(corpus))
     check_one_of("inference", inference, tuple(INFERENCE))
     _check_options(options, method)
-    given = Given(num_topics, concentration, word_concentration, start, prior)
-    learns = learns_of(given, inference, method)
+    asked = Asked(num_topics, concentration, word_concentration, start, prior)
+    learns = learns_of(asked, inference, method)
     may_choose = inference == "collapsed"
-    beginning = begin(given, learns, corpus, options, num_passes, may_choose=may_choose)
-    corpus, priors, candidates = beginning.corpus, beginning.priors, beginning.candidates
+    beginning = begin(asked, learns, corpus, options, num_passes, may_choose=may_choose)
+    corpus, priors = beginning.corpus, beginning.priors
     active = check_num_active(num_active, len(priors.topics), "topics")
     devices = mesh_of_one_process(mesh)
     goes_on = has_checkpoint(checkpoints, resume, KIND)
     batches = make_batches(numpy_generator(rng_key, 0), corpus, batch_size)
     if method == "stochastic" and not beginning.goes_on and options.delay is None:
         _warn_of_one_batch(corpus, len(batches))
-    layout = INFERENCE[inference].layout
-    first = candidates.num_first
-    last = candidates.num_topics if candidates.num_passes else first
-    demand = Demand(len(batches[0].documents), num_passes, PARTS, first, last)
-    shapes = Shapes(layout.of(corpus, demand), len(batches[0].rows))
+    shapes = _shapes(inference, beginning, batches, num_passes)
     settings = None
     if checkpoints is not None:
-        how = num_topics, active, batch_size, inference, method, options, start
-        settings = settings_of(rng_key, corpus, priors, learns, *how)
+        settings = settings_of(
+            rng_key,
+            corpus,
+            priors,
+            learns,
+            num_topics=num_topics,
+            num_active=active,
+            batch_size=batch_size,
+            inference=inference,
+            method=method,
+            options=options,
+            start=start,
+        )
     saved = None
     if goes_on:
         assert checkpoints is not None and settings is not None
         saved = read_checkpoint(checkpoints, KIND, settings)
-        shapes = read_shapes(saved.about["shapes"], layout)
+        shapes = read_shapes(saved.about["shapes"], INFERENCE[inference].layout)
         candidates = Candidates(*saved.about["candidates"])  # of its number of passes
-    solved_in = shapes.layout
-    if devices is not None:
-        solved_in = solved_in.over(devices.size, batch_size)
-    is_warm = inference == "collapsed" if options.warm_start is None else options.warm_start
-    local_step = INFERENCE[inference](active, options.effort(inference), devices, is_warm)
-    own = priors.topics if np.ptp(priors.topics) > 0 and not learns.topics else None
-    problem = Problem(corpus, local_step, solved_in, learns, beginning.goes_on, candidates, own)
-    counts: NDArray[np.floating] = np.zeros(beginning.shape)
-    if saved is None:
-        with meanwhile(compilations(problem, shapes.num_rows, priors)) as wait_for_code:
-            counts = first_counts(numpy_generator(rng_key), given, beginning)
-            wait_for_code()
-    table = Table(counts, priors.topics.dtype, devices)
-    memory = Memory(len(batches), table, candidates.first_priors(priors))
-    memory.next_choice = candidates.num_passes or -1
+        beginning = beginning._replace(candidates=candidates)
+    problem = Problem(
+        corpus,
+        _local_step(inference, active, options, devices),
+        shapes.layout if devices is None else shapes.layout.over(devices.size, batch_size),
+        learns,
+        beginning.goes_on,
+        beginning.candidates,
+        priors.topics if np.ptp(priors.topics) > 0 and not learns.topics else None,
+    )
     if saved is not None:
-        go_on(memory, saved.arrays, saved.number)
+        memory = read_memory(saved.arrays, saved.number, priors.topics.dtype, devices)
+    else:
+        with meanwhile(compilations(problem, shapes.num_rows, priors)) as wait_for_code:
+            counts = first_counts(numpy_generator(rng_key), asked, beginning)
+            wait_for_code()
+        memory = beginning.memory(counts, len(batches), devices)
+    table, candidates = memory.table, beginning.candidates
     num_done, total = table.changes, num_passes * len(batches)
     in_all = None if candidates.num_topics is None else total  # more where topics are counted
     num_before = start.num_steps if isinstance(start, TopicFit) else 0
@@ -293,6 +296,22 @@ def fit_topics(
                 break
             writer.after_steps(table.changes)
         return fit()
+
+
+def _shapes(inference: str, beginning: Beginning, batches: list[Batch], num_passes: int) -> Shapes:
+    """For all topics of a fit, and then for those that remain."""
+    candidates = beginning.candidates
+    first = candidates.num_first
+    last = candidates.num_topics if candidates.num_passes else first
+    demand = Demand(len(batches[0].documents), num_passes, PARTS, first, last)
+    layout = INFERENCE[inference].layout
+    return Shapes(layout.of(beginning.corpus, demand), len(batches[0].rows))
+
+
+def _local_step(inference: str, active: int, options: Options, devices: Mesh | None) -> LocalStep:
+    """By default only collapsed documents start from their last visit."""
+    is_warm = inference == "collapsed" if options.warm_start is None else options.warm_start
+    return INFERENCE[inference](active, options.effort(inference), devices, is_warm)
 
 
 def _is_enough(

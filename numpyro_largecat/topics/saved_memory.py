@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
 from numpyro_largecat.data.checkpoints import fingerprint
 from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.topics.memory import Memory
 from numpyro_largecat.topics.options import Options
-from numpyro_largecat.topics.passes import Learns, Memory, Priors
+from numpyro_largecat.topics.problem import Learns, Priors
 from numpyro_largecat.topics.topic_fit import TopicFit
+from numpyro_largecat.topics.topic_table import Table
 from numpyro_largecat.topics.word_prior import WordPrior
 
 KIND = "fit of fit_topics"
@@ -26,6 +29,7 @@ def settings_of(
     corpus: Corpus,
     priors: Priors,
     learns: Learns,
+    *,
     num_topics: int | str,
     num_active: int,
     batch_size: int,
@@ -71,21 +75,27 @@ def arrays_of(memory: Memory) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def go_on(memory: Memory, arrays: Mapping[str, NDArray[Any]], num_done: int) -> None:
-    """Take over what ``arrays_of`` gave after so many batches."""
-    memory.table.place(arrays["table"], arrays["totals"], float(arrays["scale"]))
-    memory.table.shape = arrays["table"].shape
-    memory.table.changes = num_done
-    memory.rest = np.array(arrays["rest"])
-    memory.bounds = arrays["bounds"].tolist()
-    memory.next_choice, memory.num_added = arrays["choice"].tolist()
-    topics = arrays["concentration"]
-    words = WordPrior.of(arrays["word_concentration"], *arrays["table"].shape)
-    memory.priors = Priors(topics, words)
-    memory.rises = np.array(arrays["rises"])
-    memory.log_absence = list(_parts("log_absence", arrays))
-    memory.counts = list(_parts("counts", arrays))
-    memory.own = list(_parts("own", arrays))
+def read_memory(
+    arrays: Mapping[str, NDArray[Any]], num_done: int, dtype: np.dtype, mesh: Mesh | None
+) -> Memory:
+    """What ``arrays_of`` made arrays of, after so many batches; the table over a mesh."""
+    counts = arrays["table"]
+    table = Table(counts, dtype, mesh)
+    table.place(counts, arrays["totals"], float(arrays["scale"]))
+    table.changes = num_done
+    next_choice, num_added = arrays["choice"].tolist()
+    return Memory(
+        table,
+        Priors(arrays["concentration"], WordPrior.of(arrays["word_concentration"], *counts.shape)),
+        counts=list(_parts("counts", arrays)),
+        own=list(_parts("own", arrays)),
+        log_absence=list(_parts("log_absence", arrays)),
+        rises=np.array(arrays["rises"]),
+        rest=np.array(arrays["rest"]),
+        bounds=arrays["bounds"].tolist(),
+        next_choice=next_choice,
+        num_added=num_added,
+    )
 
 
 def _joined(name: str, parts: list[csr_array | None]) -> dict[str, NDArray[Any]]:

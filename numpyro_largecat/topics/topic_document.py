@@ -89,8 +89,8 @@ class TopicDocument(dist.Distribution):
     ``concentration.shape[:-1]``, and most often (); a value is a document of shape (U, 2), and
     documents (..., U, 2) may have any U, whatever ``event_shape``.
 
-    Cost: O(K V) to read the topics; then for a document of U words O(U K) for up to ten sweeps
-    (twenty if K is at most 128), and O(U A) for each further one, with A the next of 32, 128 (for K
+    Cost: O(K V) to read the topics; then for a document of U words O(U K) for up to thirty sweeps
+    (sixty if K is at most 128), and O(U A) for each further one, with A the next of 32, 128 (for K
     from 256 on) and K above its active topics.
     A gradient adds O(U A) per document, and one array like ``topic_log_probs``. Memory is O(K) per
     document.

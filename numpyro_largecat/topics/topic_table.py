@@ -44,19 +44,25 @@ class Table:
     def __init__(
         self, counts: NDArray[np.floating], dtype: np.dtype, mesh: Mesh | None = None
     ) -> None:
-        self.dtype, self.mesh, self.shape = np.dtype(dtype), mesh, counts.shape
+        self.dtype, self.mesh = np.dtype(dtype), mesh
         self.changes = 0  # batches that were added
         self.set(counts)
 
+    def copy(self) -> Table:
+        """One that changes by itself."""
+        other = Table(self.numpy(), self.dtype, self.mesh)
+        other.changes = self.changes
+        return other
+
     def set(self, counts: NDArray[np.floating]) -> None:
         """Replace all counts, (V, K), also by those of fewer topics."""
-        self.shape = counts.shape
         self.place(counts, counts.sum(axis=0), 1.0)
 
     def place(
         self, counts: NDArray[np.floating], totals: NDArray[np.floating], scale: float
     ) -> None:
         """Take these counts, their sums over words and their scale to the devices."""
+        self.shape = counts.shape
         if self.mesh is None:
             table = jnp.array(counts, self.dtype)
         else:

@@ -15,8 +15,9 @@ from numpyro_largecat.topics import (
     collapsed,
     document_chunks,
     document_pieces,
-    passes,
+    problem,
     topic_table,
+    visits,
     whole_documents,
 )
 from numpyro_largecat.topics.collapsed import Collapsed
@@ -41,12 +42,12 @@ def test_a_batch_touches_the_rows_of_its_words() -> None:
     """Rows of the table that do not occur in a batch stay as they are, bit by bit."""
     corpus = Corpus.from_documents([["w1", "w2"], ["w2", "w5"]], WORDS)
     local_step, layout = Collapsed(2, Effort()), DocumentPieces((Blocks(16, 2, 1, 2),))
-    problem = passes.Problem(corpus, local_step, layout)
+    about = problem.Problem(corpus, local_step, layout)
     batch = document_chunks.Batch(np.array([0]), np.array([1, 2, 2]))
     table = topic_table.Table(np.random.default_rng(0).gamma(1.0, size=(V, 2)), np.float32)
     before = table.numpy().copy()
-    priors = passes.Priors(jnp.full(2, 0.1), WordPrior.of(0.1, V, 2))
-    summary = passes.visit_batch(problem, batch, table, priors)
+    priors = problem.Priors(jnp.full(2, 0.1), WordPrior.of(0.1, V, 2))
+    summary = visits.visit_batch(about, batch, table, priors)
     assert summary.sums.counts.shape == (3, 2)
     table.add(batch.rows, summary.sums.counts)
     changed = np.flatnonzero((table.numpy() != before).any(axis=1))

@@ -26,7 +26,7 @@ from numpyro_largecat.ops.topics.sweeps import (
 
 SIZES = (32, 128)  # numbers of active topics that code is compiled for, and K
 LOOSE = 128  # sweeps are over all topics until no more than this are active
-FIRST_SWEEPS = 60  # at most before words have but L topics, half of them over more than LOOSE
+WIDE_SWEEPS = 60  # at most before words have but L topics, half of them over more than LOOSE
 USUAL = Effort()
 T = TypeVar("T")
 
@@ -75,7 +75,6 @@ def fit_documents(
     word_counts: Array,
     num_active: int | Array,
     effort: Effort = USUAL,
-    initial: Array | None = None,
 ) -> DocumentFit:
     r"""Maximise the bound of each document over its responsibilities and topic frequencies.
 
@@ -96,13 +95,12 @@ def fit_documents(
         word_counts: Tokens of each, whole numbers, 0 for an empty slot, (N, U).
         num_active: Largest number L of topics with positive responsibility for a word.
         effort: How hard to solve.
-        initial: Topic counts to start from, (N, K); None starts from the prior mean.
     """
     words, log_probs = jnp.asarray(words), jnp.asarray(log_probs)
     word_counts = jnp.asarray(word_counts)
-    for_most = initial is None and words.size >= log_probs.shape[0]
+    for_most = words.size >= log_probs.shape[0]
     topics = prepare_topics(log_probs, concentration, for_most=for_most)
-    counts = start_documents(topics, words, word_counts) if initial is None else initial
+    counts = start_documents(topics, words, word_counts)
     return solve_documents(topics, words, word_counts, counts, num_active, effort)
 
 
@@ -267,9 +265,7 @@ def _start_document(topics: Topics, words: Array, word_counts: Array) -> Array:
         ratios = jnp.where(norm > 0, word_counts / norm, 0)
         return weights * jnp.dot(ratios, rows, precision="highest")
 
-    def sweeps(
-        rows: Array, concentration: Array, counts: Array, enough: int, most: int = FIRST_SWEEPS
-    ) -> Array:
+    def sweeps(rows: Array, concentration: Array, counts: Array, enough: int, most: int) -> Array:
         def is_wide(state: tuple[Array, Array]) -> Array:
             return (state[0] < most) & (num_active_topics(state[1]) > enough)
 
@@ -283,9 +279,9 @@ def _start_document(topics: Topics, words: Array, word_counts: Array) -> Array:
     if topics.num_topics <= SIZES[0]:
         return counts
     if topics.num_topics <= LOOSE:
-        return sweeps(rows, topics.concentration, counts, SIZES[0])
-    counts = sweeps(rows, topics.concentration, counts, LOOSE, FIRST_SWEEPS // 2)
+        return sweeps(rows, topics.concentration, counts, SIZES[0], WIDE_SWEEPS)
+    counts = sweeps(rows, topics.concentration, counts, LOOSE, WIDE_SWEEPS // 2)
     (ids,), (own,) = active_topics(counts[None], LOOSE)
-    own = sweeps(rows[:, ids], topics.concentration[ids], own, SIZES[0], FIRST_SWEEPS // 2)
+    own = sweeps(rows[:, ids], topics.concentration[ids], own, SIZES[0], WIDE_SWEEPS // 2)
     few = jnp.zeros_like(counts).at[ids].add(own)
     return jnp.where(num_active_topics(counts) <= LOOSE, few, counts)
