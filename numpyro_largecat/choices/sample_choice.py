@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpyro
@@ -15,7 +16,8 @@ from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtili
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily, error_family
 from numpyro_largecat.choices.kept_per_row import kept_per_row, on_all_classes
-from numpyro_largecat.choices.update_rules import Followed, UpdateRule
+from numpyro_largecat.choices.own_values import Utilities, estimated_slopes, joined_values
+from numpyro_largecat.choices.update_rules import Followed, MeanOfVisits, UpdateRule
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
 from numpyro_largecat.handlers.internals import open_plates
 from numpyro_largecat.plates.class_subset import ClassSubset, check_class_subset
@@ -25,10 +27,11 @@ from numpyro_largecat.plates.row_subset import RowSubset, check_row_subset
 
 def sample_choice(
     name: str,
-    utilities: ArrayLike,
+    utilities: ArrayLike | Utilities,
     *,
     classes: ClassSubset | None = None,
     rows: RowSubset | None = None,
+    follow: Any = None,
     noise: str | ErrorFamily = "gumbel",
     variances: ArrayLike | None = None,
     update_rule: UpdateRule | None = None,
@@ -61,14 +64,24 @@ def sample_choice(
     independent :math:`e^{u_n} - 1` goes to the mean of
     :math:`\sum_{k \ne y_n} e^{\psi_{nk} - \bar\psi_{n y_n}}`, and the expected bound to
     :math:`-E \, u_n(\delta)`, which by Jensen's inequality is at least that of the best fixed u.
-    What is outside of
-    the class plate, such as a mean of all classes' weights or the row of a user, may move all
-    utilities alike, which no choice sees, so u does not follow it; nor does it follow rows that a
-    guide makes of noise that it draws outside of the class plate. The location of a
-    Gaussian error follows to first order. Gradients take the value as a constant, as they take u,
-    so those of a guide's spread lack a term that vanishes where u is best for each draw. It takes
-    one more evaluation of the utilities, for the observed classes only where they are a matrix
-    product. Guides whose distributions have no finite mean keep u as it is.
+    The location of a Gaussian error follows to first order. Gradients take the value as a constant,
+    as they take u, so those of a guide's spread lack a term that vanishes where u is best for each
+    draw. It takes one more evaluation of the utilities, for the observed classes only where they
+    are a matrix product. Guides whose distributions have no finite mean keep u as it is, and so do
+    rows that a guide makes of noise that it draws outside of the class plate.
+
+    **Latent values outside of the class plate**, such as the row of a user, tastes that all share
+    or a learned scale, move the utilities of all classes, and u must know how. Give those that an
+    observation depends on as ``follow``, and the utilities as a function of them:
+
+    .. math:: u_n(v) = \log\big(1 + (e^{u_n} - 1) \, e^{s_n^\top (v - \bar v)}\big), \qquad
+              s_n = \sum_{k \ne y_n} q_{nk} \, \nabla_v (\psi_{nk} - \psi_{n y_n}), \quad
+              q_{nk} \propto e^{\psi_{nk}},
+
+    with the centre of the guide and slopes that are kept for each row, ``name + "_slopes"``, as the
+    mean of what its visits estimate. Without it their posterior standard deviations are 0.7 of what
+    they should be, whatever ``num_sampled``: at a fixed u the bound has about twice the curvature
+    of the softmax. (This is a bound too; with the best slopes it is exact to second order in v.)
 
     **With** ``variances`` the utilities are Gaussian under a posterior that is not drawn from, see
     ``gaussian_weights``, and the likelihood is the expectation of the bound over them, that of
@@ -86,14 +99,20 @@ def sample_choice(
     Shapes: the choice has the shape of ``obs``, or ``utilities.shape[:-1]``.
 
     Cost: O(M) per observation and step, a few times the softmax's for other errors; one float (two
-    for a Gaussian error) and the rule's state kept for each of N rows.
+    for a Gaussian error) and the rule's state kept for each of N rows. With D numbers to follow, D
+    more floats and one more gradient of the utilities.
 
     Args:
         name: Name of the site.
-        utilities: Mean utilities in nats, shape (..., M) for the M rows of ``classes``.
+        utilities: Mean utilities in nats, shape (..., M) for the M rows of ``classes``; with
+            ``follow`` a function that makes them of its values, those of an observation of its own
+            values alone.
         classes: What ``with lc.class_plate(...) as classes`` gives. None for all classes.
         rows: What ``with lc.data_plate(...) as rows`` gives; the statement must be inside that
             plate. Needed with a subset of classes.
+        follow: Latent values outside of the class plate that u follows, an array or a tree of
+            arrays that have the axes of the observations in front: rows of an entity plate by its
+            ``rows_of``, and what all observations share by ``jnp.broadcast_to``. For the softmax.
         noise: Distribution of the errors, see ``UtilityCategorical``.
         variances: Variances of the utilities under their Gaussian posterior, at least 0, of the
             shape of ``utilities``; for the softmax only. None for utilities that are as they are.
@@ -107,10 +126,10 @@ def sample_choice(
 
     Raises:
         ValueError: If a subset of classes is used without ``rows``, outside their plate, or with
-            shapes that do not match; if ``variances`` are given with another ``noise`` than
-            "gumbel".
+            shapes that do not match; if ``variances`` or ``follow`` are given with another
+            ``noise`` than "gumbel", or both.
         TypeError: If ``obs`` are not integers, or ``classes`` or ``rows`` not what their plates
-            give.
+            give; if ``follow`` is given without a function, or a function without it.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -120,6 +139,18 @@ def sample_choice(
         ...         w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
         ...     with lc.data_plate("data", 500, rows) as rows:
         ...         lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, obs=y)
+
+        Choices by what persons like of the features z of classes:
+
+        >>> def tastes(person, counts, z, y=None, rows=None):
+        ...     with lc.entity_plate("people", 40, person, counts) as people:
+        ...         g = numpyro.sample("g", dist.Normal(0, 1).expand([3]).to_event(1))
+        ...     with lc.class_plate("classes", 10_000, labels=y, num_sampled=100) as classes:
+        ...         features = z[classes.indices]
+        ...     own = people.rows_of(g, person)
+        ...     with lc.data_plate("data", 500, rows) as rows:
+        ...         how = {"classes": classes, "rows": rows, "obs": y}
+        ...         lc.sample_choice("y", lambda own: own @ features.T, follow=own, **how)
 
     References:
         Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 1.
@@ -131,6 +162,19 @@ def sample_choice(
             f"site '{name}': `variances` need the softmax, noise=\"gumbel\"; got noise={family}. "
             "Draw the weights instead."
         )
+    if (follow is not None) != callable(utilities):
+        raise TypeError(
+            f"site '{name}': with `follow` the `utilities` must be a function of its values, and "
+            f"without it an array; got {'a function' if callable(utilities) else 'an array'} and "
+            f"`follow={'None' if follow is None else '...'}`."
+        )
+    if follow is not None and (family is not GUMBEL or variances is not None):
+        raise ValueError(
+            f"site '{name}': `follow` needs the softmax, noise=\"gumbel\", without `variances`; "
+            f"got noise={family}."
+        )
+    of_values = utilities if callable(utilities) else None
+    utilities = utilities(follow) if callable(utilities) else utilities
     if classes is None or classes.kind != "sample":
         choice = _with_all_classes(name, utilities, variances, classes, family, obs)
         if obs is not None and (classes is None or classes.kind == "full"):
@@ -148,13 +192,24 @@ def sample_choice(
     whole = list(shape)
     whole[rows.dim] = rows.size
     kept = kept_per_row(choice.utilities, classes, family, obs, variances)
+    followed = Followed(classes.outer_name, *choice.label_entries(obs), kept.at_distance)
+    if of_values is not None:
+        own = joined_values(name, follow, shape)
+        slopes = numpyro.param(
+            f"{name}_slopes",
+            jnp.zeros((*whole, own.shape[-1]), own.dtype),
+            event_dim=1,
+            update_rule=MeanOfVisits(),
+            statistic=lambda *_: estimated_slopes(of_values, follow, classes, obs),
+        )
+        followed = followed._replace(own=own, slopes=slopes)
     value = numpyro.param(
         f"{name}_{kept.suffix}",
         jnp.broadcast_to(kept.start, (*whole, *kept.start.shape)),
         event_dim=kept.start.ndim,
         update_rule=kept.update_rule if update_rule is None else update_rule,
         statistic=kept.statistic,
-        follow=Followed(classes.outer_name, *choice.label_entries(obs), kept.at_distance),
+        follow=followed,
     )
     if jnp.shape(value) != (*shape, *kept.start.shape):
         raise _outside_of_plate(name, rows, jnp.shape(value))

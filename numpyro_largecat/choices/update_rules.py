@@ -28,13 +28,16 @@ class Followed(NamedTuple):
     """A quantity of the draw of the latent values that a parameter follows.
 
     In a step the parameter is ``at_distance(parameter, distance)``, with the distance of
-    ``values[..., entry]`` from what it is with the rows of ``plate`` at the centre of the guide.
+    ``values[..., entry]`` from what it is with the rows of ``plate`` at the centre of the guide,
+    less that of ``own`` from all of the guide's centre, times ``slopes``.
     """
 
     plate: str  # class plate of the values
     values: Array  # (..., M)
     entry: Array  # (...), integers in [0, M)
     at_distance: AtDistance
+    own: Array | None = None  # (..., D), values outside of the plate; None if it follows none
+    slopes: Array | None = None  # (..., D), if there are such values
 
 
 class EtaEstimate(NamedTuple):
@@ -172,6 +175,29 @@ class NaturalGradient:
             value = _on_new_rows(state == 0, value, self.newton_steps, newton)
         log_kept, log_new = _log_step_sizes(state, self.exponent, value.dtype)
         moved = jnp.logaddexp(log_kept + value, log_new + log_eta_hat(value))
+        return moved.astype(value.dtype), state + 1
+
+
+@dataclass(frozen=True)
+class MeanOfVisits:
+    r"""Mean of what a ``statistic`` was in the visits of a row, later ones with a little more.
+
+    .. math:: x \leftarrow (1 - \alpha)\,x + \alpha\,\hat x, \qquad
+              \alpha = (1 + \mathrm{visits})^{-\mathrm{exponent}}
+    """
+
+    exponent: float = 0.9
+
+    def init(self, value: Array) -> Array:
+        """No row has been visited."""
+        return jnp.zeros(value.shape[:-1], jnp.int32)
+
+    def update(
+        self, value: Array, state: Array, statistic: Callable[[Array], Array]
+    ) -> tuple[Array, Array]:
+        """Move ``value`` (..., D) towards the statistic; ``state`` counts visits."""
+        alpha = (1.0 + state.astype(value.dtype)) ** -self.exponent
+        moved = value + alpha[..., None] * (statistic(value) - value)
         return moved.astype(value.dtype), state + 1
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 from numpyro.handlers import block, substitute
 
+from numpyro_largecat.choices.update_rules import Followed
 from numpyro_largecat.handlers.both_words import draw_by_both_words
 from numpyro_largecat.handlers.note_draws import Noted, note_draws, replay_keys
 from numpyro_largecat.handlers.run_model import as_drawn, at_centre, at_values_of, sites_of
@@ -136,45 +138,84 @@ class RowLoss:
             raise TypeError(f"`statistic` of param '{name}' must be {need}; got {statistic!r}.")
         distance = jnp.zeros(())
         if follow is not None:
-            at_centre = self._followed_at_centre(particle, follow.plate)
-            if name in at_centre:
-                # Constant for the gradient: the centre moves with the draw, so that only the
-                # distance counts, and a parameter that lags must not push latent values through it.
-                entry = follow.entry[..., None]
-                drawn = jnp.take_along_axis(lax.stop_gradient(follow.values), entry, axis=-1)
-                distance = drawn[..., 0] - at_centre[name]
-                # There is none of a class that is not available, or around an infinite mean.
-                distance = jnp.where(jnp.isfinite(distance), distance, 0)
+            # Constant for the gradient: the centre moves with the draw, so that only the distance
+            # counts, and a parameter that lags must not push latent values through it.
+            distance = lax.stop_gradient(self._distance(particle, name, follow))
+            # There is none of a class that is not available, or around an infinite mean.
+            distance = jnp.where(jnp.isfinite(distance), distance, 0)
         rule = param.rule.update(value, state, lambda value: statistic(value, distance))
         new = lax.stop_gradient(RuledParam(*rule))
         particle.moved[name] = jax.tree.map(lambda x: param.merge(x, self.touched), new)
         return new.value if follow is None else follow.at_distance(new.value, distance)
 
-    def _followed_at_centre(self, particle: _Particle, plate: str) -> dict[str, Array]:
-        """What local parameters follow, with the rows of a class plate at the guide's centre.
+    def _distance(self, particle: _Particle, name: str, follow: Followed) -> Array:
+        """How far what a local parameter follows is from the centre of the guide."""
+        distance = jnp.zeros(())
+        at_centre = self._labels_at_centre(particle, follow.plate)
+        if name in at_centre:
+            drawn = jnp.take_along_axis(follow.values, follow.entry[..., None], axis=-1)
+            distance = drawn[..., 0] - at_centre[name]
+        if follow.own is None or follow.slopes is None:
+            return distance
+        own_at_centre = self._own_at_centre(particle, follow.plate)
+        if name in own_at_centre:
+            distance = distance - (follow.slopes * (follow.own - own_at_centre[name])).sum(axis=-1)
+        return distance
+
+    def _labels_at_centre(self, particle: _Particle, plate: str) -> dict[str, Array]:
+        """Entries that local parameters follow, with the rows of a class plate at the centre.
 
         All else stays as drawn: it may move all classes alike, which the likelihood does not see,
-        so local parameters must not follow it. Nothing if the rows have no centre.
+        so local parameters must not follow it.
         """
-        key = particle.seen(plate)
+
+        def entries(followed: Callable[[], dict[str, Followed]]) -> dict[str, Array]:
+            return single_entries(
+                lambda: {name: (f.values, f.entry) for name, f in followed().items()}
+            )
+
+        return self._at_centre(particle, plate, particle.rows_of(plate), entries)
+
+    def _own_at_centre(self, particle: _Particle, plate: str) -> dict[str, Array]:
+        """Values of observations that local parameters follow, with all sites at the centre."""
+
+        def own(followed: Callable[[], dict[str, Followed]]) -> dict[str, Array]:
+            return {name: f.own for name, f in followed().items() if f.own is not None}
+
+        return self._at_centre(particle, plate, frozenset(particle.drawn), own)
+
+    def _at_centre(
+        self,
+        particle: _Particle,
+        plate: str,
+        moved: frozenset[str],
+        read: Callable[[Callable[[], dict[str, Followed]]], dict[str, Array]],
+    ) -> dict[str, Array]:
+        """What is ``read`` of local parameters of a plate, with some sites at the guide's centre.
+
+        Nothing if these have no centre.
+        """
+        key = (*particle.seen(plate), moved)
         if key not in particle.at_centre:
             # What runs inside asks for keys too, and `block` lets these messages through.
             known = replace(particle, model_keys=[*particle.model_keys])
             try:
-                particle.at_centre[key] = self._run_at_centre(known, plate)
+                particle.at_centre[key] = read(self._followed_at_centre(known, plate, moved))
             except NotImplementedError:
                 particle.at_centre[key] = {}
             particle.model_keys[:] = known.model_keys
         return particle.at_centre[key]
 
-    def _run_at_centre(self, particle: _Particle, plate: str) -> dict[str, Array]:
+    def _followed_at_centre(
+        self, particle: _Particle, plate: str, moved: frozenset[str]
+    ) -> Callable[[], dict[str, Followed]]:
+        """A function that runs the model, with some sites at the centre and others as drawn."""
         drawn = {name: site.value for name, site in particle.drawn.items()}
-        rows = particle.rows_of(plate)
         # Statements move mutable values in place: start at those from before the step again.
         values = particle.values | (self.mutable_state or {})
         values, drawn = lax.stop_gradient((values, drawn))
         values = values | {n: self._spread(n, local.value) for n, local in self.local_rows.items()}
-        others = {name: value for name, value in drawn.items() if name not in rows}
+        others = {name: value for name, value in drawn.items() if name not in moved}
 
         def run(fn: Any, keys: list[Array | None], values: dict[str, Any], around: Any) -> Sites:
             fn = share_rows(fn, self.touched, gathered=self.plan.stored.__contains__)
@@ -182,23 +223,22 @@ class RowLoss:
             with block():  # the model is running
                 return sites_of(replay_keys(fn, keys), self.args, self.kwargs, **known)
 
-        def rows_at_centre(guide: Any) -> Any:
-            return substitute(at_centre(guide, lambda site: site["name"] in rows), data=others)
+        def some_at_centre(guide: Any) -> Any:
+            return substitute(at_centre(guide, lambda site: site["name"] in moved), data=others)
 
-        guide_sites = run(self.plan.guide, particle.guide_keys, values, rows_at_centre)
+        guide_sites = run(self.plan.guide, particle.guide_keys, values, some_at_centre)
         values |= _mutable_values(guide_sites)
         of_model = {name: value for name, value in drawn.items() if name not in guide_sites}
 
         def at_values(model: Any) -> Any:
             return substitute(at_values_of(guide_sites)(model), data=of_model)
 
-        def followed() -> dict[str, tuple[Array, Array]]:
+        def followed() -> dict[str, Followed]:
             sites = run(self.plan.model, particle.model_keys, values, at_values)
             found = {name: param_options(sites[name]).follow for name in self.local_rows}
-            of_plate = {n: f for n, f in found.items() if f is not None and f.plate == plate}
-            return {name: (f.values, f.entry) for name, f in of_plate.items()}
+            return {n: f for n, f in found.items() if f is not None and f.plate == plate}
 
-        return single_entries(followed)
+        return followed
 
     def _values(self, params: Any) -> dict[str, Any]:
         """Constrained values of rows, as model and guide see them."""

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values outside of the class plate that u follows: the slopes, and what a fit gains by them."""
+
+from __future__ import annotations
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro import handlers
+from numpyro.infer import TraceMeanField_ELBO
+
+import numpyro_largecat as lc
+from numpyro_largecat.choices.own_values import estimated_slopes, joined_values
+from tests.slow_cases import slow_case
+
+# With labels 1 and 4 of 6 classes and 5 draws the subset holds all classes, with weight 1.
+K, N = 6, 3
+RNG = np.random.default_rng(0)
+FEATURES = RNG.normal(size=(K, 2)).astype(np.float32)
+Y = np.array([4, 1, 4])
+ROWS = np.array([7, 3, 10])
+OWN = {"b": RNG.normal(size=N).astype(np.float32), "g": RNG.normal(size=(N, 2)).astype(np.float32)}
+
+
+def subset(y=Y, num_sampled=5):
+    with handlers.seed(rng_seed=0), lc.class_plate("classes", K, y, num_sampled) as classes:
+        return classes
+
+
+def utilities_of(features, indices):
+    """Those of values b and g; class 2 is not available to the first observation."""
+    is_missing = (jnp.arange(N)[:, None] == 0) & (indices == 2)
+
+    def utilities(values):
+        found = jnp.exp(values["b"])[:, None] * (values["g"] @ features.T)
+        return jnp.where(is_missing, -jnp.inf, found)
+
+    return utilities
+
+
+def whole(num_sampled=5, follow=True, rows=ROWS):
+    def model():
+        with lc.class_plate("classes", K, Y, num_sampled) as classes:
+            features = numpyro.param("features", jnp.array(FEATURES), event_dim=1)
+        with lc.data_plate("data", 12, rows) as kept:
+            utilities, own = utilities_of(features, classes.indices), OWN
+            how = {"follow": own} if follow else {}
+            utilities = utilities if follow else utilities(own)
+            lc.sample_choice("y", utilities, classes=classes, rows=kept, obs=Y, **how)
+
+    return model
+
+
+def test_slopes_are_the_derivatives_of_the_log_sum_over_other_classes(x64):
+    """Of log sum_k exp(psi_k - psi_y), by automatic differentiation, with all classes."""
+    own = jax.tree.map(jnp.float64, OWN)
+
+    def log_rest(values):
+        psi = utilities_of(FEATURES, jnp.arange(K))(values)
+        others = jnp.where(jnp.arange(K) == Y[:, None], -jnp.inf, psi)
+        label = jnp.take_along_axis(psi, Y[:, None], axis=1)[:, 0]
+        return (jax.nn.logsumexp(others, axis=1) - label).sum()
+
+    expected = jax.grad(log_rest)(own)
+    classes = subset()
+    utilities = utilities_of(FEATURES[classes.indices], classes.indices)
+    found = estimated_slopes(utilities, own, classes, Y)
+    np.testing.assert_allclose(found[:, 0], expected["b"], rtol=1e-9)
+    np.testing.assert_allclose(found[:, 1:], expected["g"], rtol=1e-9)
+
+
+def test_slopes_are_zero_where_no_other_class_is_available():
+    def utilities(values):
+        is_label = jnp.arange(K) == Y[:, None]
+        return jnp.where(is_label[:, subset().indices], values["b"][:, None], -jnp.inf)
+
+    np.testing.assert_array_equal(estimated_slopes(utilities, OWN, subset(), Y), np.zeros((N, 3)))
+
+
+def test_slopes_are_kept_for_each_row_of_the_data():
+    """They start at 0, and the likelihood is that of an array."""
+    sites = handlers.trace(handlers.seed(whole(), 0)).get_trace()
+    np.testing.assert_array_equal(sites["y_slopes"]["value"], np.zeros((12, 3)))
+    plain = handlers.trace(handlers.seed(whole(follow=False), 0)).get_trace()
+    assert "y_slopes" not in plain
+    np.testing.assert_array_equal(sites["y"]["fn"].log_prob(Y), plain["y"]["fn"].log_prob(Y))
+
+
+def test_with_all_classes_nothing_is_kept():
+    sites = handlers.trace(handlers.seed(whole(num_sampled=None), 0)).get_trace()
+    plain = handlers.trace(handlers.seed(whole(num_sampled=None, follow=False), 0)).get_trace()
+    assert sites.keys() == plain.keys()
+    np.testing.assert_array_equal(sites["y"]["fn"].log_prob(Y), plain["y"]["fn"].log_prob(Y))
+
+
+@pytest.mark.parametrize(
+    ("utilities", "follow", "noise", "error", "message"),
+    [
+        (
+            lambda b: b,
+            None,
+            "gumbel",
+            TypeError,
+            "with `follow` the `utilities` must be a function",
+        ),
+        (jnp.zeros((N, K)), OWN, "gumbel", TypeError, "got an array and `follow=...`"),
+        (
+            utilities_of(FEATURES, jnp.arange(K)),
+            OWN,
+            "normal",
+            ValueError,
+            "`follow` needs the softmax",
+        ),
+        (lambda b: jnp.zeros((N, 8)) + b, jnp.ones(()), "gumbel", ValueError, "broadcast_to"),
+        (lambda b: jnp.zeros((N, 8)), (), "gumbel", ValueError, "must have an array"),
+    ],
+    ids=["no values", "no function", "normal errors", "not of each", "empty"],
+)
+def test_what_cannot_be_followed_is_refused(utilities, follow, noise, error, message):
+    def model():
+        with lc.class_plate("classes", K, Y, 5) as classes:
+            pass
+        with lc.data_plate("data", 12, ROWS) as rows:
+            how = {"classes": classes, "rows": rows, "noise": noise, "obs": Y}
+            lc.sample_choice("y", utilities, follow=follow, **how)
+
+    with pytest.raises(error, match=message):
+        handlers.seed(model, 0)()
+
+
+def test_values_are_joined_in_the_order_of_their_names():
+    found = joined_values("y", {"g": jnp.ones((2, 3, 2)), "b": jnp.zeros((2, 3))}, (2, 3))
+    np.testing.assert_array_equal(found, np.broadcast_to([0, 1, 1], (2, 3, 3)))
+
+
+# A posterior of tastes b of all people, and of a person's own g, by features of the classes.
+NUM_CLASSES, NUM_PEOPLE, NUM_CHOICES = 40, 10, 400
+ALL = RNG.normal(size=(NUM_CLASSES, 2)).astype(np.float32)
+PEOPLE = RNG.integers(0, NUM_PEOPLE, NUM_CHOICES)
+COUNTS = lc.EntityCounts.of(NUM_PEOPLE, PEOPLE)
+TASTES = np.array([0.8, -0.5]) + RNG.normal(0, 0.7, (NUM_PEOPLE, 2))
+CHOICES = (TASTES[PEOPLE] @ ALL.T + RNG.gumbel(size=(NUM_CHOICES, NUM_CLASSES))).argmax(axis=1)
+
+
+def tastes(people, y=None, rows=None, follow=True):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+    with lc.entity_plate("people", NUM_PEOPLE, people, COUNTS) as plate:
+        g = numpyro.sample("g", dist.Normal(0, 0.7).expand([2]).to_event(1))
+    with lc.class_plate("classes", NUM_CLASSES, y, 8) as classes:
+        features = jnp.asarray(ALL)[classes.indices]
+    own = jnp.broadcast_to(b, (*people.shape, 2)), plate.rows_of(g, people)
+
+    def utilities(own):
+        return (own[0] + own[1]) @ features.T
+
+    with lc.data_plate("data", NUM_CHOICES, rows) as rows:
+        if follow:
+            lc.sample_choice("y", utilities, follow=own, classes=classes, rows=rows, obs=y)
+        else:
+            lc.sample_choice("y", utilities(own), classes=classes, rows=rows, obs=y)
+
+
+def laplace_sds():
+    """Of b and g, given all else, which is what a mean-field posterior has."""
+
+    def log_joint(values):
+        b, g = values
+        psi = (b + g[PEOPLE]) @ ALL.T
+        chosen = jax.nn.log_softmax(psi)[jnp.arange(NUM_CHOICES), CHOICES].sum()
+        return chosen - 0.5 * (b**2).sum() - 0.5 * (g**2).sum() / 0.7**2
+
+    values = jnp.zeros(2), jnp.zeros((NUM_PEOPLE, 2))
+    flat, unravel = jax.flatten_util.ravel_pytree(values)
+    for _ in range(20):
+        hessian = jax.hessian(lambda x: log_joint(unravel(x)))(flat)
+        flat -= jnp.linalg.solve(hessian, jax.grad(lambda x: log_joint(unravel(x)))(flat))
+    return unravel(jnp.sqrt(-1 / jnp.diag(hessian)))
+
+
+def fitted_sds(follow):
+    def model(*args, **kwargs):
+        tastes(*args, follow=follow, **kwargs)
+
+    guide = numpyro.infer.autoguide.AutoNormal(model, init_scale=0.1)
+    rate = optax.cosine_decay_schedule(0.05, 2500)
+    svi = lc.SubsampledSVI(model, guide, optax.adam(rate), TraceMeanField_ELBO())
+    batches = lc.ArrayBatches(PEOPLE, CHOICES, batch_size=100)
+    result = svi.run(jax.random.key(0), 2500, batches=batches, progress_bar=False)
+    best = lc.Fitted.from_svi(svi, result).on(PEOPLE[:5]).top_classes(3)
+    assert best.classes.shape == (5, 3)
+    return result.params["b_auto_scale"], result.params["g_auto_scale"]
+
+
+@pytest.mark.parametrize(
+    ("follow", "low", "high"), [(True, 0.93, 1.07), slow_case(False, 0.5, 0.85)]
+)
+def test_a_followed_posterior_is_as_wide_as_that_of_all_classes(follow, low, high):
+    """Mean sds over those of a Gaussian at the mode, one factor for each value.
+
+    With the best slopes the bound is exact to second order in the draw; without, its curvature is
+    that of the label's own distance, about twice as much.
+    """
+    for found, expected in zip(fitted_sds(follow), laplace_sds(), strict=True):
+        assert low < float((found / expected).mean()) < high
