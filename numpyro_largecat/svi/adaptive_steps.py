@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,18 +12,17 @@ import optax
 from jax import Array
 
 
-class AdaptiveStepsState(NamedTuple):
-    """State of ``adaptive_steps``."""
+class StepsOfElements(NamedTuple):
+    """How often steps were taken."""
 
     num_steps: Array  # (), steps of the fit
     visits: Any  # steps that each element has seen, like the parameters
-    mean_square: Any  # moving average of squared gradients, like the parameters
 
 
 def adaptive_steps(step_size: float = 0.02) -> optax.GradientTransformation:
     r"""Step sizes that fall with the steps of each element and with its own gradients.
 
-    .. math:: \theta \leftarrow \theta - \rho\, t^{-1/2 + 10^{-16}} \, \frac{g_t}{1 + \sqrt{s_t}},
+    .. math:: \theta \leftarrow \theta - \rho\, t^{-1/2} \, \frac{g_t}{1 + \sqrt{s_t}},
               \qquad s_t = 0.1 \, g_t^2 + 0.9 \, s_{t-1},
 
     where rho falls by the factor 0.9 every 2000 steps of the fit, and t counts the steps that the
@@ -56,23 +54,21 @@ def adaptive_steps(step_size: float = 0.02) -> optax.GradientTransformation:
     if not 0 < step_size < math.inf:
         raise ValueError(f"`step_size` must be above 0 and finite; got {step_size}.")
 
-    def init(params: Any) -> AdaptiveStepsState:
-        zeros = partial(jax.tree.map, jnp.zeros_like)
-        return AdaptiveStepsState(jnp.zeros((), jnp.int32), zeros(params), zeros(params))
+    by_gradients = optax.scale_by_rms(decay=0.9, eps=1.0, eps_in_sqrt=False)
+    return optax.chain(by_gradients, _scale_by_steps(step_size))
+
+
+def _scale_by_steps(step_size: float) -> optax.GradientTransformation:
+    def init(params: Any) -> StepsOfElements:
+        return StepsOfElements(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
 
     def update(
-        grads: Any, state: AdaptiveStepsState, params: Any = None
-    ) -> tuple[Any, AdaptiveStepsState]:
+        scaled: Any, state: StepsOfElements, params: Any = None
+    ) -> tuple[Any, StepsOfElements]:
         del params
         rate = step_size * 0.9 ** (state.num_steps // 2000)
         visits = jax.tree.map(lambda v: v + 1, state.visits)
-        squares = jax.tree.map(lambda g, s: 0.1 * g**2 + 0.9 * s, grads, state.mean_square)
-        steps = jax.tree.map(
-            lambda g, v, s: -rate * v ** (-0.5 + 1e-16) / (1 + jnp.sqrt(s)) * g,
-            grads,
-            visits,
-            squares,
-        )
-        return steps, AdaptiveStepsState(state.num_steps + 1, visits, squares)
+        steps = jax.tree.map(lambda g, v: -rate * v**-0.5 * g, scaled, visits)
+        return steps, StepsOfElements(state.num_steps + 1, visits)
 
     return optax.GradientTransformation(init, update)

@@ -25,7 +25,9 @@ def test_the_rate_falls_every_2000_steps_of_the_fit():
     optimiser = lc.adaptive_steps()
     state = optimiser.init(jnp.zeros(()))
     first, _ = optimiser.update(jnp.array(2.0), state)
-    late, _ = optimiser.update(jnp.array(2.0), state._replace(num_steps=jnp.array(4000)))
+    by_gradients, steps = state
+    steps = steps._replace(num_steps=jnp.array(4000))
+    late, _ = optimiser.update(jnp.array(2.0), (by_gradients, steps))
     np.testing.assert_allclose(late, 0.81 * first, rtol=1e-6)
 
 

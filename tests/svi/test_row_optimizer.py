@@ -11,6 +11,7 @@ import optax
 import pytest
 from numpyro.optim import optax_to_numpyro
 
+import numpyro_largecat as lc
 from numpyro_largecat.svi.row_optimizer import (
     check_row_wise,
     find_owners,
@@ -31,6 +32,7 @@ ROW_WISE = {
     "adamw": optax_to_numpyro(optax.adamw(0.1)),
     "adagrad": optax_to_numpyro(optax.adagrad(0.1)),
     "rmsprop": optax_to_numpyro(optax.rmsprop(0.1, centered=True, momentum=0.9)),
+    "adaptive_steps": optax_to_numpyro(lc.adaptive_steps(0.1)),
     "schedule": optax_to_numpyro(optax.adam(optax.exponential_decay(0.1, 10, 0.9))),
     "clip": optax_to_numpyro(optax.chain(optax.clip(0.5), optax.adam(0.1))),
     "global_norm": optax_to_numpyro(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))),
