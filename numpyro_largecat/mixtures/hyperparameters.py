@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from jax.typing import ArrayLike
 from numpyro_largecat._checks import check_finite, check_shape, describe
 
 T = TypeVar("T", bound="Hyperparameters")
+OWN_MODULE = __name__.rpartition(".")[0]  # from which our families and priors are imported
 
 
 class Hyperparameters:
@@ -36,7 +38,7 @@ def to_values(name: str, prior: Hyperparameters) -> dict[str, Any]:
         TypeError: If an attribute is something that a file of arrays cannot hold.
     """
     own = {f"{name}.{k}": v for k, v in vars(prior).items()}
-    return {name: type(prior).__name__} | {k: _storable(k, v) for k, v in own.items()}
+    return {name: _path(type(prior))} | {k: _storable(k, v) for k, v in own.items()}
 
 
 def _storable(name: str, value: Any) -> Any:
@@ -53,19 +55,54 @@ def _storable(name: str, value: Any) -> Any:
 
 
 def from_values(name: str, base: type[T], values: dict[str, Any]) -> T:
-    """The prior that ``to_values`` took apart, of a subclass of ``base`` that is defined now."""
-    wanted = values[name]
-    classes = [cls for cls in _subclasses(base) if cls.__name__ == wanted]
-    if not classes:
-        known = f"no subclass of {base.__name__} has that name"
-        raise ValueError(f"the fit has a {wanted}, and {known}. Define or import it first.")
-    start = f"{name}."
+    """The prior that ``to_values`` took apart, of a subclass of ``base`` that is defined now.
+
+    Raises:
+        ValueError: If there is no such class, or several.
+    """
+    found, start = _class_of(base, values[name]), f"{name}."
     own = {k.removeprefix(start): v for k, v in values.items() if k.startswith(start)}
-    return _make(classes[-1], (tuple(own), ()), own.values())
+    return _make(found, (tuple(own), ()), own.values())
+
+
+def _class_of(base: type[T], path: str) -> type[T]:
+    known = _subclasses(base)
+    classes = [cls for cls in known if _path(cls) == path]
+    if len(classes) > 1:
+        classes = [cls for cls in classes if _is_current(cls)]
+        if not classes:
+            raise ValueError(
+                f"the fit has a {path}, and several subclasses of {base.__name__} have that name. "
+                "Define it once, at the top of a module."
+            )
+    if not classes:
+        last = path.rpartition(".")[2]
+        alike = [_path(cls) for cls in known if cls.__name__ == last]
+        others = f"; it is not {' or '.join(alike)}" if alike else ""
+        raise ValueError(
+            f"the fit has a {path}, and no subclass of {base.__name__} has that name{others}. "
+            "Define or import it first, from where the fit had it."
+        )
+    return classes[0]
+
+
+def _path(cls: type[Hyperparameters]) -> str:
+    """Module and name of a class; of ours the module without its file, which may move."""
+    is_own = cls.__module__.startswith(f"{OWN_MODULE}.")
+    return f"{OWN_MODULE if is_own else cls.__module__}.{cls.__qualname__}"
+
+
+def _is_current(cls: type[Hyperparameters]) -> bool:
+    """Whether its name stands for it, and not for what a cell that ran again has defined since."""
+    found: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is cls
 
 
 def _subclasses(cls: type[T]) -> list[type[T]]:
-    return [found for sub in cls.__subclasses__() for found in (sub, *_subclasses(sub))]
+    found = [below for sub in cls.__subclasses__() for below in (sub, *_subclasses(sub))]
+    return list(dict.fromkeys(found))  # some by several bases
 
 
 def vector(name: str, value: ArrayLike, size: int) -> np.ndarray:

@@ -110,7 +110,8 @@ class MixtureFit:
 
         Raises:
             ValueError: If the folder holds something else, or a fit that is damaged, has a family
-                that is not defined, or a ``dtype`` of float64 where 64 bits are not enabled.
+                that is not defined in the module that it had, or a ``dtype`` of float64 where 64
+                bits are not enabled.
             OSError: If there is none, or it cannot be read.
         """
         values = load_fit(path, "MixtureFit", {field.name for field in fields(cls)})

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from scipy.special import gammaln, softmax
 import numpyro_largecat as lc
 from numpyro_largecat.mixtures import Options
 from numpyro_largecat.mixtures.global_step import Statistics, global_step, map_in_groups
-from numpyro_largecat.mixtures.hyperparameters import from_values
+from numpyro_largecat.mixtures.hyperparameters import Hyperparameters, from_values, to_values
 from numpyro_largecat.mixtures.passes import Model, memoized_steps, stochastic_steps
 from numpyro_largecat.mixtures.row_stream import RowStream, look_at
 from tests import reference_mixtures as reference
@@ -408,8 +409,47 @@ def test_attributes_of_all_kinds_are_saved(tmp_path: Path) -> None:
 
 
 def test_a_family_that_is_not_defined_is_refused() -> None:
-    with pytest.raises(ValueError, match="no subclass of ConjugateFamily has that name"):
-        from_values("family", lc.mixtures.ConjugateFamily, {"family": "Nine"})
+    with pytest.raises(ValueError, match=r"a mine\.Nine, and no subclass of ConjugateFamily has"):
+        from_values("family", lc.mixtures.ConjugateFamily, {"family": "mine.Nine"})
+
+
+def prior_of(module: str, base: type[Hyperparameters]) -> Hyperparameters:
+    """A prior whose class a module is to have defined under the name ``Mine``."""
+    return type("Mine", (base,), {"__module__": module})()
+
+
+def test_classes_of_one_name_in_two_modules_are_told_apart() -> None:
+    class Prior(Hyperparameters):
+        pass
+
+    saved = to_values("prior", prior_of("first", Prior))
+    prior_of("second", Prior)
+    assert type(from_values("prior", Prior, saved)).__module__ == "first"
+    third = r"a third\.Mine.*; it is not first\.Mine or second\.Mine"
+    with pytest.raises(ValueError, match=third):
+        from_values("prior", Prior, {"prior": "third.Mine"})
+
+
+def test_of_classes_of_one_name_in_one_module_the_name_is_that_of_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cell that ran again has defined it twice; without a name in the module none is meant."""
+
+    class Prior(Hyperparameters):
+        pass
+
+    saved = to_values("prior", prior_of(__name__, Prior))
+    last = type(prior_of(__name__, Prior))
+    with pytest.raises(ValueError, match=r"several subclasses of Prior have that name"):
+        from_values("prior", Prior, saved)
+    monkeypatch.setattr(sys.modules[__name__], "Mine", last, raising=False)
+    assert type(from_values("prior", Prior, saved)) is last
+
+
+def test_our_own_classes_are_saved_by_their_public_names() -> None:
+    """So that a fit can be read after a file of the package has another name."""
+    saved = to_values("family", CASES["gaussian"].family)
+    assert saved["family"] == "numpyro_largecat.mixtures.GaussianFamily"
 
 
 def test_spread_seeds_are_in_different_clusters() -> None:
