@@ -159,7 +159,7 @@ class MixtureFit:
 
         Cost: O(N K P), one product of matrices, in chunks of bounded memory.
         """
-        return self._of_rows(_log_likelihood, x, self._globals("map"))
+        return self._of_rows(_log_likelihood, x, self._mean_globals)
 
     def score(self, x: ArrayLike) -> float:
         """Mean of ``log_likelihood`` over rows, nats per row: higher is better, on new rows."""
@@ -175,7 +175,7 @@ class MixtureFit:
         active = self.num_active if num_active is None else num_active
         active = check_num_active(active, self.num_components, "components")
         run = partial(_responsibilities, num_active=active)
-        sparse: Responsibilities = self._of_rows(run, x, self._globals(self.objective))
+        sparse: Responsibilities = self._of_rows(run, x, self._own_globals)
         return TopLCategorical(sparse.indices, jnp.log(sparse.probs), self.num_components)
 
     def assign(self, x: ArrayLike) -> Array:
@@ -186,14 +186,19 @@ class MixtureFit:
         statistics = Statistics(self.counts, self.statistics)
         return global_step(self.family, self.mixing_prior, statistics, objective)
 
-    def _globals(self, objective: Objective) -> Globals:
-        kept = self.__dict__.setdefault("_kept", {})
-        if objective not in kept:
-            step = self._step(objective)
-            if objective == "map":
-                step = step._replace(log_weights=_normalised(step.log_weights))
-            kept[objective] = step.parameters(self.dtype)
-        return kept[objective]
+    @cached_property
+    def _own_globals(self) -> Globals:
+        """By the objective of the fit."""
+        if self.objective == "map":
+            return self._mean_globals
+        return self._step(self.objective).parameters(self.dtype)
+
+    @cached_property
+    def _mean_globals(self) -> Globals:
+        """At the posterior means."""
+        step = self._step("map")
+        step = step._replace(log_weights=_normalised(step.log_weights))
+        return step.parameters(self.dtype)
 
     def _in_float64(self, of_natural: Any) -> Any:
         """Compute in float64, then give floats the type of the fit."""
