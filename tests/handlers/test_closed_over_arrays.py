@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import re
 from contextlib import contextmanager
@@ -135,6 +136,34 @@ def test_programs_take_donate_and_give_back_trees():
             assert state["w"].is_deleted() == donates
         assert program({"w": jnp.ones(3)}, 1.0, 3)[0]["w"].tolist() == [4, 5, 6]
         assert traces == [2, 3]
+
+
+def num_live():
+    gc.collect()
+    return len(jax.live_arrays())
+
+
+def test_each_program_keeps_one_copy_of_an_array_that_its_trace_has_made():
+    """Calls make no more of them, and they go with the programs."""
+
+    def look(i):
+        return jnp.asarray(np.arange(9.0))[i]
+
+    before, program = num_live(), compiled(look)
+    for num_programs in (1, 2):
+        for _ in range(3):
+            program(np.zeros(num_programs, int))
+        assert num_live() == before + num_programs
+    del program
+    assert num_live() == before
+
+
+def test_programs_share_the_copy_of_an_array_that_is_always_the_same():
+    table, before = np.arange(9.0), num_live()
+    program = compiled(lambda i: jnp.asarray(table)[i])
+    for size in (1, 2, 3):
+        program(np.zeros(size, int))
+    assert num_live() == before + 1
 
 
 @pytest.mark.parametrize("nested", [False, True])
