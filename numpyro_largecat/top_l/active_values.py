@@ -145,7 +145,9 @@ class ActiveValues:
         try:
             jax.eval_shape(lambda: _log_weights(self.run, self.sites, first))
         except Exception:
-            return False  # what is wrong with the model itself shows when it is run
+            # All of them: models and their libraries refuse shapes by exceptions of their own. They
+            # are run with whole values then, where what is wrong with the model itself is raised.
+            return False
         return True
 
 

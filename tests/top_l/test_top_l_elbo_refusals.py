@@ -305,3 +305,21 @@ def test_a_weight_for_each_place():
     repeated = np.repeat(np.arange(N), np.arange(1, N + 1))
     expected = total(jnp.ones(len(repeated)), repeated)
     np.testing.assert_allclose(total(weights, np.arange(N)), expected, rtol=1e-5)
+
+
+def test_a_model_that_fails_at_any_shape_fails_with_its_own_message():
+    """The look at which shapes it takes passes over it, and the next run does not."""
+    looked = []
+
+    def model():
+        with data():
+            z = component()
+            if z.shape == (1,):
+                looked.append(True)
+            if looked:
+                raise RuntimeError("out of paper")
+            numpyro.sample("x", dist.Normal(LOC[z], 1), obs=X)
+
+    with pytest.raises(RuntimeError, match="out of paper"):
+        loss(model)
+    assert looked == [True]
