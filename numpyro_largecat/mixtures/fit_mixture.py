@@ -20,14 +20,9 @@ from numpyro_largecat._checks import (
     is_concrete,
 )
 from numpyro_largecat._progress_bar import progress_bar as bar_of
-from numpyro_largecat._result_so_far import attach_result, exit_at_sigterm, held_signals
-from numpyro_largecat.data.checkpoints import (
-    Checkpoints,
-    CheckpointWriter,
-    Reached,
-    has_checkpoint,
-    read_checkpoint,
-)
+from numpyro_largecat._result_so_far import held_signals
+from numpyro_largecat.data.checkpoints import Checkpoints, Reached, has_checkpoint, read_checkpoint
+from numpyro_largecat.data.fit_in_progress import fit_in_progress
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import Objective, Statistics
 from numpyro_largecat.mixtures.mixing_priors import DirichletMixing, MixingPrior
@@ -177,7 +172,7 @@ def fit_mixture(
         assert checkpoints is not None
         saved = read_checkpoint(checkpoints, KIND, settings)
         reached, bounds = step_of(saved.arrays), saved.arrays["bounds"].tolist()
-    num_done = len(bounds)
+    num_done, total = len(bounds), num_passes * num_batches
     if method == "memoized":
         memory = reached if goes_on else None
         steps = memoized_steps(model, first, stream, num_passes, memory, num_done)
@@ -200,15 +195,15 @@ def fit_mixture(
             num_before + len(bounds) * (method == "stochastic"),
         )
 
+    def so_far() -> tuple[MixtureFit, str]:
+        return fit(), f"{len(bounds)} of {total} batches"
+
     def to_write() -> Reached:
         arrays = arrays_of(reached) | {"bounds": np.array(bounds)}
         return Reached(len(bounds), arrays, {"settings": settings})
 
-    total = num_passes * num_batches
     with (
-        exit_at_sigterm(checkpoints is not None),
-        attach_result(lambda: (fit(), f"{len(bounds)} of {total} batches")),
-        CheckpointWriter(checkpoints, KIND, to_write, num_done) as writer,
+        fit_in_progress(checkpoints, KIND, so_far, to_write, num_done) as writer,
         bar_of(steps, total=total, initial=num_done, disable=not progress_bar, unit="batch") as bar,
     ):
         for step in bar:

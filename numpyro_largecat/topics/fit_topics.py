@@ -20,15 +20,9 @@ from numpyro_largecat._checks import (
     check_one_of,
 )
 from numpyro_largecat._progress_bar import progress_bar as bar_of
-from numpyro_largecat._result_so_far import attach_result, exit_at_sigterm
-from numpyro_largecat.data.checkpoints import (
-    Checkpoints,
-    CheckpointWriter,
-    Reached,
-    has_checkpoint,
-    read_checkpoint,
-)
+from numpyro_largecat.data.checkpoints import Checkpoints, Reached, has_checkpoint, read_checkpoint
 from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.data.fit_in_progress import fit_in_progress
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
 from numpyro_largecat.ops.threads import meanwhile
@@ -264,21 +258,20 @@ def fit_topics(
             shapes,
         )
 
-    about = {"settings": settings, "shapes": shapes, "candidates": candidates}
+    def so_far() -> tuple[TopicFit, str]:
+        return fit(), f"{table.changes} of {total} batches"
+
+    def reached() -> Reached:
+        about = {"settings": settings, "shapes": shapes, "candidates": candidates}
+        return Reached(table.changes, arrays_of(memory), about)
+
     if method == "memoized":
         steps = memoized_steps(problem, batches, memory, num_passes, rng_key)
     else:
         shared = problem, batches, memory, num_passes, options, rng_key
         steps = stochastic_steps(*shared, num_before)
     with (
-        exit_at_sigterm(checkpoints is not None),
-        attach_result(lambda: (fit(), f"{table.changes} of {total} batches")),
-        CheckpointWriter(
-            checkpoints,
-            KIND,
-            lambda: Reached(table.changes, arrays_of(memory), about),
-            num_done,
-        ) as writer,
+        fit_in_progress(checkpoints, KIND, so_far, reached, num_done) as writer,
         bar_of(
             steps, total=in_all, initial=num_done, disable=not progress_bar, unit="batch"
         ) as bar,
