@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,22 +15,22 @@ from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_count, check_interval, check_key, check_kind, check_shape
 from numpyro_largecat._progress_bar import progress_bar as bar_of
-from numpyro_largecat._result_so_far import attach_result, exit_at_sigterm, held_signals
 from numpyro_largecat.data.checkpoints import (
     Checkpoints,
-    CheckpointWriter,
     Reached,
     fingerprint,
     has_checkpoint,
     read_checkpoint,
 )
+from numpyro_largecat.data.fit_folders import SavedArrays
+from numpyro_largecat.data.fit_in_progress import fit_in_progress
 from numpyro_largecat.data.sparse_rows import SparseRows
 from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit, log_loss
-from numpyro_largecat.double_sum.feature_rows import check_data
-from numpyro_largecat.double_sum.minibatch_steps import run_minibatches, with_penalties_of
-from numpyro_largecat.double_sum.pair_steps import LinearData, collect, run_pairs
+from numpyro_largecat.double_sum.feature_rows import FeatureRows, check_data
+from numpyro_largecat.double_sum.minibatch_steps import visit_minibatches, with_penalties_of
+from numpyro_largecat.double_sum.pair_steps import collect, visit_pairs
 from numpyro_largecat.double_sum.rules import DoubleSumRule, ImplicitSGD, step_sizes
-from numpyro_largecat.ops.double_sum.fixed_batches import FixedBatches, fixed_batches
+from numpyro_largecat.ops.double_sum.fixed_batches import fixed_batches
 
 KIND = "fit of fit_double_sum"
 LARGEST_RESIDUAL = 1e-2  # of a minibatch, relative to its step, without a warning
@@ -150,116 +148,101 @@ def fit_double_sum(
     _check_batches(rule, len(y), num_categories, batch_size, num_sampled)
     _check_start(start, (num_categories, num_features), len(y))
     goes_on = has_checkpoint(checkpoints, resume, KIND)
-    settings = (
-        {}
-        if checkpoints is None
-        else {
-            "rng_key": fingerprint(rng_key),
-            "data": [len(y), num_categories, fingerprint((features, y))],
-            "rule": type(rule).__name__,
-            "step sizes": fingerprint(step_sizes(rule.step_size, range(10))),
-            "ridge": ridge,
-            "batch_size": batch_size,
-            "num_sampled": num_sampled,
-            "start": None if start is None else fingerprint((start.w, start.u, start.num_passes)),
-            "record_losses": record_losses,
-        }
-    )
+    settings = {}
+    if checkpoints is not None:
+        how = {"ridge": ridge, "batch_size": batch_size, "num_sampled": num_sampled}
+        how["record_losses"] = record_losses
+        settings = _settings(rng_key, features, y, num_categories, rule, start) | how
     data = collect(features, y, num_categories, rule, ridge)
     if batch_size == num_sampled == 1:
-        visit = _pairs(data, rule)
+        visit = visit_pairs(data, rule)
     else:
         rng_key, batch_key = jax.random.split(rng_key)
         batches = fixed_batches(batch_key, y, batch_size=batch_size, num_categories=num_categories)
         data = with_penalties_of(batches, data, num_sampled, num_categories, ridge)
-        visit = _minibatches(data, batches, num_sampled, num_categories)
-    dtype, num_before, num_done = data.squared_norms.dtype, 0, 0
-    w = jnp.zeros((num_categories, num_features), dtype)
-    u = jnp.full(y.shape, math.log(num_categories), dtype)
-    if start is not None:
-        w, u = jnp.asarray(start.w, dtype), jnp.asarray(start.u, dtype)
-        num_before = start.num_passes
-    losses: list[Array] = []
+        visit = visit_minibatches(data, batches, num_sampled, num_categories)
+    dtype = data.squared_norms.dtype
+    now = _before_first_pass(start, (num_categories, num_features), len(y), dtype)
     if goes_on:
         assert checkpoints is not None
-        saved = read_checkpoint(checkpoints, KIND, settings)
-        w, u = jnp.asarray(saved.arrays["w"]), jnp.asarray(saved.arrays["u"])
-        losses, num_done = list(jnp.asarray(saved.arrays["losses"])), saved.number
-    u = visit.arrange(u)
+        now = _of_checkpoint(read_checkpoint(checkpoints, KIND, settings))
+    now = now._replace(u=visit.arrange(now.u))
+    num_done = now.num_done
+    num_before = 0 if start is None else start.num_passes
 
     def fit() -> DoubleSumFit:
-        recorded = jnp.array(losses) if record_losses else None
-        return DoubleSumFit(w, visit.by_row(u), recorded, num_before + num_done)
+        recorded = jnp.array(now.losses) if record_losses else None
+        return DoubleSumFit(now.w, visit.by_row(now.u), recorded, num_before + now.num_done)
+
+    def so_far() -> tuple[DoubleSumFit, str]:
+        return fit(), f"{now.num_done} of {num_passes} passes"
 
     def to_write() -> Reached:
-        arrays = {"w": w, "u": visit.by_row(u), "losses": jnp.array(losses, dtype)}
-        return Reached(num_done, jax.tree.map(np.asarray, arrays), {"settings": settings})
+        arrays = {"w": now.w, "u": visit.by_row(now.u), "losses": jnp.array(now.losses, dtype)}
+        return Reached(now.num_done, jax.tree.map(np.asarray, arrays), {"settings": settings})
 
     passes = range(num_before, num_before + num_passes)
     sizes = step_sizes(rule.step_size, passes)
     keys = list(enumerate(jax.random.split(rng_key, passes.stop)[num_before:]))[num_done:]
     with (
-        exit_at_sigterm(checkpoints is not None),
-        attach_result(lambda: (fit(), f"{num_done} of {num_passes} passes")),
-        CheckpointWriter(checkpoints, KIND, to_write, num_done) as writer,
+        fit_in_progress(checkpoints, KIND, so_far, to_write, num_done) as writer,
         bar_of(
             keys, total=num_passes, initial=num_done, disable=not progress_bar, unit="pass"
         ) as bar,
     ):
         for i, pass_key in bar:
             # Nothing is donated: a pass that is interrupted or overflows leaves the last one.
-            size = jnp.asarray(sizes[i], dtype)
-            new_w, new_u, residual = visit.all(w, u, pass_key, size)
+            w, u, residual = visit.all(now.w, now.u, pass_key, jnp.asarray(sizes[i], dtype))
             _warn_of_residual(float(residual), passes[i])
-            _check_weights(new_w, new_u, passes[i], rule)
-            new_losses = losses
+            _check_weights(w, u, passes[i], rule)
+            losses = now.losses
             if record_losses:
-                loss = log_loss(features, y, new_w)
-                new_losses = [*losses, loss + ridge / (2 * len(y)) * jnp.vdot(new_w, new_w)]
-            with held_signals():
-                w, u, losses, num_done = new_w, new_u, new_losses, i + 1
-            writer.after_steps(num_done)
+                loss = log_loss(features, y, w) + ridge / (2 * len(y)) * jnp.vdot(w, w)
+                losses = [*losses, loss]
+            now = _AfterPass(w, u, losses, i + 1)
+            writer.after_steps(now.num_done)
         return fit()
 
 
-class _Visit(NamedTuple):
-    """How a pass visits all observations, and where it has their local variables."""
+class _AfterPass(NamedTuple):
+    """What a fit has reached; one name, so that no signal can part what belongs together."""
 
-    all: Callable[
-        [Array, Array, Array, Array], tuple[Array, Array, Array | float]
-    ]  # w, u, residual
-    arrange: Callable[[Array], Array]  # u of the observations, as a pass takes it
-    by_row: Callable[[Array], Array]  # and back
-
-
-def _pairs(data: LinearData, rule: DoubleSumRule) -> _Visit:
-    """One observation and one other class at a time."""
-    kernel = replace(rule, step_size=1.0)  # compiled for any size
-
-    def run(w: Array, u: Array, rng_key: Array, size: Array) -> tuple[Array, Array, Array | float]:
-        return *run_pairs(w, u, rng_key, data, size, rule=kernel), 0.0
-
-    return _Visit(run, lambda u: u, lambda u: u)
+    w: Array  # (K, D)
+    u: Array  # (N,), or as passes take it
+    losses: list[Array]  # of the passes, if they are recorded
+    num_done: int  # passes of this fit
 
 
-def _minibatches(
-    data: LinearData, batches: FixedBatches, num_sampled: int, num_categories: int
-) -> _Visit:
-    """Minibatches, whose local variables lie side by side."""
-    x_batches = data.features.take_batches(batches.rows)
+def _before_first_pass(
+    start: DoubleSumFit | None, shape: tuple[int, int], num_rows: int, dtype: Any
+) -> _AfterPass:
+    if start is not None:
+        return _AfterPass(jnp.asarray(start.w, dtype), jnp.asarray(start.u, dtype), [], 0)
+    u = jnp.full(num_rows, math.log(shape[0]), dtype)
+    return _AfterPass(jnp.zeros(shape, dtype), u, [], 0)
 
-    def run(w: Array, u: Array, rng_key: Array, size: Array) -> tuple[Array, Array, Array | float]:
-        return run_minibatches(
-            w, u, rng_key, data, batches, x_batches, size, num_sampled=num_sampled
-        )
 
-    def arrange(u: Array) -> Array:
-        return u.at[batches.rows].get(mode="fill", fill_value=math.log(num_categories))
+def _of_checkpoint(saved: SavedArrays) -> _AfterPass:
+    w, u, losses = (jnp.asarray(saved.arrays[name]) for name in ("w", "u", "losses"))
+    return _AfterPass(w, u, list(losses), saved.number)
 
-    def by_row(u: Array) -> Array:
-        return jnp.zeros(data.y.shape, u.dtype).at[batches.rows].set(u, mode="drop")
 
-    return _Visit(run, arrange, by_row)
+def _settings(
+    rng_key: Array,
+    features: FeatureRows,
+    y: Array,
+    num_categories: int,
+    rule: DoubleSumRule,
+    start: DoubleSumFit | None,
+) -> dict[str, Any]:
+    """What must be the same in a fit that goes on, besides plain numbers."""
+    return {
+        "rng_key": fingerprint(rng_key),
+        "data": [len(y), num_categories, fingerprint((features, y))],
+        "rule": type(rule).__name__,
+        "step sizes": fingerprint(step_sizes(rule.step_size, range(10))),
+        "start": None if start is None else fingerprint((start.w, start.u, start.num_passes)),
+    }
 
 
 def _check_start(start: Any, shape: tuple[int, int], num_rows: int) -> None:

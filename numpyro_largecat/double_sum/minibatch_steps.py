@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_largecat.double_sum.feature_rows import FeatureRows
-from numpyro_largecat.double_sum.pair_steps import LinearData
+from numpyro_largecat.double_sum.pair_steps import LinearData, Visit
 from numpyro_largecat.ops.double_sum.fixed_batches import (
     FixedBatches,
     batch_touch_probability,
@@ -30,6 +31,26 @@ def with_penalties_of(
     )
     betas = (1 / probability).astype(data.log_others.dtype)
     return data._replace(penalties=ridge / len(data.y) * betas)
+
+
+def visit_minibatches(
+    data: LinearData, batches: FixedBatches, num_sampled: int, num_categories: int
+) -> Visit:
+    """Minibatches, whose local variables lie side by side."""
+    x_batches = data.features.take_batches(batches.rows)
+
+    def run(w: Array, u: Array, rng_key: Array, size: Array) -> tuple[Array, Array, Array | float]:
+        return run_minibatches(
+            w, u, rng_key, data, batches, x_batches, size, num_sampled=num_sampled
+        )
+
+    def arrange(u: Array) -> Array:
+        return u.at[batches.rows].get(mode="fill", fill_value=math.log(num_categories))
+
+    def by_row(u: Array) -> Array:
+        return jnp.zeros(data.y.shape, u.dtype).at[batches.rows].set(u, mode="drop")
+
+    return Visit(run, arrange, by_row)
 
 
 @partial(jax.jit, static_argnames="num_sampled")

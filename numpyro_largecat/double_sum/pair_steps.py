@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,6 +29,15 @@ class LinearData(NamedTuple):
     radii: Radii | None  # for U-max
 
 
+class Visit(NamedTuple):
+    """How a pass visits all observations, and where it has their local variables."""
+
+    # Takes w, u, a key and a step size; gives the new w and u, and the largest residual.
+    all: Callable[[Array, Array, Array, Array], tuple[Array, Array, Array | float]]
+    arrange: Callable[[Array], Array]  # u of the observations, as a pass takes it
+    by_row: Callable[[Array], Array]  # and back
+
+
 def collect(
     features: FeatureRows, y: Array, num_categories: int, rule: DoubleSumRule, ridge: float
 ) -> LinearData:
@@ -46,6 +57,16 @@ def inverse_touch_probability(y: Array, num_categories: int) -> Array:
     """Beta of Eq. 6: one over the probability that a step touches the row of each class, (K,)."""
     counts = jnp.bincount(y, length=num_categories)
     return len(y) / (counts + (len(y) - counts) / (num_categories - 1))
+
+
+def visit_pairs(data: LinearData, rule: DoubleSumRule) -> Visit:
+    """One observation and one other class at a time."""
+    kernel = replace(rule, step_size=1.0)  # compiled for any size
+
+    def run(w: Array, u: Array, rng_key: Array, size: Array) -> tuple[Array, Array, Array | float]:
+        return *run_pairs(w, u, rng_key, data, size, rule=kernel), 0.0
+
+    return Visit(run, lambda u: u, lambda u: u)
 
 
 @partial(jax.jit, static_argnames="rule")
