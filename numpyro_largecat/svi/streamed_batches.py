@@ -72,8 +72,6 @@ class StreamedBatches:
         3
     """
 
-    _dtypes: list[Any] = []  # of the sources, once they are known
-
     def __init__(self, *sources: Any, batch_size: int, seed: int = 0) -> None:
         if not sources:
             raise ValueError("StreamedBatches needs at least one source, such as x and y.")
@@ -144,7 +142,7 @@ class StreamedBatches:
         rows = np.asarray(self._rows(step, num_batches))
         here = _columns_here(rows.shape, where)
         arrays = []
-        for part in self._read(rows[:num_read, here].ravel()):
+        for part in self._checked(rows[:num_read, here].ravel()):
             array = np.zeros((*rows.shape, *part.shape[1:]), part.dtype)
             array[:num_read, here] = part.reshape(-1, len(here), *array.shape[2:])
             arrays.append(_placed(array, where))
@@ -156,12 +154,16 @@ class StreamedBatches:
     def _read(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
         """Rows of each source, read in ascending order."""
         ascending, places = np.unique(rows, return_inverse=True)
-        found = [np.asarray(source[ascending])[places] for source in self.sources]
-        for i, (array, dtype) in enumerate(zip(found, self._dtypes, strict=False)):
+        return [np.asarray(source[ascending])[places] for source in self.sources]
+
+    def _checked(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
+        """Rows of each source, of the type that its first row has."""
+        found = self._read(rows)
+        for i, (array, dtype) in enumerate(zip(found, self._dtypes, strict=True)):
             if array.dtype != dtype:
                 raise TypeError(
                     f"source {i} must give rows of one dtype; row 0 has {dtype}, and some of rows "
-                    f"{ascending[0]} to {ascending[-1]} {array.dtype}."
+                    f"{rows.min()} to {rows.max()} {array.dtype}."
                 )
         return found
 
