@@ -28,6 +28,7 @@ from numpyro_largecat.svi.loop import run_loop
 from numpyro_largecat.svi.narrow_tables import check_table_dtype
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.processes import in_all
+from numpyro_largecat.svi.run_data import RunData
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
 from numpyro_largecat.svi.saved_run import KIND, SavedRun, read_run, write_run
 from numpyro_largecat.svi.sharding import Sharding
@@ -339,11 +340,9 @@ class SubsampledSVI(SVI):
             self._steps,
             self.plan,
             init,
+            RunData(args, kwargs, batches),
             rng_key,
             num_steps,
-            args,
-            kwargs,
-            batches=batches,
             progress_bar=progress_bar,
             options=RunOptions(stable_update, forward_mode_differentiation),
             init_state=init_state,

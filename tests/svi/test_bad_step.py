@@ -119,7 +119,7 @@ def test_a_fit_ends_in_good_order_where_the_reason_cannot_be_found(monkeypatch):
     def fails(*_, **__):
         raise NotImplementedError("a log density that only the loss knows")
 
-    monkeypatch.setattr("numpyro_largecat.svi.loop.first_not_finite", fails)
+    monkeypatch.setattr("numpyro_largecat.svi.run_so_far.first_not_finite", fails)
     what = r"step 0 of 9: .*could not be looked for \(NotImplementedError: a log density that only"
     svi = softmax_svi(optax.sgd(1e38))
     result = end_of(svi, what, batches=(batch(i, x=100.0) for i in range(9)))

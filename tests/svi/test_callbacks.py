@@ -15,7 +15,7 @@ import pytest
 from numpyro.infer import Trace_ELBO
 
 import numpyro_largecat as lc
-from numpyro_largecat.svi.loop import _Run
+from numpyro_largecat.svi.run_so_far import RunSoFar
 
 KEY = jax.random.key(0)
 NUM_ROWS = 8
@@ -248,14 +248,14 @@ class TestWithCheckpoints:
             calls.append(progress.step)
 
         if where == "copy":
-            copy = _Run._copy_of_state
+            copy = RunSoFar._copy_of_state
 
             def copy_of_state(run):
                 if run.log.num_taken == 6:
                     once()
                 return copy(run)
 
-            monkeypatch.setattr(_Run, "_copy_of_state", copy_of_state)
+            monkeypatch.setattr(RunSoFar, "_copy_of_state", copy_of_state)
         options = {"held_out": lc.HeldOut(score, every_steps=2, patience=3)}
         options["callbacks"] = [lc.Callback(call, every_steps=3)]
         with pytest.raises(KeyboardInterrupt):

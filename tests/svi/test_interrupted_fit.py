@@ -120,6 +120,15 @@ def test_a_fit_goes_on_from_where_it_was_interrupted():
     np.testing.assert_array_equal(rest.params["m"], whole.params["m"])
 
 
+TRACED_FILES = (
+    "svi/loop.py",
+    "svi/loss_log.py",
+    "svi/run_so_far.py",
+    "data/fit_in_progress.py",
+    "_result_so_far.py",
+)
+
+
 class Interruption:
     """Sends Ctrl-C at the n-th line that Python runs of the fit's loop and of what guards it.
 
@@ -139,7 +148,7 @@ class Interruption:
 
     def trace(self, frame, event, _):
         name = frame.f_code.co_filename
-        if not name.endswith(("svi/loop.py", "svi/loss_log.py", "_result_so_far.py")):
+        if not name.endswith(TRACED_FILES):
             return None
         if event == "line":
             self.lines.append((name, frame.f_lineno))
@@ -154,7 +163,7 @@ def test_ctrl_c_at_any_line_of_the_loop_keeps_a_state_with_its_losses(monkeypatc
 
     Each line is tried at its first two visits.
     """
-    monkeypatch.setattr("numpyro_largecat.svi.loop.MAX_CHUNK", 1)
+    monkeypatch.setattr("numpyro_largecat.svi.run_so_far.MAX_CHUNK", 1)
     svi, args = svi_of(), (jnp.ones(3), jnp.arange(3))
     state = svi.init(jax.random.key(0), *args)
 
