@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 import re
-import zipfile
 from typing import Any
 
 import numpy as np
@@ -223,19 +221,3 @@ def modecanada(content: bytes, all_cases: bool) -> Any:
             can = [mode in by_mode for mode in modes]
             choices.append((shown, can, modes.index(chosen[0]), own, int(case)))
     return choices
-
-
-def omniglot(content: bytes) -> tuple[bytes, list[str]]:
-    """Pixels, and the alphabet of each character."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as file:
-            images, numbers, names = (
-                np.load(io.BytesIO(file.read(f"{name}.npy")), allow_pickle=False)
-                for name in ("images", "character_alphabet", "alphabet_names")
-            )
-    except Exception as error:  # there are many for what is no npz file
-        raise Refused from error
-    need(numbers.ndim == 1 and names.ndim == 1 and numbers.dtype.kind in "iu")
-    need(images.shape == (len(numbers), 20, 28, 28) and images.dtype == np.uint8)
-    need(names.dtype.kind == "U" and all(0 <= number < len(names) for number in numbers))
-    return images.tobytes(), [str(names[number]) for number in numbers]

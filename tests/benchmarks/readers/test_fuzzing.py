@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from benchmarks.readers import ChoiceData, read_modecanada, read_swissmetro
 from benchmarks.readers.idx import read_idx
-from benchmarks.readers.images import _read_omniglot
 from benchmarks.readers.interactions import read_interactions
 from benchmarks.readers.python_names import read_names
 from benchmarks.readers.tokens import read_tokens
@@ -53,21 +51,9 @@ def plain_idx(path: Path) -> Any:
     return list(array.shape), array.tobytes()
 
 
-def plain_omniglot(path: Path) -> Any:
-    images, names = _read_omniglot(path)
-    return images.tobytes(), [name.rpartition("/")[0] for name in names]
-
-
 def swissmetro(*changes: dict[str, int], separator: str) -> bytes:
     rows = [SWISSMETRO, *((SWISSMETRO | change).values() for change in changes)]
     return "\n".join(separator.join(map(str, row)) for row in rows).encode()
-
-
-def npz(save: Any) -> bytes:
-    file = io.BytesIO()
-    images = np.zeros((2, 20, 28, 28), np.uint8)
-    save(file, images=images, character_alphabet=np.uint8([1, 0]), alphabet_names=["A", "B"])
-    return file.getvalue()
 
 
 FORMATS = {
@@ -102,13 +88,6 @@ FORMATS = {
         lambda path: plain_choices(read_modecanada(path, all_cases=True)),
         lambda content: in_float32(reference_files.modecanada(content, all_cases=True)),
         (CANADA.encode(), CANADA.replace("car", '"car"').encode()),
-    ),
-    "omniglot": Format(
-        plain_omniglot,
-        reference_files.omniglot,
-        (npz(np.savez_compressed), npz(np.savez)),
-        is_text=False,
-        is_packed=True,
     ),
 }
 

@@ -119,7 +119,7 @@ def test_omniglot_classes_are_named_by_alphabet_and_number(tmp_path):
         ({"images": np.zeros((5, 20, 28, 28))}, "array of float64 of shape"),
         ({"images": np.zeros((4, 20, 28, 28), np.uint8)}, r"\(4, 20, .* of shape \(5,\)"),
         ({"alphabet_names": np.array(["Greek"])}, "below 1, the number of `alphabet_names`"),
-        ({"alphabet_names": None}, "npz file with arrays images, .*got .*alphabet_names"),
+        ({"alphabet_names": None}, "npz file with arrays images, .*alphabet_names"),
     ],
 )
 def test_a_malformed_omniglot_file_is_an_error_that_names_it(tmp_path, changes, message):
