@@ -24,18 +24,24 @@ SAID = ("devices, each with", "log probability of a class", "checksum of the bes
 pytestmark = pytest.mark.slow
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+@pytest.fixture
+def port():
+    """A free port, which is held so that no other program takes it before process 0 does.
+
+    gRPC shares its ports, ``SO_REUSEPORT``, and only what listens gets connections.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
-def start(number, folder):
+def start(number, folder, port):
     """Start the processes, which have four devices together."""
     fixed = [SCRIPT, "--output", folder, "--classes", NUM_CLASSES, "--steps", NUM_STEPS]
     fixed += ["--every-steps", 20, "--emulate", 4 // number]
     if number > 1:
-        fixed += ["--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", number]
+        fixed += ["--coordinator", f"127.0.0.1:{port}", "--num-processes", number]
     return start_each([[*fixed, "--process", i] for i in range(number)])
 
 
@@ -70,10 +76,10 @@ def saved(folder):
     return found.arrays
 
 
-def test_two_processes_lose_one_and_go_on_as_if_nothing_had_happened(tmp_path):
-    whole = printed(start(2, tmp_path / "whole"))
+def test_two_processes_lose_one_and_go_on_as_if_nothing_had_happened(tmp_path, port):
+    whole = printed(start(2, tmp_path / "whole", port))
     folder = tmp_path / "fit"
-    first, second = start(2, folder)
+    first, second = start(2, folder, port)
     for line in first.stdout:
         if "step 120\n" in line:
             break
@@ -83,15 +89,15 @@ def test_two_processes_lose_one_and_go_on_as_if_nothing_had_happened(tmp_path):
         process.communicate(timeout=MOST_SECONDS)
     assert max(fit_folder(folder, KIND).numbers()) in (100, 120, 140)
 
-    assert printed(start(2, folder)) == whole
+    assert printed(start(2, folder, port)) == whole
     arrays, expected = saved(folder), saved(tmp_path / "whole")
     assert arrays.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(arrays[name], value, err_msg=name)
 
     # One process reads the parts of two. A fit of its own is the same but for the order of sums.
-    assert printed(start(1, folder)) == whole
-    assert printed(start(1, tmp_path / "alone"))[-1] == whole[-1]
+    assert printed(start(1, folder, port)) == whole
+    assert printed(start(1, tmp_path / "alone", port))[-1] == whole[-1]
     alone = saved(tmp_path / "alone")
     np.testing.assert_allclose(alone["losses"], expected["losses"], rtol=1e-4)
 
@@ -116,10 +122,9 @@ print("steps", len(result.losses), "warnings", len(said), flush=True)
 """
 
 
-def test_a_row_that_is_not_finite_ends_the_fit_in_all_processes(tmp_path):
+def test_a_row_that_is_not_finite_ends_the_fit_in_all_processes(tmp_path, port):
     """It is read by one of them alone. The state before its step is written by both."""
     script = WITH_A_BAD_ROW.replace("BAD_ROW", "7")
-    port = free_port()
     processes = start_each([["-c", script, port, i, tmp_path] for i in range(2)])
     said = []
     for process in processes:

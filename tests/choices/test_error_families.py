@@ -22,8 +22,10 @@ def family_of(name, distribution):
     "distribution",
     [*(family.distribution for family in FAMILIES.values()), lambda: dist.Laplace(0, 0.3)],
 )
-def test_a_log_concave_family_is_taken(distribution):
-    lc.UtilityCategorical(jnp.zeros(3), noise=family_of("own", distribution))
+def test_probabilities_of_a_log_concave_family_sum_to_one(distribution):
+    d = lc.UtilityCategorical(jnp.array([0.0, 0.5, -1.0]), noise=family_of("own", distribution))
+    # Coarse, as the logarithm of a CDF is.
+    assert jnp.exp(d.log_prob(jnp.arange(3))).sum() == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)

@@ -113,4 +113,7 @@ def test_a_joint_guide_of_a_full_plate_is_not_refused():
         with lc.data_plate("data", len(X), rows) as rows:
             lc.sample_choice("y", x[:, :1] * b, classes=classes, rows=rows, obs=y)
 
-    init(AutoMultivariateNormal(full), full)
+    svi = svi_of(AutoMultivariateNormal(full), full)
+    state = svi.init(jax.random.key(0), X[:5], Y[:5], jnp.arange(5))
+    expected = NUM_CATEGORIES, NUM_CATEGORIES
+    assert svi.get_params(state)["auto_scale_tril"].shape == expected

@@ -56,15 +56,17 @@ def tied(read):
 
 
 def init(model, *args):
+    """The parameters at the start, by name."""
     svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
-    return svi.init(jax.random.key(0), *(jnp.asarray(a)[:10] for a in args), np.arange(10))
+    args = (*(jnp.asarray(a)[:10] for a in args), np.arange(10))
+    return svi.get_params(svi.init(jax.random.key(0), *args))
 
 
 @pytest.mark.slow
 def test_reading_by_id_is_taken() -> None:
     """Also beside weighted sums over the rows, in whatever order they are summed."""
-    init(friends(by_id, by_id), USERS, FRIENDS, X)
-    init(tied(by_id), FRIENDS, USERS)
+    assert init(friends(by_id, by_id), USERS, FRIENDS, X)["v_auto_loc"].shape == (U, 3)
+    assert init(tied(by_id), FRIENDS, USERS)["w_auto_loc"].shape == (U, 3)
 
 
 @pytest.mark.parametrize("readers", [(by_place, by_id), (by_id, by_place)])
@@ -105,7 +107,8 @@ def test_ids_that_are_features_are_taken() -> None:
             psi = table[history].mean(1) @ (w + features[words.indices]).T
             lc.sample_choice("y", psi, classes=words, rows=rows, obs=y)
 
-    init(model, FRIENDS, USERS)
+    params = init(model, FRIENDS, USERS)
+    assert params["table_auto_loc"].shape == params["w_auto_loc"].shape == (U, 3)
 
 
 def test_a_model_may_observe_nothing_but_the_entities() -> None:
@@ -117,7 +120,8 @@ def test_a_model_may_observe_nothing_but_the_entities() -> None:
             numpyro.sample("f", dist.Normal(v, 1), obs=features[read.indices])
 
     svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
-    svi.init(jax.random.key(0), USERS[:10], jnp.zeros(U))
+    state = svi.init(jax.random.key(0), USERS[:10], jnp.zeros(U))
+    assert svi.get_params(state)["v_auto_loc"].shape == (U,)
 
 
 def test_discrete_rows_are_no_false_alarm() -> None:
@@ -162,4 +166,4 @@ def test_a_full_plate_may_be_read_by_place() -> None:
         with lc.data_plate("data", N, rows):
             numpyro.sample("x", dist.Normal(v[groups], 0.5), obs=x)
 
-    init(model, USERS, X)
+    assert init(model, USERS, X)["v_auto_loc"].shape == (U,)

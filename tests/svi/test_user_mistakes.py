@@ -134,10 +134,12 @@ def test_labels_for_columns_of_a_subset_are_refused(fn_of, layout):
 @pytest.mark.slow
 def test_places_among_the_columns_of_a_subset_are_not_refused():
     """A sampled softmax written by hand, and an unrelated categorical of as many outcomes."""
-    init(partial(sampled_softmax, logits_of, lambda classes, y: classes.place(y)), 10 + 3 * Y)
-    init(partial(sampled_softmax, logits_of, lambda classes, y: y % 4), 10 + Y)
-    unrelated = partial(sampled_softmax, logits_of, lambda classes, y: y % 4, plate_labels=False)
-    init(unrelated, Y)
+    by_hand = partial(sampled_softmax, logits_of, lambda classes, y: classes.place(y))
+    unrelated = partial(sampled_softmax, logits_of, lambda classes, y: y % 4)
+    without_labels = partial(unrelated, plate_labels=False)
+    for model, y in ((by_hand, 10 + 3 * Y), (unrelated, 10 + Y), (without_labels, Y)):
+        svi, state = init(model, y)
+        assert svi.get_params(state)["w_auto_loc"].shape == (K,)
 
 
 def two_choices(x, y=None, z=None, rows=None):

@@ -194,8 +194,9 @@ def test_what_cannot_be_looked_at_under_jit():
     assert np.isnan(entropy(np.array([-1, 3])))
 
 
-def test_values_are_not_checked_if_not_wanted():
-    make(np.array([3, 3]), np.zeros(2), validate_args=False)
+def test_a_repeated_outcome_adds_up_if_values_are_not_checked():
+    d = make(np.array([3, 3]), np.zeros(2), validate_args=False)
+    np.testing.assert_allclose(d.log_prob(3), 0, atol=1e-6)
 
 
 def test_enumeration_is_refused():
