@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 from numpyro.infer import Trace_ELBO
 
 import numpyro_largecat as lc
+from benchmarks.data_folder import add_data_argument, how_to_name_data
 from benchmarks.readers import load
 from benchmarks.records import (
     MachineRecord,
@@ -54,6 +55,7 @@ from benchmarks.records import (
 
 NAME = "augment_reduce"
 NOISE = {
+FOLDERS = "mnist/, xml/ and images/"
     "exact": "gumbel",
     "one-vs-each": "gumbel",
     "softmax": "gumbel",
@@ -412,7 +414,7 @@ def names_of(known: tuple[str, ...]) -> Callable[[str], list[str]]:
 def parse_arguments() -> argparse.Namespace:
     parser = argument_parser(__doc__)
     datasets, methods = names_of(tuple(SETTINGS)), names_of(METHODS)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of mnist/, xml/, images/")
+    add_data_argument(parser, FOLDERS)
     parser.add_argument("--datasets", type=datasets, default=list(SETTINGS), help="a,b,...")
     parser.add_argument("--methods", type=methods, default=list(METHODS), help="a,b,...")
     parser.add_argument("--steps", type=int, help="of each fit (default: as the papers)")
@@ -421,7 +423,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     arguments = parser.parse_args()
     if arguments.data is None and not arguments.quick and arguments.datasets != ["synthetic"]:
-        parser.error("--data must be the folder that holds mnist/, xml/ and images/")
+        parser.error(how_to_name_data(FOLDERS))
     return arguments
 
 

@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import numpyro_largecat as lc
+from benchmarks.data_folder import add_data_argument, how_to_name_data
 from benchmarks.readers import find_file
 from benchmarks.records import (
     MachineRecord,
@@ -50,6 +51,7 @@ from numpyro_largecat.mixtures.start_statistics import num_candidates, seed_stat
 
 NAME = "patches"
 SIZE, STRIDE = 8, 4
+PICTURES = "images/bsds300_gray_sub.npz"
 IMAGES_PER_BATCH = 4
 CONCENTRATION = 10.0
 PRIOR_STRENGTH = 10.0  # patches
@@ -396,7 +398,7 @@ def plot(curves: dict[tuple[int, str], dict[int, Run]], path: Path) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argument_parser(__doc__)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder that holds images/")
+    add_data_argument(parser, PICTURES)
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw all curves into this file")
     parser.add_argument(
         "--components", type=int, nargs="+", metavar="K", help="default 200 800; quick 6"
@@ -415,7 +417,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     arguments = parser.parse_args()
     if arguments.data is None and not arguments.quick:
-        parser.error("--data must be the folder that holds images/bsds300_gray_sub.npz")
+        parser.error(how_to_name_data(PICTURES))
     return arguments
 
 

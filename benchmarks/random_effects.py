@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +35,7 @@ from numpyro.infer import MCMC, NUTS, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
+from benchmarks.data_folder import add_data_argument, how_to_name_data
 from benchmarks.readers import ChoiceData, find_file, read_swissmetro
 from benchmarks.records import Record, argument_parser, machine_record, print_table, write_json
 
@@ -240,14 +240,14 @@ def records_of(setting: dict[str, Any], method: str, figures: dict[str, float]) 
 def main() -> None:
     """Run all studies and print them."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of choice/")
+    add_data_argument(parser, "choice/swissmetro.csv.gz")
     args = parser.parse_args()
     size = QUICK if args.quick else Size()
     setting: dict[str, Any] = {"groups": size.num_groups, "B": size.batch_size}
     records = records_of({"study": "gaussian"} | setting, "subsampled", gaussian_figures(size))
     studies = {"made": made_choices(size.made_people)}
     if args.data is None:
-        print("Without swissmetro: give the folder of its file, `--data DIR`.")
+        print(f"Without swissmetro: {how_to_name_data('choice/swissmetro.csv.gz')}.")
     else:
         path = find_file(args.data, "swissmetro.csv")
         studies["swissmetro"] = first_people(read_swissmetro(path), size.num_people)

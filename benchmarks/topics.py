@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 import numpyro_largecat as lc
+from benchmarks.data_folder import add_data_argument, how_to_name_data
 from benchmarks.records import (
     MachineRecord,
     Record,
@@ -376,7 +377,7 @@ def measure_quality(
 
 def main() -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("--data", type=Path, help="the folder that holds text/, with the corpora")
+    add_data_argument(parser, "text/, with the corpora")
     parser.add_argument("--only", choices=("speed", "quality"), help="measure one part only")
     parser.add_argument("--topics", type=int, nargs="+", help="numbers of topics for quality")
     parser.add_argument("--seeds", type=int, help="of splits and fits, for quality")
@@ -398,7 +399,7 @@ def main() -> None:
             corpora = {"synthetic": synthetic_topics(4, size)[1]}
             methods = OURS
         elif arguments.data is None:
-            parser.error("--data is needed for quality: the folder that holds text/")
+            parser.error(f"for quality, {how_to_name_data('text/')}")
         else:
             corpora = read_corpora(arguments.data)
             corpora = {n: c for n, c in corpora.items() if n in (arguments.corpora or corpora)}

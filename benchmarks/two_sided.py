@@ -7,12 +7,12 @@ embeddings with SparseAdam and a sampled softmax, which estimates a point. Each 
 of its own, and these take turns. ``setup_seconds`` is processor time from the start of the process
 until the first chunk of steps has run, imports and compilation and all.
 
-Quality, with ``--data``: Gowalla check-ins of 29,858 users at 40,981 places, of which a fifth is
-held out (LightGCN's split). Methods learn embeddings of one size and take turns, so that each has
-had as many seconds of steps at each check point; ``heldout_log_likelihood`` (nats per pair, over
-all places) and ``recall_at_20`` are those of one scorer for all. ``--tune METHOD`` instead tries
-the settings of ``TRIED`` on a tenth of the training pairs that is held back; the test part is not
-looked at, and ``SETTINGS`` holds the best by log likelihood at the last check point.
+Quality, where a folder of data is given: Gowalla check-ins of 29,858 users at 40,981 places, of
+which a fifth is held out (LightGCN's split). Methods learn embeddings of one size and take turns,
+so that each has had as many seconds of steps at each check point; ``heldout_log_likelihood`` (nats
+per pair, over all places) and ``recall_at_20`` are those of one scorer for all. ``--tune METHOD``
+instead tries the settings of ``TRIED`` on a tenth of the training pairs that is held back; the test
+part is not looked at, and ``SETTINGS`` holds the best by log likelihood at the last check point.
 
 Without PyTorch (the extra ``benchmarks``) its cells are left out.
 """
@@ -24,8 +24,8 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
+from benchmarks.data_folder import add_data_argument
 from benchmarks.records import (
     Record,
     argument_parser,
@@ -168,7 +168,7 @@ def measure_quality(arguments: argparse.Namespace) -> list[Record]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argument_parser(__doc__)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that holds choice/")
+    add_data_argument(parser, "choice/, for quality")
     parser.add_argument("--seconds", type=float, default=120, help="of steps, for quality")
     parser.add_argument("--tune", choices=("subsampled", "torch"), help="try its settings")
     parser.add_argument("--rounds", type=int, help="chunks of each cell (default 15; quick 2)")

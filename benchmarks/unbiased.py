@@ -47,6 +47,7 @@ from scipy.sparse import csr_array
 
 import numpyro_largecat as lc
 from benchmarks.biased_rules import ImportanceSampling, NoiseContrast, OneVsEach
+from benchmarks.data_folder import add_data_argument, how_to_name_data
 from benchmarks.readers import load
 from benchmarks.records import (
     MachineRecord,
@@ -517,7 +518,7 @@ def other_records(
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data sets")
+    add_data_argument(parser, "xml/ and mnist/")
     parser.add_argument("--datasets", nargs="+", choices=list(FOLDERS), default=list(FOLDERS))
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write pictures there")
     parser.add_argument(
@@ -529,7 +530,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     args = parser.parse_args()
     if args.data is None and not args.quick:
-        parser.error("--data is needed, the folder that holds xml and mnist; or give --quick")
+        parser.error(f"{how_to_name_data('xml/ and mnist/')}; or give --quick")
     return args
 
 

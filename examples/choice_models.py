@@ -4,9 +4,9 @@
 Each alternative has features of its own, such as its time and its cost, and some alternatives are
 not available to everybody. The logit and the probit are one model function that differs in
 ``noise=``. The data are Swissmetro and ModeCanada, as ``swissmetro.csv`` and ``modecanada.csv``,
-plain or compressed with gzip, in DIR or a folder inside it:
+plain or compressed with gzip, in FOLDER or one inside it:
 
-    python examples/choice_models.py --data DIR
+    python examples/choice_models.py --data FOLDER
 
 For each it prints the logit's maximum likelihood estimates beside published ones, posteriors from
 SVI and NUTS, values of time, and held-out scores, and it draws the coefficients.
@@ -38,8 +38,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `benchmarks`, beside t
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from benchmarks.data_folder import add_data_argument, how_to_name_data
 from benchmarks.readers import ChoiceData, read_modecanada, read_swissmetro
 
+FILES = "swissmetro.csv or modecanada.csv"
 PRIOR_SCALE = 5.0
 LEARNING_RATE = 0.005
 # A standard Gumbel error has standard deviation pi / sqrt(6), a standard normal one 1.
@@ -337,16 +339,18 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, np.ndarray]]:
     """Study each data set that is there."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--data", default="../shared/data", help="folder with the files (%(default)s)")
+    add_data_argument(parser, FILES)
     add("--output", default="choice_output", help="folder for pictures (%(default)s)")
     add("--quick", action="store_true", help="short fits, to see that it runs")
     args = parser.parse_args(argv)
+    if args.data is None:
+        parser.error(how_to_name_data(FILES))
     args.steps, args.draws = (100, 40) if args.quick else (2000, 1000)
 
     start = time.perf_counter()
     found = {}
     for name, build in (("swissmetro", swissmetro), ("modecanada", modecanada)):
-        paths = sorted(Path(args.data).glob(f"**/{name}.csv*"))
+        paths = sorted(args.data.glob(f"**/{name}.csv*"))
         if not paths:
             print(f"skipping {name}: found no {name}.csv or {name}.csv.gz in {args.data}")
             continue

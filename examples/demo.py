@@ -5,7 +5,7 @@ Each class has a weight for each of the features of the names before it, and an 
 posterior over all of them (about two million numbers) is fitted by SVI whose cost per step does not
 depend on the number of classes. Run it with ``make demo``, or
 
-    python examples/demo.py --dataset bibtex --data DIR
+    python examples/demo.py --dataset bibtex --data FOLDER
 
 where DIR holds the files of one of the data sets that do not come with Python: bibtex, delicious,
 mnist or ptb.
@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `benchmarks`, beside t
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from benchmarks.data_folder import add_data_argument, how_to_name_data
 from benchmarks.readers import ClassificationData, load
 
 
@@ -179,7 +180,7 @@ def main(argv: list[str] | None = None) -> HeldOut:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--dataset", default="names", choices=["names", "bibtex", "delicious", "mnist", "ptb"])
-    add("--data", help="folder with the files of the data set; names needs none")
+    add_data_argument(parser, "the files of the data set; names needs none")
     add("--steps", type=int, default=25_000, help="steps of SVI (%(default)s)")
     add("--batch-size", type=int, default=200, help="rows in a minibatch (%(default)s)")
     add(
@@ -191,9 +192,11 @@ def main(argv: list[str] | None = None) -> HeldOut:
     add("--seed", type=int, default=0)
     add("--output", default="demo_output", help="folder for results (%(default)s)")
     args = parser.parse_args(argv)
+    if args.data is None and args.dataset != "names":
+        parser.error(how_to_name_data(f"the files of {args.dataset}"))
 
     start = time.perf_counter()
-    data = load(args.dataset, args.data)
+    data = load(args.dataset, None if args.dataset == "names" else args.data)
     num_rows, num_features = data.x_train.shape
     print(
         f"{args.dataset}: {num_rows} observations, {num_features} features, "

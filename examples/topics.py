@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Topics of the Associated Press corpus: fit, read, score and draw them.
 
-    python examples/topics.py --data ../shared/data/text
+    python examples/topics.py --data FOLDER
 
-The folder must hold ``ap.dat`` and ``ap.vocab.txt`` of LDA-C, plain or with ``.gz``.
+The folder, or one inside it, must hold ``ap.dat`` and ``ap.vocab.txt`` of LDA-C, plain or with
+``.gz``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus, read_lda_c
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `benchmarks`, beside this folder
+from benchmarks.data_folder import add_data_argument, how_to_name_data
 from benchmarks.readers import find_file
+
+FILES = "ap.dat and ap.vocab.txt"
 
 
 def draw(fit: lc.TopicFit, shown: Sequence[int], shares: np.ndarray, path: Path) -> None:
@@ -35,11 +39,12 @@ def draw(fit: lc.TopicFit, shown: Sequence[int], shares: np.ndarray, path: Path)
 
 def main(arguments: Sequence[str] | None = None) -> lc.TopicFit:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the AP corpus")
+    add_data_argument(parser, FILES)
     parser.add_argument("--topics", type=int, default=50)
-    parser.add_argument("--passes", type=int, default=20)
     parser.add_argument("--output", type=Path, default=Path("topics.png"), help="the picture")
     options = parser.parse_args(arguments)
+    if options.data is None:
+        parser.error(how_to_name_data(FILES))
 
     corpus: Corpus = read_lda_c(
         find_file(options.data, "ap.dat"), find_file(options.data, "ap.vocab.txt")
@@ -48,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> lc.TopicFit:
     cut = corpus.num_documents // 10
     train, held_out = corpus[np.sort(order[cut:])], corpus[np.sort(order[:cut])]
 
-    fit = lc.fit_topics(jax.random.key(0), train, options.topics, num_passes=options.passes)
+    fit = lc.fit_topics(jax.random.key(0), train, options.topics)
     lengths = np.bincount(
         np.repeat(np.arange(train.num_documents), np.diff(train.offsets)), train.counts
     )

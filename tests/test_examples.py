@@ -131,7 +131,7 @@ def test_topics(tmp_path, capsys):
     (tmp_path / "ap.vocab.txt").write_text("\n".join(f"word{i}" for i in range(20)) + "\n")
     main = runpy.run_path(str(EXAMPLES / "topics.py"))["main"]
     picture = tmp_path / "topics.png"
-    options = ["--data", str(tmp_path), "--topics", "2", "--passes", "5"]
+    options = ["--data", str(tmp_path), "--topics", "2"]
     fit = main([*options, "--output", str(picture)])
     halves = [{int(w.word[4:]) // 10 for w in topic} for topic in fit.top_words(8)]
     assert sorted(map(sorted, halves)) == [[0], [1]]

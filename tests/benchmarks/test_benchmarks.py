@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -20,11 +19,12 @@ from benchmarks.records import torch_is_missing
 from benchmarks.step_cells import Cell
 from benchmarks.step_cost import cell_records, wanted_figures
 from benchmarks.turns import Measured
+from tests.data_files import WITHOUT_DATA
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {"benchmark", "setting", "method", "metric", "value", "unit", "better"}
 # Most of a quick run is compilation, and its speed does not matter.
-ENVIRONMENT = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+ENVIRONMENT = {**WITHOUT_DATA, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 NOT_ALWAYS_REACHED = {
     "seconds_to_reach",
     "seconds_to_peer_best",
