@@ -50,12 +50,13 @@ from benchmarks.records import (
     argument_parser,
     machine_record,
     print_table,
+    record,
     write_json,
 )
 
 NAME = "augment_reduce"
-NOISE = {
 FOLDERS = "mnist/, xml/ and images/"
+NOISE = {
     "exact": "gumbel",
     "one-vs-each": "gumbel",
     "softmax": "gumbel",
@@ -384,17 +385,7 @@ def make_records(name: str, setting: Setting, cells: list[Cell], rate: float | N
         base = {"dataset": name, "B": setting.batch_size, "S": setting.num_sampled}
         base |= {"steps": int(steps[method]), "paper": PAPER.get(name, {}).get((method, metric))}
         base["optimiser"] = "paper" if rate is None else f"adagrad({rate:g})"
-        records.append(
-            Record(
-                benchmark=NAME,
-                setting=base,
-                method=method,
-                metric=metric,
-                value=value,
-                unit=unit,
-                better=better,
-            )
-        )
+        records.append(record(NAME, base, method, metric, value, unit, better))
     return records
 
 

@@ -33,6 +33,7 @@ from benchmarks.records import (
     argument_parser,
     machine_record,
     print_table,
+    record,
     write_json,
 )
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
@@ -227,17 +228,7 @@ def main() -> None:
             ("bias", "sd", "time"), values, ("nats", "nats", "us"), strict=True
         ):
             setting = {"K": psi.shape[-1], "S": NUM_SAMPLED}
-            records.append(
-                Record(
-                    benchmark=NAME,
-                    setting=setting,
-                    method=method,
-                    metric=metric,
-                    value=value,
-                    unit=unit,
-                    better="lower",
-                )
-            )
+            records.append(record(NAME, setting, method, metric, value, unit))
     print(f"K = {psi.shape[-1]}, S = {NUM_SAMPLED}, {len(y)} observations")
     print_table(["bound", "bias", "sd", "us per observation"], lines)
     records.append(machine_record(NAME, jax.devices()[0].device_kind))

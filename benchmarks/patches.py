@@ -41,6 +41,7 @@ from benchmarks.records import (
     argument_parser,
     machine_record,
     print_table,
+    record,
     write_json,
 )
 from numpyro_largecat.mixtures.global_step import Statistics
@@ -50,8 +51,8 @@ from numpyro_largecat.mixtures.row_stream import RowStream, look_at
 from numpyro_largecat.mixtures.start_statistics import num_candidates, seed_statistics
 
 NAME = "patches"
-SIZE, STRIDE = 8, 4
 PICTURES = "images/bsds300_gray_sub.npz"
+SIZE, STRIDE = 8, 4
 IMAGES_PER_BATCH = 4
 CONCENTRATION = 10.0
 PRIOR_STRENGTH = 10.0  # patches
@@ -287,7 +288,7 @@ def report_runs(
             for point in run.curve
         ]
         records += [
-            record(setting | place, method, metric, value, unit, better)
+            record(NAME, setting | place, method, metric, value, unit, better)
             for metric, value, unit, better, place in cells
         ]
     passes = len(runs[DENSE].times) / num_batches
@@ -296,20 +297,6 @@ def report_runs(
     header += ["processor s per batch", "sooner"]
     print_table(header, rows)
     return records
-
-
-def record(
-    setting: dict[str, Any], method: str, metric: str, value: float | None, unit: str, better: Any
-) -> Record:
-    return Record(
-        benchmark=NAME,
-        setting=setting,
-        method=method,
-        metric=metric,
-        value=value,
-        unit=unit,
-        better=better,
-    )
 
 
 def distances(fit: MixtureFit, x: NDArray[np.float32], actives: Sequence[int]) -> list[Record]:
@@ -330,7 +317,7 @@ def distances(fit: MixtureFit, x: NDArray[np.float32], actives: Sequence[int]) -
         rows.append([str(num_active), *(f"{value:.4f}" for value in figures.values())])
         setting = {"K": fit.num_components, "L": num_active}
         records += [
-            record(setting, "sparse", name, float(value), "total variation", "lower")
+            record(NAME, setting, "sparse", name, float(value), "total variation")
             for name, value in figures.items()
         ]
     print(f"\nTotal variation from dense responsibilities, K = {fit.num_components}")
@@ -362,7 +349,7 @@ def local_step_times(problem: Problem, effort: Effort) -> list[Record]:
             "local_step_seconds_max": max(seconds),
         }
         rows.append([str(setting["L"]), *(f"{value:.3f}" for value in figures.values())])
-        records += [record(setting, method, k, v, "s", "lower") for k, v in figures.items()]
+        records += [record(NAME, setting, method, k, v, "s") for k, v in figures.items()]
     print(f"\nOne local step with its sums, N = {len(x)}, K = {effort.speed_components}")
     print(f"(wanted: at most {WANTED_SECONDS} s for 36,000 rows, K = 200, L = 4, two cores)")
     print_table(["L", "seconds", "least", "greatest"], rows)

@@ -32,6 +32,7 @@ from benchmarks.records import (
     argument_parser,
     machine_record,
     print_table,
+    record,
     write_json,
 )
 
@@ -125,17 +126,7 @@ def main() -> None:
             "ratio_to_centre": (statistics.median(to_centre), "ratio", "lower"),
         }
         for metric, (value, unit, better) in figures.items():
-            records.append(
-                Record(
-                    benchmark=NAME,
-                    setting=setting,
-                    method=name,
-                    metric=metric,
-                    value=value,
-                    unit=unit,
-                    better=better,
-                )
-            )
+            records.append(record(NAME, setting, name, metric, value, unit, better))
         spread = f"{min(shares):.2f} to {max(shares):.2f}"
         values = [f"{value:.3g}" for value, _, _ in figures.values()]
         rows.append([name, *values, spread])

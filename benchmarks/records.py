@@ -29,6 +29,27 @@ class Record(TypedDict):
     better: Literal["lower", "higher"]
 
 
+def record(
+    benchmark: str,
+    setting: dict[str, Any],
+    method: str,
+    metric: str,
+    value: float | None,
+    unit: str,
+    better: Literal["lower", "higher"] = "lower",
+) -> Record:
+    """Make the record of one measured cell."""
+    return Record(
+        benchmark=benchmark,
+        setting=setting,
+        method=method,
+        metric=metric,
+        value=value,
+        unit=unit,
+        better=better,
+    )
+
+
 class MachineRecord(TypedDict):
     """Where and when the other records were measured."""
 

@@ -36,7 +36,14 @@ from numpyro.handlers import condition, seed, substitute
 from numpyro.infer import MCMC, NUTS, TraceMeanField_ELBO
 
 import numpyro_largecat as lc
-from benchmarks.records import Record, argument_parser, machine_record, print_table, write_json
+from benchmarks.records import (
+    Record,
+    argument_parser,
+    machine_record,
+    print_table,
+    record,
+    write_json,
+)
 
 NAME = "scales"
 NUM_DRAWS = 30
@@ -283,15 +290,7 @@ def records_of(size: Size, prior: str, found: list[Found]) -> list[Record]:
     setting["D"] = size.num_features
     setting |= {"num_sampled": size.num_sampled, "reference": found[0].method}
     return [
-        Record(
-            benchmark=NAME,
-            setting=setting | {"steps": one.steps},
-            method=one.method,
-            metric=metric,
-            value=value,
-            unit=unit,
-            better="higher",
-        )
+        record(NAME, setting | {"steps": one.steps}, one.method, metric, value, unit, "higher")
         for one in found
         for metric, value, unit in (
             ("scale_ratio", one.scale / found[0].scale, "ratio"),

@@ -44,6 +44,7 @@ from benchmarks.records import (
     argument_parser,
     machine_record,
     print_table,
+    record,
     write_json,
 )
 
@@ -165,17 +166,8 @@ def main() -> None:
             setting = {"K": num_categories, "D": NUM_FEATURES, "devices": name}
             units = {"bytes_per_step": "bytes", "ms_per_step": "ms"}
             for metric, value in values.items():
-                records.append(
-                    Record(
-                        benchmark=NAME,
-                        setting=setting,
-                        method="SubsampledSVI",
-                        metric=metric,
-                        value=value,
-                        unit=units.get(metric, "ratio"),
-                        better="lower",
-                    )
-                )
+                unit = units.get(metric, "ratio")
+                records.append(record(NAME, setting, "SubsampledSVI", metric, value, unit))
     print_table(["classes", "devices", "bytes sent", "predicted", "share", "ms"], rows)
     write_json(options.json, records)
 

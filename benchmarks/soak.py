@@ -35,6 +35,7 @@ from benchmarks.records import (
     argument_parser,
     machine_record,
     print_table,
+    record,
     write_json,
 )
 
@@ -154,17 +155,7 @@ def main() -> None:
             ("programs", float(found.num_programs), "programs", "lower"),
         ]
         for metric, value, unit, better in metrics:
-            records.append(
-                Record(
-                    benchmark=NAME,
-                    setting=setting,
-                    method=kind,
-                    metric=metric,
-                    value=value,
-                    unit=unit,
-                    better=better,
-                )
-            )
+            records.append(record(NAME, setting, kind, metric, value, unit, better))
     print_table(["batches", "steps", "growth MB", "programs"], rows)
     write_json(options.json, records)
 

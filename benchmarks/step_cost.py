@@ -26,21 +26,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
 
-from benchmarks.records import (
-    Record,
-    argument_parser,
-    machine_record,
-    print_table,
-    say_that_torch_is_missing,
-    torch_is_missing,
-    write_json,
+from benchmarks.records import Record, argument_parser, machine_record, write_json
+from benchmarks.step_cells import FULL_GROUPS, QUICK_GROUPS, Cell
+from benchmarks.turns import (
+    Measured,
+    cell_records,
+    measure,
+    print_cells,
+    runs_in_torch,
+    serve_cell,
+    without_missing_torch,
 )
-from benchmarks.step_cells import FULL_GROUPS, QUICK_GROUPS, TORCH, Cell, make_data
-from benchmarks.turns import Measured, choose_threads, measure, serve_cell
 
 NAME = "step_cost"
 WANTED = {
@@ -58,17 +56,13 @@ WANTED = {
 }
 
 
-def make_chunk(cell: Cell) -> tuple[Callable[[], None], str]:
-    """Make what runs a chunk of the cell's steps; also return the kind of device it runs on."""
-    if cell.method in TORCH:
+def make_chunk(cell: Cell) -> Callable[[], None]:
+    """Make what runs a chunk of the cell's steps; import either PyTorch or JAX."""
+    if runs_in_torch(cell):
         from benchmarks.torch_peers import make_step_loop
-
-        return make_step_loop(cell, *make_data(cell)), "cpu"
-    import jax
-
-    from benchmarks.step_loops import StepLoop
-
-    return StepLoop(cell), jax.devices()[0].device_kind
+    else:
+        from benchmarks.step_loops import make_step_loop
+    return make_step_loop(cell)
 
 
 def wanted_figures(records: Sequence[Record]) -> list[Record]:
@@ -106,28 +100,19 @@ def wanted_figures(records: Sequence[Record]) -> list[Record]:
     ]
 
 
-def cell_records(cell: Cell, measured: Measured) -> list[Record]:
-    """The records of one cell."""
-    make = partial(Record, benchmark=NAME, setting=cell.setting, method=cell.method, better="lower")
-    times, peak, _ = measured
-    return [
-        make(metric="ms_per_step", value=statistics.median(times), unit="ms"),
-        make(metric="ms_per_step_min", value=min(times), unit="ms"),
-        make(metric="ms_per_step_max", value=max(times), unit="ms"),
-        make(metric="peak_mb", value=peak, unit="MB"),
-        make(metric="peak_mb_above_tables", value=peak - cell.table_mb, unit="MB"),
-    ]
+def records_of(measured: dict[Cell, Measured]) -> list[Record]:
+    """The records of the cells."""
+    records = []
+    for cell, found in measured.items():
+        own = "peak_mb_above_tables", found.peak_mb - cell.table_mb, "MB"
+        records += cell_records(NAME, cell, found, *own)
+    return records
 
 
 def report(measured: dict[Cell, Measured], figures: Sequence[Record]) -> None:
     """Print the table, then the wanted figures."""
-    rows = []
-    for cell, (times, peak, _) in measured.items():
-        milliseconds = (f"{ms:.2f}" for ms in (statistics.median(times), min(times), max(times)))
-        memory = (f"{mb:.0f}" for mb in (peak, peak - cell.table_mb))
-        rows.append([cell.method, f"{cell.num_categories}", *milliseconds, *memory])
-    header = ["method", "K", "ms per step", "least", "greatest", "peak MB", "above tables"]
-    print_table(header, rows)
+    above = [f"{found.peak_mb - cell.table_mb:.0f}" for cell, found in measured.items()]
+    print_cells(measured, "K", "above tables", above)
     for figure in figures:
         metric, value = figure["metric"], figure["value"]
         where = f" at K = {figure['setting']['K']}" if "to_torch" in metric else ""
@@ -144,17 +129,14 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     if arguments.cell is not None:
-        serve_cell(Cell(*json.loads(arguments.cell)), make_chunk, choose_threads)
+        serve_cell(Cell(*json.loads(arguments.cell)), make_chunk)
         return
     groups = QUICK_GROUPS if arguments.quick else FULL_GROUPS
-    if torch_is_missing():
-        say_that_torch_is_missing(TORCH)
-        groups = tuple(tuple(c for c in cells if c.method not in TORCH) for cells in groups)
     num_rounds = arguments.rounds or (2 if arguments.quick else 9)
     records: list[Record] = []
     for cells in groups:
-        measured, device = measure(NAME, cells, num_rounds, one_by_one=True)
-        own = [record for cell, m in measured.items() for record in cell_records(cell, m)]
+        measured, device = measure(NAME, without_missing_torch(cells), num_rounds)
+        own = records_of(measured)
         figures = wanted_figures(own)
         report(measured, figures)
         found = [*own, *(figure for figure in figures if figure not in own)]

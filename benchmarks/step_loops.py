@@ -6,16 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 import optax
-from jax import lax, random
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
+from benchmarks.compiled_loop import CompiledLoop
 from benchmarks.step_cells import (
     BATCH_SIZE,
     LEARNING_RATE,
@@ -39,38 +38,10 @@ SHARED = ("shared", "shared_delta")  # the label against the sampled classes alo
 METHODS = (*NOISES, "numpyro")
 
 
-class StepLoop:
-    """A compiled chunk of steps of one cell, and the state that it moves."""
-
-    def __init__(self, cell: Cell) -> None:
-        self.cell = cell
-        self._batches = lc.ArrayBatches(*make_data(cell), batch_size=BATCH_SIZE)
-        svi = make_svi(cell)
-
-        def steps(state: Any, rng_key: Any, batches: Any) -> Any:
-            def step(state: Any, key: Any) -> Any:
-                return svi.update(state, *batches.draw(key))
-
-            return lax.scan(step, state, random.split(rng_key, cell.steps_per_chunk))
-
-        init_key, self._rng_key = random.split(random.key(0))
-        self._state = svi.init(init_key, *self._batches.draw(init_key))
-        if cell.method == "numpyro":  # its state shares arrays with the guide
-            self._state = jax.tree.map(jnp.copy, self._state)
-        lowered = jax.jit(steps, donate_argnums=0).lower(self._state, self._rng_key, self._batches)
-        self._compiled = lowered.compile()
-
-    @property
-    def hlo_text(self) -> str:
-        """The compiled program, with the source of each instruction."""
-        return self._compiled.as_text()
-
-    def __call__(self) -> None:
-        """Run one chunk of steps."""
-        self._rng_key, key = random.split(self._rng_key)
-        self._state, losses = self._compiled(self._state, key, self._batches)
-        if not bool(jnp.isfinite(losses).all()):
-            raise RuntimeError(f"{self.cell} gave a loss that is not finite.")
+def make_step_loop(cell: Cell) -> CompiledLoop:
+    """Make the loop of a cell."""
+    batches = lc.ArrayBatches(*make_data(cell), batch_size=BATCH_SIZE)
+    return CompiledLoop(cell, make_svi(cell), batches)
 
 
 def make_svi(cell: Cell) -> SVI:

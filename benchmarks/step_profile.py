@@ -23,7 +23,7 @@ import jax
 from benchmarks.hlo_text import Instruction, Program, read_program
 from benchmarks.records import Record, argument_parser, machine_record, print_table, write_json
 from benchmarks.step_cells import Cell
-from benchmarks.step_loops import METHODS, StepLoop
+from benchmarks.step_loops import METHODS, make_step_loop
 from benchmarks.trace_times import TraceTimes, trace_times
 
 NAME = "step_profile"
@@ -110,7 +110,7 @@ def rows_of(times: TraceTimes, program: Program, num_steps: int) -> Iterator[Row
 
 def profile(cell: Cell) -> tuple[list[Row], float, float]:
     """The instructions of a step; its microseconds under the profiler, and without it."""
-    loop = StepLoop(cell)
+    loop = make_step_loop(cell)
     program = read_program(loop.hlo_text)
     loop()  # warms up
     alone = []

@@ -45,6 +45,7 @@ from benchmarks.records import (
     argument_parser,
     machine_record,
     print_table,
+    record,
     say_that_torch_is_missing,
     torch_is_missing,
     write_json,
@@ -269,17 +270,7 @@ def report(
         (large, "run", "resume_s", checkpoints["resume"], "s"),
     ]
     for of, method, metric, value, unit in found:
-        records.append(
-            Record(
-                benchmark=NAME,
-                setting=of,
-                method=method,
-                metric=metric,
-                value=value,
-                unit=unit,
-                better="lower",
-            )
-        )
+        records.append(record(NAME, of, method, metric, value, unit))
     write_json(options.json, records)
 
 

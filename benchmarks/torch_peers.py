@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks.step_cells import BATCH_SIZE, LEARNING_RATE, NUM_SAMPLED, Cell
+from benchmarks import turns
+from benchmarks.step_cells import BATCH_SIZE, LEARNING_RATE, NUM_SAMPLED, Cell, make_data
 
 # Say that they are off, as they are by default: the optimisers would warn.
 torch.sparse.check_sparse_tensor_invariants.disable()
@@ -98,11 +99,37 @@ def best_number_of_threads(work: Callable[[], object]) -> int:
     return best
 
 
-def make_step_loop(cell: Cell, x: NDArray[np.float32], y: NDArray[np.int32]) -> Callable[[], None]:
+def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Move the parameters along the gradient of the loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def step_loop(
+    cell: turns.Cell,
+    optimizer: torch.optim.Optimizer,
+    rows: ShuffledRows,
+    loss_of: Callable[[Tensor], Tensor],
+) -> Callable[[], None]:
+    """Make a chunk of a cell's steps, each on the loss of the minibatch of the next rows."""
+
+    def chunk() -> None:
+        for _ in range(cell.steps_per_chunk):
+            loss = loss_of(rows.draw())
+            take_step(optimizer, loss)
+        if not math.isfinite(loss.item()):
+            raise RuntimeError(f"{cell} gave a loss that is not finite.")
+
+    return chunk
+
+
+def make_step_loop(cell: Cell) -> Callable[[], None]:
     """Make the loop of a cell of ``step_cost``: uniform draws, no bias, as in the other cells.
 
     But for a bias in ``torch_exact``, a hundredth of its numbers.
     """
+    x, y = make_data(cell)
     if cell.method == "torch_exact":
         sizes = {"batch_size": BATCH_SIZE, "num_sampled": NUM_SAMPLED}
         adam: dict[str, Any] = {"optimizer": "adam", "learning_rate": LEARNING_RATE}
@@ -112,23 +139,14 @@ def make_step_loop(cell: Cell, x: NDArray[np.float32], y: NDArray[np.int32]) -> 
     features, labels = torch.from_numpy(x), torch.from_numpy(y).long()
     softmax = SampledSoftmax(cell.num_categories, cell.num_features, bias=False)
     optimizer = torch.optim.SparseAdam(softmax.parameters(), LEARNING_RATE)
-    rows = ShuffledRows(len(y), BATCH_SIZE)
 
-    def chunk() -> None:
-        for _ in range(cell.steps_per_chunk):
-            batch = rows.draw()
-            drawn = torch.randint(cell.num_categories, (NUM_SAMPLED,))
-            if cell.method == "torch_batch":
-                loss = softmax.against_batch(features[batch], labels[batch], drawn)
-            else:
-                loss = softmax(features[batch], labels[batch], drawn, None)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        if not math.isfinite(loss.item()):
-            raise RuntimeError(f"{cell} gave a loss that is not finite.")
+    def loss_of(batch: Tensor) -> Tensor:
+        drawn = torch.randint(cell.num_categories, (NUM_SAMPLED,))
+        if cell.method == "torch_batch":
+            return softmax.against_batch(features[batch], labels[batch], drawn)
+        return softmax(features[batch], labels[batch], drawn, None)
 
-    return chunk
+    return step_loop(cell, optimizer, ShuffledRows(len(y), BATCH_SIZE), loss_of)
 
 
 class Peer:
@@ -181,9 +199,7 @@ class Peer:
                 loss = self._softmax(x, y, drawn, self._correction)
             else:
                 loss = F.cross_entropy(self._softmax(x), y)
-            self._optimizer.zero_grad()
-            loss.backward()
-            self._optimizer.step()
+            take_step(self._optimizer, loss)
 
     def weights(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Weights (K, D) and biases (K,) as they are now."""

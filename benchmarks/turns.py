@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -16,15 +17,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from benchmarks.step_cells import TORCH
+from benchmarks.records import (
+    Record,
+    print_table,
+    record,
+    say_that_torch_is_missing,
+    torch_is_missing,
+)
 
 
 class Cell(Protocol):
     """What is measured; a tuple, to be passed on as JSON."""
 
+    method: str  # those of PyTorch begin with "torch"
+
     @property
     def steps_per_chunk(self) -> int:
         """Steps of one compiled loop."""
+
+    @property
+    def setting(self) -> dict[str, int]:
+        """The setting of this cell's records, with the number of classes K."""
 
 
 class Measured(NamedTuple):
@@ -38,25 +51,25 @@ class Measured(NamedTuple):
 # What runs in the process of a cell.
 
 
-def serve_cell(
-    cell: Cell,
-    make_chunk: Callable[[Any], tuple[Callable[[], None], str]],
-    before_first: Callable[[Any, Callable[[], None]], None],
-) -> None:
+def runs_in_torch(cell: Cell) -> bool:
+    """Whether PyTorch takes the steps of this cell."""
+    return cell.method.startswith("torch")
+
+
+def serve_cell(cell: Cell, make_chunk: Callable[[Any], Callable[[], None]]) -> None:
     """Say that the cell is ready, run a chunk for each line of input, and say what it took.
 
-    Args:
-        cell: The cell.
-        make_chunk: Makes what runs a chunk of its steps, and says on which kind of device.
-        before_first: Called before the first chunk that is measured, with the other processes,
-            which began together, silent.
+    ``make_chunk`` makes what runs a chunk of its steps.
     """
-    chunk, device = make_chunk(cell)
+    chunk = make_chunk(cell)
     chunk()  # the first one warms up
-    print(json.dumps({"device": device, "setup_seconds": time.process_time()}), flush=True)
+    seconds = time.process_time()
+    print(json.dumps({"device": _device(cell), "setup_seconds": seconds}), flush=True)
     for turn, _ in enumerate(sys.stdin):
-        if turn == 0:
-            before_first(cell, chunk)
+        if turn == 0 and runs_in_torch(cell):  # now, with the other processes silent
+            from benchmarks.torch_peers import best_number_of_threads
+
+            best_number_of_threads(chunk)  # XLA's are one for each core
         start = time.perf_counter()
         chunk()
         ms_per_step = 1000 * (time.perf_counter() - start) / cell.steps_per_chunk
@@ -64,12 +77,13 @@ def serve_cell(
     print(json.dumps({"peak_mb": peak_memory() / 1e6}), flush=True)
 
 
-def choose_threads(cell: Any, chunk: Callable[[], None]) -> None:
-    """Let PyTorch use as many threads as suit it; XLA's are one for each core."""
-    if cell.method in TORCH:
-        from benchmarks.torch_peers import best_number_of_threads
+def _device(cell: Cell) -> str:
+    """The kind of device that the cell runs on."""
+    if runs_in_torch(cell):
+        return "cpu"
+    import jax
 
-        best_number_of_threads(chunk)
+    return jax.devices()[0].device_kind
 
 
 def peak_memory() -> float:
@@ -135,21 +149,24 @@ class CellProcess:
         return json.loads(line)
 
 
-def measure(
-    benchmark: str, cells: Sequence[Any], num_rounds: int, *, one_by_one: bool = False
-) -> tuple[dict[Any, Measured], str]:
-    """Measure the cells in turns; also return the kind of device they ran on.
+def without_missing_torch(cells: Sequence[Any]) -> list[Any]:
+    """The cells that can run here: all of them, or those of JAX and a word of the others."""
+    left_out = [cell for cell in cells if torch_is_missing() and runs_in_torch(cell)]
+    if left_out:
+        say_that_torch_is_missing(list(dict.fromkeys(cell.method for cell in left_out)))
+    return [cell for cell in cells if cell not in left_out]
 
-    With ``one_by_one`` a process is ready before the next begins.
-    """
+
+def measure(
+    benchmark: str, cells: Sequence[Any], num_rounds: int
+) -> tuple[dict[Any, Measured], str]:
+    """Measure the cells in turns; also return the kind of device they ran on."""
     processes: list[CellProcess] = []
     ready: list[tuple[str, float]] = []
     try:
-        for cell in cells:  # one by one, so that `processes` holds those to stop if one fails
+        for cell in cells:  # a process is ready before the next begins
             processes.append(CellProcess(benchmark, cell))
-            if one_by_one:
-                ready.append(processes[-1].wait_until_ready())
-        ready += [process.wait_until_ready() for process in processes[len(ready) :]]
+            ready.append(processes[-1].wait_until_ready())
         rounds = [[process.run_chunk() for process in processes] for _ in range(num_rounds)]
         times = [list(column) for column in zip(*rounds, strict=True)]
         peaks = [process.finish() for process in processes]
@@ -158,3 +175,29 @@ def measure(
             process.stop()
     measured = map(Measured, times, peaks, [seconds for _, seconds in ready])
     return dict(zip(cells, measured, strict=True)), ready[0][0]
+
+
+def cell_records(
+    benchmark: str, cell: Cell, measured: Measured, metric: str, value: float, unit: str
+) -> list[Record]:
+    """The records of one cell: its times and memory, and what its benchmark alone measures."""
+    times = measured.ms_per_step
+    figures = [
+        ("ms_per_step", statistics.median(times), "ms"),
+        ("ms_per_step_min", min(times), "ms"),
+        ("ms_per_step_max", max(times), "ms"),
+        ("peak_mb", measured.peak_mb, "MB"),
+        (metric, value, unit),
+    ]
+    return [record(benchmark, cell.setting, cell.method, *figure) for figure in figures]
+
+
+def print_cells(measured: dict[Any, Measured], size: str, last: str, column: Sequence[str]) -> None:
+    """Print a row for each cell; the last column is what its benchmark alone measures."""
+    rows = []
+    for (cell, found), entry in zip(measured.items(), column, strict=True):
+        times = found.ms_per_step
+        milliseconds = (f"{ms:.2f}" for ms in (statistics.median(times), min(times), max(times)))
+        rows.append([cell.method, f"{cell.setting['K']}", *milliseconds, f"{found.peak_mb:.0f}"])
+        rows[-1].append(entry)
+    print_table(["method", size, "ms per step", "least", "greatest", "peak MB", last], rows)

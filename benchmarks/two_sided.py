@@ -31,12 +31,19 @@ from benchmarks.records import (
     argument_parser,
     machine_record,
     print_table,
-    say_that_torch_is_missing,
     torch_is_missing,
     write_json,
 )
-from benchmarks.turns import Measured, choose_threads, measure, serve_cell
-from benchmarks.two_sided_cells import FULL_CELLS, QUICK_CELLS, Cell, make_data
+from benchmarks.turns import (
+    Measured,
+    cell_records,
+    measure,
+    print_cells,
+    runs_in_torch,
+    serve_cell,
+    without_missing_torch,
+)
+from benchmarks.two_sided_cells import FULL_CELLS, QUICK_CELLS, Cell
 
 NAME = "two_sided"
 CHECK_POINTS = 4
@@ -53,30 +60,13 @@ WANTED = {
 }
 
 
-def make_chunk(cell: Cell) -> tuple[Callable[[], None], str]:
-    """Make what runs a chunk of the cell's steps; also return the kind of device it runs on."""
-    if cell.method == "torch":
+def make_chunk(cell: Cell) -> Callable[[], None]:
+    """Make what runs a chunk of the cell's steps; import either PyTorch or JAX."""
+    if runs_in_torch(cell):
         from benchmarks.two_sided_torch import make_step_loop
-
-        return make_step_loop(cell, *make_data(cell)), "cpu"
-    import jax
-
-    from benchmarks.two_sided_steps import StepLoop
-
-    return StepLoop(cell), jax.devices()[0].device_kind
-
-
-def cell_records(cell: Cell, measured: Measured) -> list[Record]:
-    """The records of one cell."""
-    make = partial(Record, benchmark=NAME, setting=cell.setting, method=cell.method, better="lower")
-    times = measured.ms_per_step
-    return [
-        make(metric="ms_per_step", value=statistics.median(times), unit="ms"),
-        make(metric="ms_per_step_min", value=min(times), unit="ms"),
-        make(metric="ms_per_step_max", value=max(times), unit="ms"),
-        make(metric="peak_mb", value=measured.peak_mb, unit="MB"),
-        make(metric="setup_seconds", value=measured.setup_seconds, unit="processor seconds"),
-    ]
+    else:
+        from benchmarks.two_sided_steps import make_step_loop
+    return make_step_loop(cell)
 
 
 def ratios(measured: dict[Cell, Measured]) -> list[Record]:
@@ -100,14 +90,8 @@ def ratios(measured: dict[Cell, Measured]) -> list[Record]:
 
 def report(measured: dict[Cell, Measured], figures: Sequence[Record]) -> None:
     """Print the table, then the ratios."""
-    rows = []
-    for cell, found in measured.items():
-        times = found.ms_per_step
-        milliseconds = (f"{ms:.2f}" for ms in (statistics.median(times), min(times), max(times)))
-        rest = f"{found.peak_mb:.0f}", f"{found.setup_seconds:.1f}"
-        rows.append([cell.method, f"{cell.size}", *milliseconds, *rest])
-    header = ["method", "U and K", "ms per step", "least", "greatest", "peak MB", "set-up s"]
-    print_table(header, rows)
+    setup = [f"{found.setup_seconds:.1f}" for found in measured.values()]
+    print_cells(measured, "U and K", "set-up s", setup)
     for figure in figures:
         where = f"at {figure['setting']['K']}"
         wanted = WANTED[figure["metric"]]
@@ -179,20 +163,20 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     if arguments.cell is not None:
-        serve_cell(Cell(*json.loads(arguments.cell)), make_chunk, choose_threads)
+        serve_cell(Cell(*json.loads(arguments.cell)), make_chunk)
         return
     if arguments.tune is not None:
         measure_quality(arguments)
         return
     cells = QUICK_CELLS if arguments.quick else FULL_CELLS
-    if torch_is_missing():
-        cells = tuple(cell for cell in cells if cell.method != "torch")
-        say_that_torch_is_missing(["torch"])
     rounds = arguments.rounds or (2 if arguments.quick else 15)
-    measured, device = measure(NAME, cells, rounds, one_by_one=True)
+    measured, device = measure(NAME, without_missing_torch(cells), rounds)
     figures = ratios(measured)
     report(measured, figures)
-    records = [record for cell, m in measured.items() for record in cell_records(cell, m)]
+    records = []
+    for cell, found in measured.items():
+        own = "setup_seconds", found.setup_seconds, "processor seconds"
+        records += cell_records(NAME, cell, found, *own)
     if arguments.quick or arguments.data is not None:
         records += measure_quality(arguments)
     write_json(arguments.json, [machine_record(NAME, device), *records, *figures])

@@ -6,15 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpyro
 import numpyro.distributions as dist
 import optax
-from jax import lax, random
 from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
+from benchmarks.compiled_loop import CompiledLoop
 from benchmarks.two_sided_cells import (
     BATCH_SIZE,
     LEARNING_RATE,
@@ -26,36 +25,14 @@ from benchmarks.two_sided_cells import (
 )
 
 
-class StepLoop:
-    """A compiled chunk of steps of one cell, and the state that it moves."""
-
-    def __init__(self, cell: Cell) -> None:
-        self.cell = cell
-        users, items = make_data(cell)
-        self._batches = lc.ArrayBatches(users, items, batch_size=BATCH_SIZE)
-        self._counts = lc.EntityCounts.of(cell.size, users)
-        model = two_sided_model(cell.size)
-        optimizer = optax.adam(LEARNING_RATE)
-        svi = lc.SubsampledSVI(model, AutoNormal(model), optimizer, TraceMeanField_ELBO())
-
-        def steps(state: Any, rng_key: Any, batches: Any, counts: Any) -> Any:
-            def step(state: Any, key: Any) -> Any:
-                return svi.update(state, counts, *batches.draw(key))
-
-            return lax.scan(step, state, random.split(rng_key, cell.steps_per_chunk))
-
-        init_key, self._rng_key = random.split(random.key(0))
-        self._state = svi.init(init_key, self._counts, *self._batches.draw(init_key))
-        arguments = self._state, self._rng_key, self._batches, self._counts
-        self._compiled = jax.jit(steps, donate_argnums=0).lower(*arguments).compile()
-
-    def __call__(self) -> None:
-        """Run one chunk of steps."""
-        self._rng_key, key = random.split(self._rng_key)
-        arguments = self._state, key, self._batches, self._counts
-        self._state, losses = self._compiled(*arguments)
-        if not bool(jax.numpy.isfinite(losses).all()):
-            raise RuntimeError(f"{self.cell} gave a loss that is not finite.")
+def make_step_loop(cell: Cell) -> CompiledLoop:
+    """Make the loop of a cell."""
+    users, items = make_data(cell)
+    model = two_sided_model(cell.size)
+    optimizer = optax.adam(LEARNING_RATE)
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optimizer, TraceMeanField_ELBO())
+    batches = lc.ArrayBatches(users, items, batch_size=BATCH_SIZE)
+    return CompiledLoop(cell, svi, batches, lc.EntityCounts.of(cell.size, users))
 
 
 def two_sided_model(size: int) -> Callable[..., None]:

@@ -6,17 +6,21 @@ This needs the extra ``benchmarks``; ``records.torch_is_missing`` says whether i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks.torch_peers import SampledSoftmax, ShuffledRows
-from benchmarks.two_sided_cells import BATCH_SIZE, LEARNING_RATE, NUM_FEATURES, NUM_SAMPLED, Cell
+from benchmarks.torch_peers import SampledSoftmax, ShuffledRows, step_loop, take_step
+from benchmarks.two_sided_cells import (
+    BATCH_SIZE,
+    LEARNING_RATE,
+    NUM_FEATURES,
+    NUM_SAMPLED,
+    Cell,
+    make_data,
+)
 
 
 class TwoSided(nn.Module):
@@ -36,28 +40,18 @@ class TwoSided(nn.Module):
         return self.softmax(self.v(users), items, drawn, shift)
 
 
-def make_step_loop(
-    cell: Cell, users: NDArray[np.int32], items: NDArray[np.int32]
-) -> Callable[[], None]:
+def make_step_loop(cell: Cell) -> Callable[[], None]:
     """Make the loop of a cell: uniform draws, no bias, as ours has them."""
     torch.manual_seed(0)
-    read, labels = torch.from_numpy(users).long(), torch.from_numpy(items).long()
+    users, items = (torch.from_numpy(ids).long() for ids in make_data(cell))
     model = TwoSided(cell.size, cell.size, NUM_FEATURES, bias=False)
     optimizer = torch.optim.SparseAdam(list(model.parameters()), LEARNING_RATE)
-    rows = ShuffledRows(len(items), BATCH_SIZE)
 
-    def chunk() -> None:
-        for _ in range(cell.steps_per_chunk):
-            batch = rows.draw()
-            drawn = torch.randint(cell.size, (NUM_SAMPLED,))
-            loss = model(read[batch], labels[batch], drawn, None)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        if not math.isfinite(loss.item()):
-            raise RuntimeError(f"{cell} gave a loss that is not finite.")
+    def loss_of(batch: Tensor) -> Tensor:
+        drawn = torch.randint(cell.size, (NUM_SAMPLED,))
+        return model(users[batch], items[batch], drawn, None)
 
-    return chunk
+    return step_loop(cell, optimizer, ShuffledRows(len(items), BATCH_SIZE), loss_of)
 
 
 class Factorisation:
@@ -93,9 +87,7 @@ class Factorisation:
                 v, w = self._model.v(users), self._model.softmax.w(torch.cat([items, drawn]))
                 squares = (v**2).sum() + (w**2).sum()
                 loss = loss + self._setting.shrinkage * squares / len(items)
-            self._optimizer.zero_grad()
-            loss.backward()
-            self._optimizer.step()
+            take_step(self._optimizer, loss)
 
     def tables(self) -> Any:
         """Tables v, w and b as they are now."""

@@ -55,6 +55,7 @@ from benchmarks.records import (
     argument_parser,
     machine_record,
     print_table,
+    record,
     write_json,
 )
 
@@ -475,15 +476,9 @@ def plot_results(
 
 
 def _record(setting: dict[str, Any], method: str, metric: str, value: float, unit: str) -> Record:
-    return Record(
-        benchmark=NAME,
-        setting=setting,
-        method=method,
-        metric=metric,
-        value=value if math.isfinite(value) else None,
-        unit=unit,
-        better="higher" if metric.endswith("per_second") else "lower",
-    )
+    better = "higher" if metric.endswith("per_second") else "lower"
+    known = value if math.isfinite(value) else None
+    return record(NAME, setting, method, metric, known, unit, better)
 
 
 def fit_records(results: Results, sizes: Sizes) -> Iterator[Record]:

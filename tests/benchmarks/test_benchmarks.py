@@ -17,7 +17,7 @@ import pytest
 from benchmarks import two_sided, two_sided_cells
 from benchmarks.records import torch_is_missing
 from benchmarks.step_cells import Cell
-from benchmarks.step_cost import cell_records, wanted_figures
+from benchmarks.step_cost import records_of, wanted_figures
 from benchmarks.turns import Measured
 from tests.data_files import WITHOUT_DATA
 
@@ -178,7 +178,7 @@ def test_step_cost_compares_with_torch_where_it_was_measured() -> None:
         Cell(method, 10**5, 128, 100): Measured([ms, ms, ms], 1000.0, 9.0)
         for method, ms in times.items()
     }
-    records = [record for cell, m in measured.items() for record in cell_records(cell, m)]
+    records = records_of(measured)
     figures = {(r["metric"], r["setting"]["K"]): r["value"] for r in wanted_figures(records)}
     assert figures == {
         ("ratio_to_torch", 10**5): 2.0,
