@@ -25,7 +25,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from benchmarks.data_folder import add_data_argument
+from benchmarks.data_folder import add_data_argument, how_to_name_data
 from benchmarks.records import (
     Record,
     argument_parser,
@@ -157,7 +157,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tune", choices=("subsampled", "torch"), help="try its settings")
     parser.add_argument("--rounds", type=int, help="chunks of each cell (default 15; quick 2)")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.tune is not None and arguments.data is None and not arguments.quick:
+        parser.error(f"for --tune, {how_to_name_data('choice/')}")
+    return arguments
 
 
 def main() -> None:
