@@ -159,14 +159,19 @@ def check_settings(
 
 
 def fingerprint(tree: Any) -> str:
-    """A checksum of the arrays and numbers in a pytree, which others hardly ever share."""
+    """A checksum of the arrays and numbers in a pytree, which others hardly ever share.
+
+    It follows from their places in the tree, shapes and types too: arrays of zeros are not all one.
+    """
     value = 0
-    for leaf in jax.tree.leaves(tree):
+    for path, leaf in jax.tree.leaves_with_path(tree):
         is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        array = np.ascontiguousarray(jax.random.key_data(leaf) if is_key else leaf)
-        if array.dtype.hasobject:  # such as a string among the arguments
+        array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+        if array.dtype.hasobject:  # such as a function among the arguments
             array = np.frombuffer(repr(leaf).encode(), np.uint8)
-        value = zlib.crc32(array.reshape(-1).view(np.uint8).data, value)
+        form = f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}"
+        value = zlib.crc32(form.encode(), value)
+        value = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, value)
     return f"checksum {value:08x}"
 
 

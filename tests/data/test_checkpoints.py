@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import numpyro_largecat as lc
+from numpyro_largecat.data.checkpoints import fingerprint
 from numpyro_largecat.data.fit_folders import FitFolder
 from tests.slow_cases import slow_case
 
@@ -135,6 +136,21 @@ def test_other_data_and_arguments_are_refused(fit, other, what, tmp_path) -> Non
     fit(1, checkpoints=checkpoints)
     with pytest.raises(ValueError, match=f"`resume` needs .*; its {what} was .*, and is now"):
         fit(checkpoints=checkpoints, resume=True, **other)
+
+
+def test_a_fingerprint_tells_shapes_types_and_places_apart() -> None:
+    zeros = jnp.zeros((2, 3))
+    trees = [zeros, zeros.T, zeros[0], np.zeros((2, 3), np.int32), np.zeros(3), {"a": zeros}]
+    trees += [{"b": zeros}, (zeros, None), (None, zeros), (zeros, zeros[:0]), {"a": {"b": zeros}}]
+    assert len({fingerprint(tree) for tree in trees}) == len(trees)
+
+
+def test_a_fingerprint_is_one_of_arrays_of_numpy_and_jax() -> None:
+    """And of each memory layout, and of Python's numbers and NumPy's."""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for same in (jnp.asarray(x), np.asfortranarray(x), x[::-1][::-1]):
+        assert fingerprint({"x": same}) == fingerprint({"x": x})
+    assert fingerprint((2, 0.5)) == fingerprint([np.int64(2), np.float64(0.5)])
 
 
 def test_numbers_of_numpy_and_step_sizes_of_functions_go_on(tmp_path) -> None:
