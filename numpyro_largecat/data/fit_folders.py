@@ -233,13 +233,19 @@ def _checksum(array: NDArray[Any]) -> int:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Orbax and asyncio log each use, and each error besides raising it."""
+    """Orbax and asyncio log each use, from threads of their own, and each error besides raising it.
+
+    Uses may overlap, so each has a filter of its own.
+    """
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
-    levels = [logger.level for logger in loggers]
+
+    def is_critical(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.CRITICAL
+
     for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+        logger.addFilter(is_critical)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        for logger in loggers:
+            logger.removeFilter(is_critical)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import shutil
 import subprocess
 import sys
@@ -152,6 +153,22 @@ def test_parts_of_a_process_that_was_killed_are_removed(folder: FitFolder) -> No
     assert folder.numbers() == [4]
     folder.write(8, ARRAYS, ABOUT)
     assert names_in(folder.path) == ["4", "8"]
+
+
+def test_uses_that_overlap_leave_loggers_as_they_were(caplog: pytest.LogCaptureFixture) -> None:
+    """As those of two threads do, of which the first to begin is the first to end."""
+    absl = logging.getLogger("absl")
+    before = absl.level, list(absl.filters)
+    first, second = fit_folders._quiet(), fit_folders._quiet()
+    with caplog.at_level(logging.ERROR, "absl"):
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        absl.error("dropped")
+        second.__exit__(None, None, None)
+        absl.error("kept")
+    assert [record.message for record in caplog.records] == ["kept"]
+    assert (absl.level, absl.filters) == before
 
 
 def test_a_full_disk_leaves_what_was_there(folder: FitFolder) -> None:
