@@ -8,6 +8,7 @@ used here: ``tests/handlers/test_internals.py`` then fails with the name of what
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -218,6 +219,7 @@ def take_back(guide: AutoGuide, learned: LetGo, args: Any, kwargs: Any) -> None:
 
 
 Search = Callable[[Array], Any]
+_ONE_SEARCH = threading.RLock()  # held while NumPyro's is another
 
 
 @contextmanager
@@ -225,22 +227,24 @@ def search_for_start_values(wrapped: Callable[[Search], Search]) -> Iterator[Non
     """Within, automatic guides look for valid start values by ``wrapped`` of NumPyro's search.
 
     The search is a function of a random key, and closes over the model's arguments, which may be
-    traced. It returns the start values and whether they are valid. Like NumPyro's handlers, this is
-    not made for several threads.
+    traced. It returns the start values and whether they are valid. Of two threads one waits for the
+    other, since NumPyro has one search for all; what a thread does outside is left to NumPyro.
     """
-    found = infer_util.find_valid_initial_params
+    thread = threading.get_ident()
+    with _ONE_SEARCH:
+        found = infer_util.find_valid_initial_params
 
-    def find(rng_key: Array, model: Any, **options: Any) -> Any:
-        def search(rng_key: Array) -> Any:
-            return found(rng_key, model, **options)
+        def find(rng_key: Array, model: Any, **options: Any) -> Any:
+            def search(rng_key: Array) -> Any:
+                return found(rng_key, model, **options)
 
-        return wrapped(search)(rng_key)
+            return (wrapped(search) if threading.get_ident() == thread else search)(rng_key)
 
-    infer_util.find_valid_initial_params = find
-    try:
-        yield
-    finally:
-        infer_util.find_valid_initial_params = found
+        infer_util.find_valid_initial_params = find
+        try:
+            yield
+        finally:
+            infer_util.find_valid_initial_params = found
 
 
 # --- Optimisers ----------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ A test that fails here names what moved: mend ``numpyro_largecat/handlers/intern
 from __future__ import annotations
 
 import ast
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -156,6 +158,31 @@ def test_a_guide_looks_for_the_same_start_values_by_a_search_that_is_wrapped():
     with internals.search_for_start_values(jitted):
         np.testing.assert_allclose(start(), before, rtol=1e-6)
     assert len(wrapped) == 1 and infer_util.find_valid_initial_params is own
+
+
+def test_searches_of_two_threads_leave_numpyros_as_it_was():
+    """The second begins within the first, and waits for its end; its guide alone is wrapped."""
+    own = infer_util.find_valid_initial_params
+    begun, is_first_done = threading.Event(), []
+    wrapped = []
+
+    def as_it_is(search):
+        wrapped.append(search)
+        return search
+
+    def second():
+        seed(AutoNormal(model, init_loc_fn=init_to_uniform), 0)()  # outside: by NumPyro's own
+        begun.set()
+        with internals.search_for_start_values(as_it_is):
+            return len(is_first_done), infer_util.find_valid_initial_params is not own
+
+    with ThreadPoolExecutor(1) as pool:
+        with internals.search_for_start_values(as_it_is):
+            done = pool.submit(second)
+            assert begun.wait(60)
+            is_first_done.append(True)
+        assert done.result(60) == (1, True)
+    assert not wrapped and infer_util.find_valid_initial_params is own
 
 
 def test_what_a_guide_computes_with_arguments_is_made_with_others():
