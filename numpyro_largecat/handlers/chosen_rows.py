@@ -30,11 +30,11 @@ class hold_rows(Messenger):
     """Make plates hold these rows, which stand for no others, whatever they would hold.
 
     Args:
-        fn: Model or guide; it may be left out to use the handler in a ``with`` statement.
+        fn: Model or guide.
         rows: Distinct rows of each plate, by name, shape (M,).
     """
 
-    def __init__(self, fn: Callable[..., Any] | None = None, *, rows: Mapping[str, Array]) -> None:
+    def __init__(self, fn: Callable[..., Any], *, rows: Mapping[str, Array]) -> None:
         self.rows = rows
         super().__init__(fn)
 
@@ -59,7 +59,7 @@ class only_read(Messenger):
 
     def __init__(
         self,
-        fn: Callable[..., Any] | None = None,
+        fn: Callable[..., Any],
         *,
         is_choice: IsChoice,
         also: Mapping[str, Array] | None = None,
@@ -87,7 +87,7 @@ class reverse_rows(Messenger):
         is_reversed: Whether to do so, a boolean that may be traced.
     """
 
-    def __init__(self, fn: Callable[..., Any] | None, is_reversed: Array) -> None:
+    def __init__(self, fn: Callable[..., Any], is_reversed: Array) -> None:
         self.is_reversed = is_reversed
         super().__init__(fn)
 
@@ -104,7 +104,7 @@ class RowsNeeded(NotImplementedError):
 class without_training_rows(Messenger):
     """Let data plates without ``rows`` hold rows that the fit has not seen."""
 
-    def __init__(self, fn: Callable[..., Any] | None = None, *, is_choice: IsChoice) -> None:
+    def __init__(self, fn: Callable[..., Any], *, is_choice: IsChoice) -> None:
         self.is_choice = is_choice
         super().__init__(fn)
 

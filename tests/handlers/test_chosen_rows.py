@@ -100,9 +100,12 @@ def test_rows_that_the_fit_has_not_seen_have_no_latent_values():
 def test_labels_that_are_read_alone_are_a_kind_of_their_own(negatives):
     """They are no chunk: a label is found among them, but no sum over classes is known."""
     labels = np.array([4, 2, 4])
-    with only_read(is_choice=is_choice):
-        classes = lc.class_plate("rows", 10, labels, 3, negatives=negatives).classes
-        whole = lc.class_plate("rows", 10, None, 3).classes
+
+    def model():
+        own = lc.class_plate("rows", 10, labels, 3, negatives=negatives).classes
+        return own, lc.class_plate("rows", 10, None, 3).classes
+
+    classes, whole = only_read(model, is_choice=is_choice)()
     assert (classes.kind, whole.kind) == ("labels", "full")
     assert classes.is_part and not whole.is_part
     assert classes.holds(labels).all() and np.isnan(classes.weights).any()
