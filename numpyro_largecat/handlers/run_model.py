@@ -21,6 +21,8 @@ from numpyro_largecat.handlers.sites import Site, Sites, is_latent
 from numpyro_largecat.handlers.spread_tables import rows_of_tables, spread_tables
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 
+Around = Callable[[Any], Any]  # puts a handler around a model or guide
+
 
 def sites_of(
     fn: Callable[..., Any],
@@ -30,7 +32,7 @@ def sites_of(
     rng_key: ArrayLike = 0,
     params: Mapping[str, Any] | None = None,
     touched: TouchedRows | None = None,
-    around: Callable[[Any], Any] | None = None,
+    around: Around | None = None,
     is_step: bool = True,
 ) -> Sites:
     """Run a model or guide and return its sites.
@@ -65,7 +67,7 @@ def sites_of(
     return found
 
 
-def at_values_of(sites: Sites) -> Callable[[Any], Any]:
+def at_values_of(sites: Sites) -> Around:
     """Run a model at the latent values of other sites, such as those that a guide has drawn."""
     return partial(replay, trace=sites)
 

@@ -24,7 +24,7 @@ def bound_gap(fit: BoundFit, observed: Observed, keys: Array) -> Finding:
 
     Both at the centre of the guide; the bound over draws of classes, one for each key.
     """
-    utilities = ChunkedUtilities(fit)
+    utilities = ChunkedUtilities.of(fit)
     bounds = np.asarray(_bounds(fit, utilities.site, keys), np.float64)
     labels, rows = observed
     exact = log_likelihood(utilities, labels_of_rows(labels, utilities), None)

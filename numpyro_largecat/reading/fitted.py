@@ -273,7 +273,7 @@ class Reading:
             See ``lc.Fitted``. Over draws:
             ``fitted.on(x).top_classes(5, rng_key=jax.random.key(1), num_draws=50)``.
         """
-        utilities = ChunkedUtilities(self._fit, is_drawn=rng_key is not None)
+        utilities = ChunkedUtilities.of(self._fit, is_drawn=rng_key is not None)
         classes = utilities.num_categories
         num_top = check_count("num_top", num_top, 1, classes, "number of classes")
         eligible = eligible_classes(exclude, among, utilities.batch_shape, classes)
@@ -320,7 +320,7 @@ class Reading:
             >>> jnp.exp(fitted.on().log_likelihood(jnp.array([2]))).round(4).tolist()
             [0.25]
         """
-        utilities = ChunkedUtilities(self._fit, is_drawn=rng_key is not None)
+        utilities = ChunkedUtilities.of(self._fit, is_drawn=rng_key is not None)
         labels = predictions.labels_of_rows(obs, utilities)
         return predictions.log_likelihood(utilities, labels, _draw_keys(rng_key, num_draws))
 
@@ -386,7 +386,7 @@ class Reading:
             Variables in the Analysis of Output from a Computer Code, 1979 (Latin hypercubes).
         """
         keys = _split(rng_key, num_draws)
-        utilities = ChunkedUtilities(self._fit, is_drawn=True)
+        utilities = ChunkedUtilities.of(self._fit, is_drawn=True)
         labels = predictions.labels_of_rows(obs, utilities)
         return predictions.log_predictive(utilities, labels, keys)
 
@@ -424,7 +424,7 @@ class Reading:
             [[2], [2], [2]]
         """
         keys = _split(rng_key, num_draws)
-        utilities = ChunkedUtilities(self._fit, is_drawn=True)
+        utilities = ChunkedUtilities.of(self._fit, is_drawn=True)
         return predictions.draw_choices(utilities, keys, utilities.batch_shape)
 
     def to_arviz(

@@ -30,6 +30,7 @@ from numpyro.handlers import substitute
 from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.guides.correlated_normal import CorrelatedNormal
 from numpyro_largecat.handlers.run_model import (
+    Around,
     as_drawn,
     at_centre,
     at_feasible_values,
@@ -38,11 +39,7 @@ from numpyro_largecat.handlers.run_model import (
 from numpyro_largecat.handlers.sites import Site, Sites, base_distribution, is_latent, plates_of
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.ops.finfo import finfo
-from numpyro_largecat.reading.chunked_utilities import (
-    ChunkedUtilities,
-    static_result,
-    take_rows_held,
-)
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.row_factors import (
     by_row,
     of_site,
@@ -51,9 +48,10 @@ from numpyro_largecat.reading.row_factors import (
     unwrapped,
     variances,
 )
+from numpyro_largecat.reading.rows_held import take_rows_held
+from numpyro_largecat.reading.static_result import static_result
 
 FEW_CLASSES, NEAR = 32, 1e-3  # classes looked at, and error of utilities for their size
-Around = Callable[[Any], Any]  # puts a handler around a guide
 Slopes = dict[str, Array]  # of the utilities (..., P) in the P values of a row, by site
 
 
@@ -99,7 +97,7 @@ class GaussianUtilities(NamedTuple):
             return None
         plate = utilities.plate
         are_correlated = static_result(lambda: _are_correlated(utilities))
-        is_drawn_outside = utilities.draws_sites(lambda plates: plate not in plates)
+        is_drawn_outside = utilities.runs.draws_sites(lambda plates: plate not in plates)
         found = cls(utilities, names, are_correlated, is_drawn_outside)
         is_affine = found._follow_slopes()
         if is_concrete(is_affine):
@@ -234,7 +232,7 @@ def _declare_variances(utilities: ChunkedUtilities) -> bool:
         _, sites = _at_centre_of_rows(utilities, 0, 2, jax.random.key(0))
         return hasattr(_choice(utilities, sites), "variances")
 
-    return bool(static_result(look))
+    return static_result(look)
 
 
 def _slopes(
@@ -289,11 +287,11 @@ def _run(
 ) -> tuple[Sites, Callable[[Sites], Sites]]:
     """The sites of the guide with these classes, and a function that runs the model at others."""
     touched, rng_key = TouchedRows(), jax.random.key(0) if key is None else key
-    run = partial(utilities.run, start=start, size=size, rng_key=rng_key, touched=touched)
-    sites = run(utilities.model, latent_values=at_feasible_values)
-    drawn = run(utilities.guide, latent_values=around)
+    run = partial(utilities.runs.run, start=start, size=size, rng_key=rng_key, touched=touched)
+    sites = run(utilities.runs.model, latent_values=at_feasible_values)
+    drawn = run(utilities.runs.guide, latent_values=around)
     take_rows_held(drawn, sites, touched)
-    return drawn, lambda drawn: run(utilities.model, latent_values=at_values_of(drawn))
+    return drawn, lambda drawn: run(utilities.runs.model, latent_values=at_values_of(drawn))
 
 
 def _centre_of_rows(utilities: ChunkedUtilities, key: Array | None) -> Around:

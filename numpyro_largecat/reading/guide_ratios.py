@@ -40,10 +40,11 @@ from numpyro_largecat.handlers.sites import (
     scale_of,
 )
 from numpyro_largecat.ops.softmax_bound import take_row
-from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, static_result
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.learned_rows import learned_rows
 from numpyro_largecat.reading.observed_choice import RowWeights
 from numpyro_largecat.reading.parts_of_classes import Sums, merge_sums
+from numpyro_largecat.reading.static_result import static_result
 
 LEARNED_PRIOR = (
     "not looked at: rows that are read have a learned prior. With lc.not_centred(model) it is fixed"
@@ -78,16 +79,16 @@ def small_site_ratios(
     Cost: O(num_draws * num_rest * K) time for each observation; memory of one chunk of classes and
     of ``num_draws`` log densities of it.
     """
-    learned = set().union(*learned_rows(utilities.fit).values())
+    learned = set().union(*learned_rows(utilities.runs.fit).values())
     read, positive = _look(utilities, key)
     inner = utilities.choice_plates | {utilities.plate} | read
-    if not utilities.draws_sites(lambda plates: not plates & inner):
+    if not utilities.runs.draws_sites(lambda plates: not plates & inner):
         return None
     keys = jax.random.split(jax.random.fold_in(key, 0), num_draws)
     rest = jax.random.split(jax.random.fold_in(key, 1), num_rest)
 
     def drawn(key: Array) -> FreeValues:
-        sites = utilities.traces(0, 1, key, InnerNoise(rest[0], inner))[0]
+        sites = utilities.runs.traces(0, 1, key, InnerNoise(rest[0], inner))[0]
         return _free_values(sites, lambda plates: not plates & inner, num_draws)
 
     found = jax.tree.map(lambda x: x[None], lax.map(drawn, keys))
@@ -141,7 +142,7 @@ def _look(utilities: ChunkedUtilities, key: Array) -> tuple[frozenset[str], froz
     """Plates of rows that are read, besides that of the classes; and the positive latent sites."""
 
     def look() -> tuple[set[str], set[str]]:
-        guide_sites, sites = utilities.traces(0, 1, key, InnerNoise(key, frozenset()))
+        guide_sites, sites = utilities.runs.traces(0, 1, key, InnerNoise(key, frozenset()))
         drawn = {name: site["fn"].support for name, site in guide_sites.items() if is_latent(site)}
         positive = {name for name, support in drawn.items() if _is_positive(support)}
         return set(row_plates(sites)), positive
@@ -177,7 +178,7 @@ def _log_densities(
 ) -> _LogDensities:
     """With the small sites drawn by ``key``, and those in the plates ``inner`` by ``rest_key``."""
     classes, noise = utilities.classes_of(chunk), InnerNoise(rest_key, inner)
-    sites = utilities.traces(classes[0], utilities.chunk_size, key, noise)
+    sites = utilities.runs.traces(classes[0], utilities.chunk_size, key, noise)
     is_class = utilities.is_visited(classes)
     by_class = jnp.where(is_class, _row_ratios(sites, utilities.plate, utilities.chunk_size), 0)
     psi = jnp.where(is_class, _choice(sites[1][utilities.site])[0], -jnp.inf)
@@ -199,7 +200,7 @@ def class_ratios(
 
     Cost: for each observation O(num_rest * K) time, and O(T * num_draws * num_rest) more.
     """
-    is_drawn = utilities.draws_sites(lambda plates: utilities.plate in plates)
+    is_drawn = utilities.runs.draws_sites(lambda plates: utilities.plate in plates)
     if utilities.has_reads or not is_drawn:
         return None
     keys = jax.random.split(jax.random.fold_in(key, 0), num_draws)
@@ -207,7 +208,7 @@ def class_ratios(
     plates = frozenset({utilities.plate})
 
     def one(place: Array, key: Array, inner_key: Array) -> _OneClass:
-        sites = utilities.traces(classes[place], 1, key, InnerNoise(inner_key, plates))
+        sites = utilities.runs.traces(classes[place], 1, key, InnerNoise(inner_key, plates))
         psi, labels = _choice(sites[1][utilities.site])
         drawn = _free_values(sites[0], lambda plates: utilities.plate in plates, num_draws)
         return _OneClass(psi[..., 0], _row_ratios(sites, utilities.plate, 1)[0], labels, drawn)
@@ -323,7 +324,9 @@ def _choice(site: dict[str, Any]) -> tuple[Array, Array]:
 
 def _labels(utilities: ChunkedUtilities, key: Array) -> Array:
     noise = InnerNoise(key, frozenset())
-    return compiled(lambda: _choice(utilities.traces(0, 1, key, noise)[1][utilities.site])[1])()
+    return compiled(
+        lambda: _choice(utilities.runs.traces(0, 1, key, noise)[1][utilities.site])[1]
+    )()
 
 
 def _own(psi: Array, labels: Array, classes: Array) -> Array:
@@ -344,7 +347,7 @@ def _sums_without(
 
     def add(part: ChunkedUtilities, found: Sums, chunk: Array) -> Sums:
         classes = part.classes_of(chunk)
-        psi, _ = _choice(part.traces(classes[0], part.chunk_size, key, noise)[1][part.site])
+        psi, _ = _choice(part.runs.traces(classes[0], part.chunk_size, key, noise)[1][part.site])
         counts = part.is_visited(classes) & ~jnp.isin(classes, left_out)
         psi = jnp.where(counts, psi, -jnp.inf)
         log_sum = jnp.logaddexp(found[0], jax.nn.logsumexp(psi, axis=-1))

@@ -84,7 +84,7 @@ class PartsCheck(NamedTuple):
 
 def check_on_rows(rng_key: Array, fit: BoundFit, observed: Observed, num_draws: int) -> PartsCheck:
     """Look at the guide on the rows of the arguments; at classes only if these are all rows."""
-    utilities = ChunkedUtilities(fit, is_drawn=True)
+    utilities = ChunkedUtilities.of(fit, is_drawn=True)
     labels, rows = observed
     chosen = None
     if not rows.is_sampled.any():
@@ -116,7 +116,7 @@ def check_on_batches(
     weights = stands_for * np.asarray(everything.rows.weights)[ids]
     rows = RowWeights(jnp.asarray(weights), jnp.asarray(stands_for))
     chosen_rows = fit.followed_by(batches.take(jnp.asarray(ids)))
-    utilities = ChunkedUtilities(chosen_rows, is_drawn=True)
+    utilities = ChunkedUtilities.of(chosen_rows, is_drawn=True)
     return _check(rng_key, utilities, rows, chosen, num_draws)
 
 

@@ -16,8 +16,9 @@ from numpyro_largecat.handlers.run_model import sites_of
 from numpyro_largecat.handlers.sites import is_latent, plates_of
 from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 from numpyro_largecat.reading.bound_fit import BoundFit
-from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, rows_of_whole
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.model_layout import LatentSite, ModelLayout, latent_site
+from numpyro_largecat.reading.rows_held import rows_of_whole
 from numpyro_largecat.reading.shown_rows import ShownRows
 from numpyro_largecat.svi.stored_params import check_params
 
@@ -70,7 +71,7 @@ def _sites_of_choice(
     rng_key: Array, choice: ChunkedUtilities, ids: dict[str, Array], shown: dict[str, LatentSite]
 ) -> dict[str, LatentSite]:
     """The draws that ``log_likelihood`` uses, of the rows shown."""
-    sites, touched = choice.latent_sites(ids[choice.plate], rng_key)
+    sites, touched = choice.runs.latent_sites(ids[choice.plate], rng_key)
     found = {}
     for name in shown.keys() & sites.keys():
         axes, value = shown[name].axes(), sites[name]["value"]

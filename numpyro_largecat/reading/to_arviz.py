@@ -58,7 +58,7 @@ def to_arviz(
     shown = rows_to_show(named, layout)
     if obs is not None:
         whole = {name: jnp.arange(size) for name, size in small_plates(sizes).items()}
-        choice = ChunkedUtilities(fit, whole | named, is_drawn=True)
+        choice = ChunkedUtilities.of(fit, whole | named, is_drawn=True)
         shown = rows_to_show_with(obs, choice, named, layout)
     constants, constant_dims = _constants(constant_data, losses, dims)
     site_dims: dict[str, list[str]] = {}

@@ -73,11 +73,11 @@ ROWS = RowWeights(jnp.asarray(WEIGHTS), jnp.asarray(WEIGHTS))
 @pytest.mark.slow
 def test_ratios_of_a_small_site_are_those_of_dense_arithmetic(guide):
     """With chunks of 2 of 5 classes, and a slope that moves both the prior and the utilities."""
-    utilities = ChunkedUtilities(make_fit(guide, 0.5, np.full(K, NARROW)))
+    utilities = ChunkedUtilities.of(make_fit(guide, 0.5, np.full(K, NARROW)))
     found = small_site_ratios(utilities, ROWS, jax.random.key(1), S, 1)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(1), 0), S)
     noise = InnerNoise(keys[0], frozenset({"classes", "data"}))
-    slopes = jax.lax.map(lambda k: utilities.traces(0, 2, k, noise)[0]["slope"]["value"], keys)
+    slopes = jax.lax.map(lambda k: utilities.runs.traces(0, 2, k, noise)[0]["slope"]["value"], keys)
     expected = [log_joint(s, LOC, WEIGHTS) - stats.norm.logpdf(s, 0.4, 0.5) for s in slopes]
     np.testing.assert_allclose(differences(found.log_ratios[0]), differences(expected), atol=1e-4)
 
@@ -86,14 +86,14 @@ def test_ratios_of_a_small_site_are_those_of_dense_arithmetic(guide):
 def test_ratios_of_classes_are_those_of_dense_arithmetic(guide):
     """Two classes: one that draws, and one that is a point."""
     w_scale = np.where(np.arange(K) == 2, 0.7, NARROW)
-    utilities = ChunkedUtilities(make_fit(guide, NARROW, w_scale))
+    utilities = ChunkedUtilities.of(make_fit(guide, NARROW, w_scale))
     classes = jnp.array([2, 4])
     found = class_ratios(utilities, ROWS, classes, jax.random.key(1), S, 1)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(1), 0), S)
 
     def draw(key):
         noise = InnerNoise(key, frozenset({"classes"}))
-        return utilities.traces(2, 1, keys[0], noise)[0]["w"]["value"][0]
+        return utilities.runs.traces(2, 1, keys[0], noise)[0]["w"]["value"][0]
 
     drawn = np.asarray(jax.lax.map(draw, keys))
     assert np.std(drawn) > 0.5
@@ -109,7 +109,7 @@ def test_k_of_a_normal_that_is_too_narrow(guide):
     FALSE_ALARM = 1e-5: the estimate from 1000 draws has a standard error of about 0.1.
     """
     w_scale = np.exp(0.4) * np.array([1, 1, 0.3, 0.3, 1])
-    utilities = ChunkedUtilities(make_fit(guide, NARROW, w_scale, np.zeros(K)))
+    utilities = ChunkedUtilities.of(make_fit(guide, NARROW, w_scale, np.zeros(K)))
     nothing = RowWeights(jnp.zeros(N), jnp.ones(N))
     found = class_ratios(utilities, nothing, jnp.arange(K), jax.random.key(1), 1000, 1)
     k = pareto_k(found.log_ratios)
@@ -171,7 +171,7 @@ def test_a_second_plate_that_is_read_leaves_the_small_sites_a_figure():
         params |= {f"{name}_auto_loc": jnp.zeros(shape), f"{name}_auto_scale": jnp.ones(shape)}
     fit = lc.Fitted(model, guide, params).on(*args)._fit
     rows = observed_choice(fit, "y").rows
-    found = small_site_ratios(ChunkedUtilities(fit), rows, jax.random.key(0), 10, 1)
+    found = small_site_ratios(ChunkedUtilities.of(fit), rows, jax.random.key(0), 10, 1)
     assert np.isfinite(found.log_ratios).all() and found.noise.tolist() == [0]
 
 

@@ -79,7 +79,7 @@ def expected_log_probs(params, x, num_draws=100_000):
 
 
 def is_gaussian(reading):
-    return GaussianUtilities.of(ChunkedUtilities(reading._fit, is_drawn=True)) is not None
+    return GaussianUtilities.of(ChunkedUtilities.of(reading._fit, is_drawn=True)) is not None
 
 
 @pytest.mark.some_cases(1)
@@ -275,7 +275,7 @@ def test_correlated_rows_are_averaged_as_their_draws_are(name):
 def test_variances_of_utilities_are_those_of_the_covariances(x64, chunk_size):
     guide = lc.AutoRowNormal(regression)
     params = random_params(guide, X, Y)
-    utilities = ChunkedUtilities(
+    utilities = ChunkedUtilities.of(
         fitted_on(regression, params, guide, chunk_size=chunk_size)._fit, is_drawn=True
     )
     gaussian = GaussianUtilities.of(utilities)
