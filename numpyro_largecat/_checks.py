@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_largecat._conversions import LARGEST_ID, NO_ID
+
 CHECKED_AT_ONCE = 2**20  # entries of an array
 DEFAULT_ACTIVE = 8  # topics or components: next to dense for most data
-MOST = 2**31 - 1  # largest int32: ids, and so the sizes of plates, are of this type
-NO_ID = -1  # in arrays of ids, where a row has fewer than others
 
 
 class BadDataError(ValueError):
@@ -59,7 +59,7 @@ def check_key(name: str, key: Any) -> None:
 
 
 def check_count(
-    name: str, value: Any, minimum: int, maximum: int = MOST, of_what: str = "largest int32"
+    name: str, value: Any, minimum: int, maximum: int = LARGEST_ID, of_what: str = "largest int32"
 ) -> int:
     """Return ``value`` as a Python int in [minimum, maximum], or raise."""
     try:
@@ -177,49 +177,10 @@ def check_integers(name: str, values: Any) -> None:
         raise TypeError(f"`{name}` must be integers; got dtype {dtype}. {fix}")
 
 
-def as_jax_array(values: Any) -> jax.Array:
-    """Make an array of a type that JAX has enabled now.
-
-    JAX keeps what it has traced by NumPy's type: inside of ``jit``, ``jnp.asarray`` of a NumPy
-    array of 64 bits, first in and then out of ``enable_x64``, is still one of 64.
-    """
-    if isinstance(values, (np.ndarray, np.generic)):
-        values = values.astype(jnp.result_type(values), copy=False)
-    return jnp.asarray(values)
-
-
-def as_float_array(values: Any) -> jax.Array:
-    """Make an array of floats, also of whole numbers."""
-    array = as_jax_array(values)
-    if jnp.issubdtype(array.dtype, jnp.floating):
-        return array
-    return array.astype(jnp.result_type(float))
-
-
 def fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     """Whether an array of ``shape`` broadcasts to ``whole``, and has no more axes."""
     pairs = zip(reversed(shape), reversed(whole), strict=False)
     return len(shape) <= len(whole) and all(size in (1, other) for size, other in pairs)
-
-
-def as_ids(values: Any) -> jax.Array:
-    """Integers of any type as int32; those that it cannot hold become -1, which is no id.
-
-    What NumPy holds is looked at before JAX, without 64 bits, would cut off its upper half.
-    """
-    own: Any = jnp if isinstance(values, jax.Array) else np
-    values = own.asarray(values)
-    if values.dtype in (np.uint32, np.int64, np.uint64):
-        values = own.where((values >= 0) & (values <= MOST), values.astype(np.int32), -1)
-    return jnp.asarray(values, jnp.promote_types(values.dtype, jnp.int32))
-
-
-def as_ids_or_none(values: Any) -> jax.Array:
-    """Ids as int32, where -1 stands for none; what int32 cannot hold becomes -2."""
-    own, given = as_ids(values), jnp.asarray(values)
-    may_be_none = not jnp.issubdtype(given.dtype, jnp.unsignedinteger)
-    is_none = (given == NO_ID) if may_be_none else jnp.zeros(given.shape, bool)
-    return jnp.where((own == NO_ID) & ~is_none, NO_ID - 1, own)
 
 
 def check_no_overflow(named_values: Iterable[tuple[str, Any]]) -> None:
@@ -259,21 +220,6 @@ def check_ids_or_none(name: str, values: Any, size: int, meaning: str) -> None:
         array = np.asarray(values)
         need = f"{meaning}, integers in [0, {size}), or -1 for none"
         refuse_entries(name, array, (array < NO_ID) | (array >= size), need, error=BadDataError)
-
-
-def check_known(name: str, values: Any, known: Any, *, in_order: bool = False) -> None:
-    """Raise BadDataError at the first of ``values`` that is not in ``known``; tracers pass.
-
-    ``in_order`` if each must be the one in its place on the last axis.
-    """
-    if is_concrete(values) and is_concrete(known):
-        need = "among the labels of the class plate"
-        fix = "Give the plate the same labels: `class_plate(..., labels=y)`."
-        bad = ~np.isin(np.asarray(values), np.asarray(known))
-        if in_order and np.shape(values)[-1:] == np.shape(known):
-            need = "the labels of the class plate, in their order"
-            bad = np.asarray(values) != np.asarray(known)
-        refuse_entries(name, values, bad, need, fix, error=BadDataError)
 
 
 def refuse_entries(

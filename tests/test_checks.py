@@ -13,7 +13,8 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_largecat as lc
-from numpyro_largecat._checks import as_ids, check_finite, check_no_overflow
+from numpyro_largecat._checks import check_finite, check_no_overflow
+from numpyro_largecat._conversions import as_ids
 from numpyro_largecat.svi.batch_checks import RowLooks, check_batches
 
 LARGE = 2_999_999_999  # int32 wraps it to -1_294_967_297

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from numpyro_largecat._checks import MOST
+from numpyro_largecat._conversions import LARGEST_ID
 from numpyro_largecat.data.files import malformed, open_binary
 
 
@@ -328,6 +328,6 @@ def _number(
         number = np.nan
     if not abs(number) <= _LARGEST:
         raise malformed(path, line, f"a number in column `{name}`", cell)
-    if name in _NUMBERS and not (number.is_integer() and abs(number) <= MOST):
-        raise malformed(path, line, f"a whole number up to {MOST} in column `{name}`", cell)
+    if name in _NUMBERS and not (number.is_integer() and abs(number) <= LARGEST_ID):
+        raise malformed(path, line, f"a whole number up to {LARGEST_ID} in column `{name}`", cell)
     return number

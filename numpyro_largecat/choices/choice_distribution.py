@@ -13,14 +13,8 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import (
-    as_float_array,
-    as_ids,
-    as_jax_array,
-    check_in_range,
-    check_integers,
-    check_shape,
-)
+from numpyro_largecat._checks import check_in_range, check_integers, check_shape
+from numpyro_largecat._conversions import as_float_array, as_ids, as_jax_array
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily
 from numpyro_largecat.handlers.sites import Site, base_distribution
 from numpyro_largecat.ops.softmax_bound import take_row

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import as_ids
+from numpyro_largecat._conversions import as_ids
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.choices.error_families import GUMBEL, LOGISTIC, ErrorFamily, error_family
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob

@@ -24,7 +24,7 @@ from numpyro_largecat._checks import (
     describe,
 )
 from numpyro_largecat.data.corpus_entries import (
-    MOST,
+    LARGEST_COUNT,
     as_integers,
     check_row,
     checked_tokens,
@@ -105,8 +105,8 @@ class Corpus:
             (self.words < 0) | (self.words >= self.num_words) | has_fraction(self.words),
             f"words must be integers in [0, {self.num_words})",
         )
-        bad = ~((self.counts >= 1) & (self.counts <= MOST)) | has_fraction(self.counts)
-        self._refuse(bad, f"counts, unlike weights, must be whole numbers in [1, {MOST}]")
+        bad = ~((self.counts >= 1) & (self.counts <= LARGEST_COUNT)) | has_fraction(self.counts)
+        self._refuse(bad, f"counts, unlike weights, must be whole numbers in [1, {LARGEST_COUNT}]")
 
     def __repr__(self) -> str:
         """How large it is."""

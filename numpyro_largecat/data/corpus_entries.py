@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from numpyro_largecat._checks import check_shape, describe
 
-MOST = 2**31 - 1  # count of a word in a document
+LARGEST_COUNT = 2**31 - 1  # count of a word in a document
 
 
 def check_row(row: Any, place: int) -> None:
@@ -73,5 +73,5 @@ def joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 def as_integers(values: NDArray[Any]) -> NDArray[Any]:
     """Make int32 of whole numbers; others are left for ``Corpus`` to say where they are."""
-    is_good = (np.abs(values) <= MOST) & ~has_fraction(values)
+    is_good = (np.abs(values) <= LARGEST_COUNT) & ~has_fraction(values)
     return values.astype(np.int32) if is_good.all() else values

@@ -10,7 +10,7 @@ from os import PathLike
 import numpy as np
 
 from numpyro_largecat.data.corpus import Corpus
-from numpyro_largecat.data.corpus_entries import MOST, in_order
+from numpyro_largecat.data.corpus_entries import LARGEST_COUNT, in_order
 from numpyro_largecat.data.files import (
     malformed,
     numbered_lines,
@@ -174,8 +174,8 @@ def _uci_size(path: str | PathLike[str], line_number: int, line: bytes) -> int:
         (size,) = (int(number) for number in without_underscores(line).split())
     except ValueError:
         size = -1
-    if not 0 <= size <= MOST:
-        need = f"one whole number, of the header, in [0, {MOST}]"
+    if not 0 <= size <= LARGEST_COUNT:
+        need = f"one whole number, of the header, in [0, {LARGEST_COUNT}]"
         raise malformed(path, line_number, need, line)
     return size
 
@@ -196,5 +196,5 @@ def _check_entry(
     if word in seen:
         raise malformed(*line, f"each word of a document once; got word {word} a second time")
     seen.add(word)
-    if not 1 <= count <= MOST:
-        raise malformed(*line, f"counts in [1, {MOST}]; got {count}")
+    if not 1 <= count <= LARGEST_COUNT:
+        raise malformed(*line, f"counts in [1, {LARGEST_COUNT}]; got {count}")

@@ -10,7 +10,7 @@ from os import PathLike
 import numpy as np
 from scipy.sparse import csr_array
 
-from numpyro_largecat._checks import MOST
+from numpyro_largecat._conversions import LARGEST_ID
 from numpyro_largecat.data.files import malformed, open_binary, without_underscores
 
 LINE = "`l1,l2 idx:value idx:value ...`, or a space first for a point without labels"
@@ -101,7 +101,7 @@ def _point(line: bytes) -> tuple[list[int], list[int], list[float]]:
 
 
 def _xml_header(path: str | PathLike[str], line: bytes) -> tuple[int, int, int]:
-    need = f"the header `points features labels`, three whole numbers in [0, {MOST}]"
+    need = f"the header `points features labels`, three whole numbers in [0, {LARGEST_ID}]"
     try:
         num_points, num_features, num_labels = (
             int(word) for word in without_underscores(line).split()
@@ -109,7 +109,7 @@ def _xml_header(path: str | PathLike[str], line: bytes) -> tuple[int, int, int]:
     except ValueError as error:
         raise malformed(path, 1, need, line) from error
     sizes = (num_points, num_features, num_labels)
-    if not all(0 <= size <= MOST for size in sizes):
+    if not all(0 <= size <= LARGEST_ID for size in sizes):
         raise malformed(path, 1, need, line)
     return sizes
 

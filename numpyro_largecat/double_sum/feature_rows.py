@@ -11,13 +11,13 @@ import numpy as np
 from jax import Array, lax
 
 from numpyro_largecat._checks import (
-    as_ids,
     check_count,
     check_finite,
     check_in_range,
     check_integers,
     check_shape,
 )
+from numpyro_largecat._conversions import as_ids
 from numpyro_largecat.data.sparse_rows import SparseRows
 
 

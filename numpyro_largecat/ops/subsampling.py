@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_largecat._checks import as_ids
+from numpyro_largecat._conversions import as_ids
 
 WIDEST = 32  # of more labels, compare with blocks of them first
 

@@ -12,7 +12,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import as_ids, check_integers, describe, is_concrete
+from numpyro_largecat._checks import check_integers, describe, is_concrete
+from numpyro_largecat._conversions import as_ids
 from numpyro_largecat.ops.subsampling import is_among
 from numpyro_largecat.ops.table_rows import merge_repeats
 from numpyro_largecat.plates.uniform_classes import DrawnClasses, draw_uniform

@@ -12,14 +12,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import (
-    MOST,
-    NO_ID,
-    check_count,
-    check_ids_or_none,
-    check_integers,
-    is_concrete,
-)
+from numpyro_largecat._checks import check_count, check_ids_or_none, check_integers, is_concrete
+from numpyro_largecat._conversions import LARGEST_ID, NO_ID
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("counts",), meta_fields=("num_ids",))
@@ -66,8 +60,8 @@ class EntityCounts:
         counts = np.zeros(size, np.int64)
         for given in ids:
             counts += np.bincount(_known_ids(given, size), minlength=size)
-        if counts.max(initial=0) > MOST:
-            raise ValueError(f"an entity may be read {MOST} times; got {counts.max()}.")
+        if counts.max(initial=0) > LARGEST_ID:
+            raise ValueError(f"an entity may be read {LARGEST_ID} times; got {counts.max()}.")
         with jax.ensure_compile_time_eval():
             return cls(jnp.asarray(counts, jnp.int32), sum(np.size(given) for given in ids))
 

@@ -12,15 +12,14 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import (
-    NO_ID,
     BadDataError,
-    as_ids_or_none,
     check_count,
     check_ids_or_none,
     check_integers,
     check_kind,
     is_concrete,
 )
+from numpyro_largecat._conversions import NO_ID, as_ids_or_none
 from numpyro_largecat.handlers.internals import is_substituted
 from numpyro_largecat.handlers.plate_facts import PlateFacts, RowsReply, ask_for_rows
 from numpyro_largecat.handlers.sites import is_latent

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import MOST
+from numpyro_largecat._conversions import LARGEST_ID
 from numpyro_largecat.ops.subsampling import draw_by_mass
 from numpyro_largecat.plates.class_proposal import known
 from numpyro_largecat.plates.uniform_classes import DrawnClasses
@@ -69,7 +69,7 @@ class FrequencyProposal:
 
     def __init__(self, counts: ArrayLike, power: float = 0.75) -> None:
         mass = _relative_mass(known("counts", counts), power)
-        units = 1 + np.floor(mass * (MOST - 1 - len(mass))).astype(np.int64)
+        units = 1 + np.floor(mass * (LARGEST_ID - 1 - len(mass))).astype(np.int64)
         with jax.ensure_compile_time_eval():
             self.ends = jnp.asarray(np.cumsum(units), jnp.int32)
 

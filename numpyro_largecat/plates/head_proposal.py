@@ -9,7 +9,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import MOST, as_ids, check_in_range, check_integers
+from numpyro_largecat._checks import check_in_range, check_integers
+from numpyro_largecat._conversions import LARGEST_ID, as_ids
 from numpyro_largecat.ops.subsampling import sorted_distinct
 from numpyro_largecat.plates.class_proposal import known
 from numpyro_largecat.plates.uniform_classes import DrawnClasses, draw_uniform
@@ -51,7 +52,7 @@ class HeadProposal:
         check_integers("head", ids)
         if ids.ndim != 1:
             raise ValueError(f"`head` must have shape (H,), ids of classes; got shape {ids.shape}.")
-        check_in_range("`head`", ids, MOST, "classes")
+        check_in_range("`head`", ids, LARGEST_ID, "classes")
         if len(np.unique(ids)) < len(ids):
             raise ValueError("`head` must hold each class once; use `np.unique(head)`.")
         with jax.ensure_compile_time_eval():

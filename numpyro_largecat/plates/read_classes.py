@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import as_ids_or_none, check_ids_or_none, check_integers
+from numpyro_largecat._checks import check_ids_or_none, check_integers
+from numpyro_largecat._conversions import as_ids_or_none
 from numpyro_largecat.ops.subsampling import place_among, sorted_distinct
 from numpyro_largecat.plates.class_subset import ClassSubset
 from numpyro_largecat.plates.rows_by_id import KnownIds, ReadRows, reverse_if

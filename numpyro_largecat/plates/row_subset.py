@@ -14,13 +14,13 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import (
-    as_ids,
     check_in_range,
     check_integers,
     check_kind,
     check_shape,
     is_concrete,
 )
+from numpyro_largecat._conversions import as_ids
 
 
 @partial(

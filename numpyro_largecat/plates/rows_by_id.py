@@ -13,14 +13,13 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import (
-    NO_ID,
-    as_ids_or_none,
     check_ids_or_none,
     check_integers,
     check_shape,
     is_concrete,
     refuse_entries,
 )
+from numpyro_largecat._conversions import NO_ID, as_ids_or_none
 from numpyro_largecat.ops.subsampling import place_among
 
 

@@ -9,13 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import (
-    NO_ID,
-    as_ids_or_none,
-    check_ids_or_none,
-    check_integers,
-    check_shape,
-)
+from numpyro_largecat._checks import check_ids_or_none, check_integers, check_shape
+from numpyro_largecat._conversions import NO_ID, as_ids_or_none
 
 
 class EligibleClasses(NamedTuple):

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import NO_ID, as_ids, check_in_range, check_integers
+from numpyro_largecat._checks import check_in_range, check_integers
+from numpyro_largecat._conversions import NO_ID, as_ids
 from numpyro_largecat.choices.error_families import GUMBEL
 from numpyro_largecat.handlers.row_noise import apart_from_sites
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob

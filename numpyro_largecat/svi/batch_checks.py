@@ -13,13 +13,8 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_largecat._checks import (
-    BadDataError,
-    as_ids,
-    check_finite,
-    check_in_range,
-    describe_bad,
-)
+from numpyro_largecat._checks import BadDataError, check_finite, check_in_range, describe_bad
+from numpyro_largecat._conversions import as_ids
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.run_model import sites_of
 from numpyro_largecat.handlers.sites import Sites

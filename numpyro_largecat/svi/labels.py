@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 
-from numpyro_largecat._checks import NO_ID, check_in_range, check_known, is_concrete
+from numpyro_largecat._checks import BadDataError, check_in_range, is_concrete, refuse_entries
+from numpyro_largecat._conversions import NO_ID
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.handlers.plate_facts import class_plates, plate_facts, rows_request
 from numpyro_largecat.handlers.sites import (
@@ -180,8 +182,7 @@ def check_labels(given: GivenLabels) -> None:
     """
     for name, found in given.labels.items():
         check_in_range(name, found.values, found.size, found.meaning)
-        if found.known is not None:
-            check_known(name, found.values, found.known, in_order=found.in_order)
+        _check_known(name, found)
         if found.latent is not None and found.values.ndim == 1:
             refuse_repeated_rows(found.plate, found.latent, found.values)
     for message, is_wrong in given.misread.items():
@@ -190,3 +191,17 @@ def check_labels(given: GivenLabels) -> None:
     for message, is_wrong in given.unnamed.items():
         if not is_concrete(is_wrong) or is_wrong:
             raise ValueError(message)
+
+
+def _check_known(name: str, found: Labels) -> None:
+    """Raise BadDataError at the first label that is not known; tracers pass."""
+    values, known = found.values, found.known
+    if known is None or not is_concrete(values) or not is_concrete(known):
+        return
+    need = "among the labels of the class plate"
+    fix = "Give the plate the same labels: `class_plate(..., labels=y)`."
+    bad = ~np.isin(np.asarray(values), np.asarray(known))
+    if found.in_order and values.shape[-1:] == known.shape:
+        need = "the labels of the class plate, in their order"
+        bad = np.asarray(values) != np.asarray(known)
+    refuse_entries(name, values, bad, need, fix, error=BadDataError)

@@ -15,8 +15,6 @@ from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import validate_sample
 
 from numpyro_largecat._checks import (
-    as_ids,
-    as_jax_array,
     check_count,
     check_distinct,
     check_in_range,
@@ -24,6 +22,7 @@ from numpyro_largecat._checks import (
     check_log_weights,
     check_shape,
 )
+from numpyro_largecat._conversions import as_ids, as_jax_array
 from numpyro_largecat.ops.top_l import log_sum, take_last
 
 

@@ -16,7 +16,6 @@ from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 
 from numpyro_largecat._checks import (
-    as_jax_array,
     check_count,
     check_finite,
     check_kind,
@@ -24,6 +23,7 @@ from numpyro_largecat._checks import (
     check_shape,
     is_concrete,
 )
+from numpyro_largecat._conversions import as_jax_array
 from numpyro_largecat.ops.noisy_max import noisy_max
 from numpyro_largecat.ops.top_l import log_sum
 from numpyro_largecat.top_l.component_weights import Components, ComponentWeights

@@ -9,7 +9,8 @@ from jax import Array, lax, random
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import as_float_array, as_ids, check_broadcasts, check_shape
+from numpyro_largecat._checks import check_broadcasts, check_shape
+from numpyro_largecat._conversions import as_float_array, as_ids
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution, utility_vector
 from numpyro_largecat.ops.log_cdf import gumbel_log_cdf
 from numpyro_largecat.ops.noisy_max import noisy_max
