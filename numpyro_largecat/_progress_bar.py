@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from tqdm.auto import tqdm
 
 SECONDS_PER_LINE = 30.0
-LINE = "{n_fmt} of {total_fmt}, {rate_fmt}, {elapsed} gone, {remaining} left{postfix}"
+BAR_FORMAT = "{n_fmt} of {total_fmt}, {rate_fmt}, {elapsed} gone, {remaining} left{postfix}"
 
 
 def progress_bar(iterable: Any = None, **options: Any) -> Any:
@@ -21,7 +21,7 @@ def progress_bar(iterable: Any = None, **options: Any) -> Any:
         return tqdm(iterable, **options)
     if sys.stderr is None:  # as in a program without a console
         options["disable"] = True
-    lines = {"file": _Lines(sys.stderr), "mininterval": SECONDS_PER_LINE, "bar_format": LINE}
+    lines = {"file": _Lines(sys.stderr), "mininterval": SECONDS_PER_LINE, "bar_format": BAR_FORMAT}
     return tqdm(iterable, **(lines | options))
 
 

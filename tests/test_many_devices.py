@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from numpyro_largecat.data.parts_of_fits import fit_folder, joined
+from numpyro_largecat.data.parts_of_fits import fit_folder, joined_fit
 from numpyro_largecat.svi.saved_run import KIND
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "many_devices.py"
@@ -71,7 +71,7 @@ def printed(processes):
 
 def saved(folder):
     """The arrays of the newest checkpoint, without padding."""
-    found = joined(fit_folder(folder, KIND).read())
+    found = joined_fit(fit_folder(folder, KIND).read())
     assert found.number == NUM_STEPS
     return found.arrays
 
@@ -134,7 +134,7 @@ def test_a_row_that_is_not_finite_ends_the_fit_in_all_processes(tmp_path, port):
     steps, warnings = map(int, said[0])
     assert said[0] == said[1]
     assert warnings == 1
-    found = joined(fit_folder(tmp_path, KIND).read())
+    found = joined_fit(fit_folder(tmp_path, KIND).read())
     assert 0 < found.number <= steps < 150
     for name, value in found.arrays.items():
         if name.startswith(".optim_state"):

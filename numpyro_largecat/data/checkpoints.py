@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from numpyro_largecat._checks import check_count, check_interval, check_kind
 from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.data.fit_folders import FitFolder, SavedArrays, plain_value
-from numpyro_largecat.data.parts_of_fits import FolderOfParts, fit_folder, joined
+from numpyro_largecat.data.parts_of_fits import FolderOfParts, fit_folder, joined_fit
 
 SECONDS_PER_MINUTE = 60
 DEFAULT_MINUTES = 10.0
@@ -140,7 +140,7 @@ def read_checkpoint(
         ValueError: If it is damaged, or one of the settings is another, with the first.
     """
     folder = checkpoints.fit_folder(kind)
-    saved = joined(folder.read())
+    saved = joined_fit(folder.read())
     check_settings(folder, saved, settings)
     return saved
 

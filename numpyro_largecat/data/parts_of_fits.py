@@ -130,7 +130,7 @@ def _from(first: Sequence[int], bounds: list[tuple[int, int]]) -> tuple[slice, .
     return tuple(slice(a - n, b - n) for n, (a, b) in zip(first, bounds, strict=True))
 
 
-def joined(saved: SavedArrays) -> SavedArrays:
+def joined_fit(saved: SavedArrays) -> SavedArrays:
     """A fit with its parts put together; what was spread is a ``JoinedArray``.
 
     Raises:

@@ -13,7 +13,7 @@ from numpyro.distributions.transforms import Transform, biject_to
 
 from numpyro_largecat.handlers.internals import helpful_support_errors
 from numpyro_largecat.handlers.plate_facts import plate_facts
-from numpyro_largecat.handlers.sites import Site, Sites, is_latent, plate_of
+from numpyro_largecat.handlers.sites import Site, Sites, is_latent, site_of_plate
 
 
 class JointSite(NamedTuple):
@@ -101,5 +101,5 @@ def holds_rows(frame: Any, sites: Sites) -> bool:
     Raises:
         ValueError: If it does not.
     """
-    plate = plate_of(frame, sites)
+    plate = site_of_plate(frame, sites)
     return plate_facts(plate).kind != "plain" or plate["args"][0] != frame.size

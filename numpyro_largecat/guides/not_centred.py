@@ -50,7 +50,7 @@ from numpyro_largecat.handlers.sites import Site, Sites, is_latent
 from numpyro_largecat.ops.lower_triangle import apply
 
 # By location and scale, and what else they have.
-FAMILIES: dict[type, tuple[str, ...]] = {
+LOCATION_SCALE_PRIORS: dict[type, tuple[str, ...]] = {
     dist.Normal: (),
     dist.Laplace: (),
     dist.Logistic: (),
@@ -146,7 +146,7 @@ def _priors_of_rows(sites: Sites) -> dict[str, Any]:
     for name, site in sites.items():
         if is_latent(site) and any(holds_rows(f, sites) for f in site["cond_indep_stack"]):
             fn = family(site["fn"])
-            kept = [getattr(fn, what) for what in FAMILIES.get(type(fn), ())]
+            kept = [getattr(fn, what) for what in LOCATION_SCALE_PRIORS.get(type(fn), ())]
             found[name] = jax.tree.leaves(site["fn"]), kept
     return found
 
@@ -157,7 +157,7 @@ def _form(learned: dict[str, Any], site: Site) -> Reparam | None:
     if not any(parts):
         return None
     fn = family(site["fn"])
-    if type(fn) not in (*FAMILIES, dist.MultivariateNormal) or any(kept):
+    if type(fn) not in (*LOCATION_SCALE_PRIORS, dist.MultivariateNormal) or any(kept):
         raise _no_form(site["name"], fn, any(kept))
     return _Standard()
 
@@ -170,7 +170,7 @@ class _Standard(Reparam):
         if type(fn) is dist.MultivariateNormal:
             standard = dist.Normal(0, 1).expand(fn.event_shape).to_event(1)
         else:
-            kept = {what: getattr(fn, what) for what in FAMILIES[type(fn)]}
+            kept = {what: getattr(fn, what) for what in LOCATION_SCALE_PRIORS[type(fn)]}
             standard = type(fn)(**kept, loc=0.0, scale=1.0)
         standard = self._wrap(standard, batch_shape, event_dim)
         z = numpyro.sample(f"{name}_decentered", standard)
@@ -193,7 +193,7 @@ def _no_form(name: str, fn: Any, has_learned_shape: bool) -> NotImplementedError
             f"`df` of site '{name}' is learned: untouched rows would move it, whatever the form. "
             "Fix it, or learn it with all rows in each step."
         )
-    known = ", ".join(kind.__name__ for kind in (*FAMILIES, dist.MultivariateNormal))
+    known = ", ".join(kind.__name__ for kind in (*LOCATION_SCALE_PRIORS, dist.MultivariateNormal))
     return NotImplementedError(
         f"the prior of site '{name}' is learned and is a {family}; not_centred knows {known}. "
         "Write the site around one of a fixed prior, as `tau * numpyro.sample(name, "

@@ -11,7 +11,6 @@ from jax import Array
 from numpyro.primitives import Messenger
 
 from numpyro_largecat.handlers.plate_facts import (
-    Message,
     PlateFacts,
     choose_rows,
     only_read_rows,
@@ -21,9 +20,9 @@ from numpyro_largecat.handlers.plate_facts import (
     rows_request,
     tell_plate_facts,
 )
-from numpyro_largecat.handlers.sites import is_latent, param_options, plates_of
+from numpyro_largecat.handlers.sites import Site, is_latent, param_options, plates_of
 
-IsChoice = Callable[[Message], bool]  # whether a message is of a choice
+IsChoice = Callable[[Site], bool]  # whether a message is of a choice
 
 
 class hold_rows(Messenger):
@@ -38,7 +37,7 @@ class hold_rows(Messenger):
         self.rows = rows
         super().__init__(fn)
 
-    def process_message(self, msg: Message) -> None:
+    def process_message(self, msg: Site) -> None:
         """Answer the helper sites of our plates, and plain plates."""
         if msg["type"] != "plate" or plate_of(msg) not in self.rows:
             return
@@ -68,7 +67,7 @@ class only_read(Messenger):
         self.also = also or {}
         super().__init__(fn)
 
-    def process_message(self, msg: Message) -> None:
+    def process_message(self, msg: Site) -> None:
         """Answer the helper sites of plates, and the choices."""
         request = rows_request(msg)
         if request is not None:
@@ -91,7 +90,7 @@ class reverse_rows(Messenger):
         self.is_reversed = is_reversed
         super().__init__(fn)
 
-    def process_message(self, msg: Message) -> None:
+    def process_message(self, msg: Site) -> None:
         """Tell the plate."""
         if rows_request(msg) is not None:
             reverse_read_rows(msg, self.is_reversed)
@@ -112,7 +111,7 @@ class without_training_rows(Messenger):
         self.plates: set[str] = set()
         super().__enter__()
 
-    def process_message(self, msg: Message) -> None:
+    def process_message(self, msg: Site) -> None:
         """Answer the helper sites of these plates, and refuse latent sites inside them."""
         request = rows_request(msg)
         if request is not None and request.source == "all rows":
@@ -129,6 +128,6 @@ class without_training_rows(Messenger):
                 )
 
 
-def _has_rows(msg: Message) -> bool:
+def _has_rows(msg: Site) -> bool:
     """Whether this is a parameter with a row for each row of its plates, not one they share."""
     return msg["type"] == "param" and param_options(msg).event_dim is not None

@@ -12,10 +12,10 @@ import jax
 from jax import Array
 
 from numpyro_largecat.handlers.internals import apply_stack
+from numpyro_largecat.handlers.sites import Site, Sites
 
 # Where the rows of a plate come from.
 Source = Literal["all classes", "all rows", "given rows", "read rows", "drawn classes"]
-Message = dict[str, Any]  # NumPyro's message of one statement, or a site of a trace
 
 _KEY = "numpyro_largecat"  # of what we put into the "kwargs" of a message
 _HELPER = "_rows"  # how the names of helper sites end
@@ -62,24 +62,24 @@ class PlateFacts:
 _PLAIN = PlateFacts()
 
 
-def plate_facts(msg: Message) -> PlateFacts:
+def plate_facts(msg: Site) -> PlateFacts:
     """Read the facts in the message of a plate; of any other message those of a plain plate."""
     facts = msg["kwargs"].get(_KEY) if msg["type"] == "plate" else None
     return facts if isinstance(facts, PlateFacts) else _PLAIN
 
 
-def tell_plate_facts(msg: Message, facts: PlateFacts) -> None:
+def tell_plate_facts(msg: Site, facts: PlateFacts) -> None:
     """Put facts into the message of a plate, for handlers further out."""
     msg["kwargs"][_KEY] = facts
 
 
-def class_plates(sites: dict[str, Message]) -> dict[str, PlateFacts]:
+def class_plates(sites: Sites) -> dict[str, PlateFacts]:
     """The facts of the class plates of a trace, by name."""
     found = {name: plate_facts(site) for name, site in sites.items()}
     return {name: facts for name, facts in found.items() if facts.kind == "classes"}
 
 
-def row_plates(sites: dict[str, Message]) -> dict[str, PlateFacts]:
+def row_plates(sites: Sites) -> dict[str, PlateFacts]:
     """The facts of the plates whose rows may have weights of their own, of classes or entities."""
     found = {name: plate_facts(site) for name, site in sites.items()}
     return {name: facts for name, facts in found.items() if facts.kind in ("classes", "entities")}
@@ -121,13 +121,13 @@ class RowsReply(NamedTuple):
     request: RowsRequest
 
 
-def rows_request(msg: Message) -> RowsRequest | None:
+def rows_request(msg: Site) -> RowsRequest | None:
     """Read the request in the message of a helper site; None of any other message."""
     request = msg["kwargs"].get(_KEY) if msg["type"] == "plate" else None
     return request if isinstance(request, RowsRequest) else None
 
 
-def choose_rows(msg: Message, rows: Array, *, is_alone: bool = False) -> None:
+def choose_rows(msg: Site, rows: Array, *, is_alone: bool = False) -> None:
     """Answer the helper site of a plate with the rows that it holds, which stand for no others.
 
     With ``is_alone`` they are only read, and no others are.
@@ -139,12 +139,12 @@ def choose_rows(msg: Message, rows: Array, *, is_alone: bool = False) -> None:
     )
 
 
-def reverse_read_rows(msg: Message, is_reversed: Array) -> None:
+def reverse_read_rows(msg: Site, is_reversed: Array) -> None:
     """Tell the plate of a helper site whether to turn around what is drawn or read."""
     msg["kwargs"][_KEY] = replace(msg["kwargs"][_KEY], is_reversed=is_reversed)
 
 
-def only_read_rows(msg: Message, also: Array | None) -> None:
+def only_read_rows(msg: Site, also: Array | None) -> None:
     """Tell the plate of a helper site that its rows are only read, those of ``also`` too."""
     msg["kwargs"][_KEY] = replace(msg["kwargs"][_KEY], is_read=True, also=also)
 
@@ -154,7 +154,7 @@ def helper_of(plate: str) -> str:
     return plate + _HELPER
 
 
-def plate_of(msg: Message) -> str:
+def plate_of(msg: Site) -> str:
     """Name of the plate that a message of a plate, or of its helper site, is about."""
     name = str(msg["name"])
     return name if rows_request(msg) is None else name.removesuffix(_HELPER)
@@ -185,7 +185,7 @@ def ask_for_rows(
         own.append(draw(rng_key))
         return own[0]
 
-    msg: Message = {
+    msg: Site = {
         "type": "plate",
         "fn": fn,
         "name": helper_of(plate),

@@ -11,8 +11,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
-from numpyro_largecat.handlers.plate_facts import Message
-from numpyro_largecat.handlers.sites import plates_of
+from numpyro_largecat.handlers.sites import Site, plates_of
 
 # Splitting a key in two gives what folding 0 and 1 into it gives, and classes are less than 2**31.
 _APART = 2**32 - 1
@@ -45,7 +44,7 @@ class row_noise(Messenger):
         self.num_inner = 0
         super().__enter__()
 
-    def process_message(self, msg: Message) -> None:
+    def process_message(self, msg: Site) -> None:
         """Change the key of a draw."""
         key = msg["kwargs"].get("rng_key") if msg["type"] == "sample" else None
         if key is None:

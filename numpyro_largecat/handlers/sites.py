@@ -93,7 +93,7 @@ def scale_of(site: Site) -> Any:
     return 1.0 if site["scale"] is None else site["scale"]
 
 
-def plate_of(frame: Any, sites: Sites) -> Site:
+def site_of_plate(frame: Any, sites: Sites) -> Site:
     """The site of a plate, as others in it know the plate.
 
     Raises:

@@ -14,9 +14,9 @@ from jax import Array, lax
 
 from numpyro_largecat.ops.concave_panels import Integral, Rule, find_mode, integrate
 from numpyro_largecat.ops.finfo import finfo
+from numpyro_largecat.ops.gaussian_error import ElementWise
 
-ElementWise = Callable[[Array], Array]
-MAX_ENTRIES = 2**20  # classes times nodes times observations at once; XLA needs two such arrays
+MAX_NODE_ENTRIES = 2**20  # classes times nodes times observations at once; XLA needs two
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3))
@@ -47,7 +47,7 @@ def choice_log_prob(
 
     Cost: O(K) time for each observation, some 25 evaluations of log Phi (float64: 40) at every
     class and half as much to find the mode and the ends; the gradient takes the same nodes again.
-    Memory for a few times ``MAX_ENTRIES`` entries beside the utilities and their gradient.
+    Memory for a few times ``MAX_NODE_ENTRIES`` entries beside the utilities and their gradient.
 
     Args:
         utilities: Utilities psi, below +inf, shape (..., K). -inf is a class that is not available.
@@ -143,7 +143,7 @@ class _Choice(NamedTuple):
     def chunks(self, points_shape: tuple[int, ...]) -> tuple[int, int]:
         """Number of classes in a chunk, and of chunks."""
         num_categories = self.utilities.shape[-1]
-        size = min(num_categories, max(1, MAX_ENTRIES // max(1, math.prod(points_shape))))
+        size = min(num_categories, max(1, MAX_NODE_ENTRIES // max(1, math.prod(points_shape))))
         return size, -(-num_categories // size)
 
     def chunk(self, chunk: Array, size: int) -> tuple[Array, Array, Array, Array]:

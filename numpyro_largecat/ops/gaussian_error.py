@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-ElementWise = Callable[[Array], Array]
+ElementWise = Callable[[Array], Array]  # of errors
 
 
 def log_joint(

@@ -14,8 +14,8 @@ from numpyro_largecat.ops.fixed_point import newton_step
 from numpyro_largecat.ops.log_cdf import logistic_log_cdf
 
 BIGGEST = 80.0  # argument of an exponential in float32
-TOLERANCE = 1e-6  # of the best u: what a step of length one would change in it
-MOST_STEPS = 60  # Newton steps; the search ends where all are within the tolerance
+U_TOLERANCE = 1e-6  # what a step of length one would change in it
+MOST_U_STEPS = 60  # the search ends where all are within the tolerance
 NODES, NODE_WEIGHTS = (a.tolist() for a in np.polynomial.laguerre.laggauss(3))  # Exp(1)
 
 
@@ -102,8 +102,8 @@ def best_u_logistic(distances: Array, weights: Array) -> Array:
 
     def goes_on(carry: tuple[Array, Array]) -> Array:
         u, count = carry
-        is_off = jnp.abs(function(u) - u) > TOLERANCE * jnp.maximum(1, jnp.abs(u))
-        return is_off.any() & (count < MOST_STEPS)
+        is_off = jnp.abs(function(u) - u) > U_TOLERANCE * jnp.maximum(1, jnp.abs(u))
+        return is_off.any() & (count < MOST_U_STEPS)
 
     def step(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         return newton_step(function, carry[0]), carry[1] + 1

@@ -17,7 +17,7 @@ from jax.extend.random import define_prng_impl, threefry_prng_impl
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = np.uint32(0x1BD11BDA)
-NUM_ROUNDS = 20
+THREEFRY_ROUNDS = 20
 
 
 def encrypt(key: Array, first: Array, second: Array) -> tuple[Array, Array]:
@@ -28,7 +28,7 @@ def encrypt(key: Array, first: Array, second: Array) -> tuple[Array, Array]:
     """
     schedule = key[0], key[1], key[0] ^ key[1] ^ PARITY
     first, second = first + schedule[0], second + schedule[1]
-    for four in range(NUM_ROUNDS // 4):
+    for four in range(THREEFRY_ROUNDS // 4):
         for bits in ROTATIONS[four % 2]:
             first = first + second
             second = first ^ ((second << np.uint32(bits)) | (second >> np.uint32(32 - bits)))

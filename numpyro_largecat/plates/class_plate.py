@@ -22,7 +22,7 @@ from numpyro_largecat.plates.class_subset import (
     ClassSubset,
     Negatives,
     batch_subset,
-    check_labels,
+    check_labels_of_plate,
     check_num_sampled,
     chunk_subset,
     full_subset,
@@ -148,7 +148,7 @@ class class_plate(indexed_plate):
         num_categories = check_count("num_categories", num_categories, 2)
         _check_layout(name, labels, proposal, reads, negatives)
         if labels is not None:
-            check_labels(name, labels, num_categories)
+            check_labels_of_plate(name, labels, num_categories)
             labels = jnp.ravel(as_ids(labels))
         if reads is not None:
             reads = checked_reads(name, reads, num_categories)

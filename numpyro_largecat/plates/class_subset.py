@@ -437,7 +437,7 @@ def check_class_subset(classes: Any) -> None:
         check_kind("classes", classes, ClassSubset, form)
 
 
-def check_labels(name: str, labels: ArrayLike, num_categories: int) -> None:
+def check_labels_of_plate(name: str, labels: ArrayLike, num_categories: int) -> None:
     """Refuse labels of plate ``name`` that are no classes; values under ``jit`` pass."""
     check_integers("labels", labels)
     check_in_range(f"`labels` of plate '{name}'", labels, num_categories, "classes")

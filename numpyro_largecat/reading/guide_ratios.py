@@ -43,7 +43,7 @@ from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.learned_rows import learned_rows
 from numpyro_largecat.reading.observed_choice import RowWeights
-from numpyro_largecat.reading.parts_of_classes import Sums, merge_sums
+from numpyro_largecat.reading.parts_of_classes import LogSums, merge_sums
 from numpyro_largecat.reading.static_result import static_result
 
 LEARNED_PRIOR = (
@@ -345,7 +345,7 @@ def _sums_without(
 ) -> tuple[Array, Array]:
     """Log of the sum over all classes but these, and the utilities of the labels elsewhere."""
 
-    def add(part: ChunkedUtilities, found: Sums, chunk: Array) -> Sums:
+    def add(part: ChunkedUtilities, found: LogSums, chunk: Array) -> LogSums:
         classes = part.classes_of(chunk)
         psi, _ = _choice(part.runs.traces(classes[0], part.chunk_size, key, noise)[1][part.site])
         counts = part.is_visited(classes) & ~jnp.isin(classes, left_out)

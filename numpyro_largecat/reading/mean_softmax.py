@@ -21,7 +21,7 @@ from numpyro_largecat.reading.eligible_classes import EligibleClasses
 from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities, Moments
 
 NUM_TRIED = 4  # times as many classes as asked for
-Found = tuple[Array, Moments]  # log sums over classes, and what some of these have
+SumsAndMoments = tuple[Array, Moments]  # log sums over classes, and what some of these have
 
 
 def log_mean_probs(gaussian: GaussianUtilities, classes: Array, keys: Array) -> Array:
@@ -138,11 +138,11 @@ def _given_sums(log_sums: Array, mean: Array, scale: Array, normals: Array) -> A
 
 def _sums_and_moments(
     gaussian: GaussianUtilities, classes: Array, key: Array, noise_key: Array, num_draws: int
-) -> Found:
+) -> SumsAndMoments:
     """Log sums over all classes but ``classes``, for each draw, and the moments of these."""
     slopes, row_shape = gaussian.slopes(key), classes.shape[:-1]
 
-    def add(part: ChunkedUtilities, found: Found, chunk: Array) -> Found:
+    def add(part: ChunkedUtilities, found: SumsAndMoments, chunk: Array) -> SumsAndMoments:
         log_sums, own = found
         moments, ids = gaussian.of_chunk(part, chunk, key, slopes)
         moments = Moments(*(jnp.broadcast_to(x, (*row_shape, x.shape[-1])) for x in moments))
@@ -160,14 +160,14 @@ def _sums_and_moments(
 
         return log_sums, Moments(*map(taken, moments, own))
 
-    def merge(found: Found, other: Found) -> Found:
+    def merge(found: SumsAndMoments, other: SumsAndMoments) -> SumsAndMoments:
         own = map(jnp.maximum, found[1], other[1])
         return jnp.logaddexp(found[0], other[0]), Moments(*own)
 
     dtype = gaussian.utilities.dtype
     nothing = jnp.full((num_draws, *row_shape), -jnp.inf, dtype)
     unknown = jnp.full(classes.shape, -jnp.inf, dtype)
-    found: Found = gaussian.utilities.visit(
+    found: SumsAndMoments = gaussian.utilities.visit(
         add, (nothing, Moments(unknown, jnp.zeros_like(unknown))), merge
     )
     return found

@@ -40,7 +40,7 @@ class ModelLayout(NamedTuple):
     sites: dict[str, LatentSite]  # without values
 
 
-def layout_of(fit: BoundFit) -> ModelLayout:
+def layout_of_model(fit: BoundFit) -> ModelLayout:
     """Look at a model, of which nothing but row ids is computed.
 
     The rows that its arguments describe may be new, unless a latent site needs those of the

@@ -12,7 +12,7 @@ from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.handlers.chosen_rows import only_read
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
-from numpyro_largecat.handlers.sites import is_observed, plate_of, scale_of, unmasked
+from numpyro_largecat.handlers.sites import is_observed, scale_of, site_of_plate, unmasked
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.bound_fit import BoundFit
 
@@ -66,7 +66,7 @@ def _stands_for(sites: Any, site: str) -> float:
     """How many observations of its plates one of a choice stands for."""
     found = 1.0
     for frame in sites[site]["cond_indep_stack"]:
-        found *= plate_of(frame, sites)["args"][0] / frame.size
+        found *= site_of_plate(frame, sites)["args"][0] / frame.size
     return found
 
 

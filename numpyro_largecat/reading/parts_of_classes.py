@@ -16,10 +16,10 @@ from numpyro_largecat.handlers.spread_tables import spread_tables
 
 OfPart = Callable[[dict[str, Any], Array, int], Any]  # of parameters, first class, and how many
 
-Sums = tuple[Array, Array]  # log of a sum over classes, and utilities of labels among them
+LogSums = tuple[Array, Array]  # log of a sum over classes, and utilities of labels among them
 
 
-def merge_sums(found: Sums, other: Sums) -> Sums:
+def merge_sums(found: LogSums, other: LogSums) -> LogSums:
     """What two devices have found; a label's utility is -inf where it is not among the classes."""
     return jnp.logaddexp(found[0], other[0]), jnp.maximum(found[1], other[1])
 

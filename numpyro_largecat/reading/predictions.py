@@ -23,7 +23,7 @@ from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.eligible_classes import EligibleClasses
 from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities
 from numpyro_largecat.reading.mean_softmax import log_mean_probs, top_over_utilities
-from numpyro_largecat.reading.parts_of_classes import Sums, merge_sums
+from numpyro_largecat.reading.parts_of_classes import LogSums, merge_sums
 
 
 class TopClasses(NamedTuple):
@@ -207,7 +207,7 @@ def _normaliser(
     """Log of the sum of exp(utility) over all classes, and the utilities of the labels."""
     shape = utilities.batch_shape if labels is None else labels.shape
 
-    def add(part: ChunkedUtilities, found: Sums, chunk: Array) -> Sums:
+    def add(part: ChunkedUtilities, found: LogSums, chunk: Array) -> LogSums:
         log_sum, observed = found
         psi, classes = part.of_chunk(chunk, key)
         if labels is not None:

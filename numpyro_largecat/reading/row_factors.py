@@ -25,7 +25,7 @@ from jax import Array, lax
 from numpyro_largecat.guides.correlated_normal import CorrelatedNormal
 from numpyro_largecat.handlers.sites import Site
 
-Values = dict[str, Array]  # of some rows by site
+ValuesBySite = dict[str, Array]  # of some rows by site
 
 
 def unwrapped(site: Site) -> Any:
@@ -62,7 +62,9 @@ def own_factor(site: Site, plate: str) -> Array:
     return scale[..., None] * (lower + jnp.eye(scale.shape[1], dtype=lower.dtype))
 
 
-def row_factors(own: Values, means_at: Callable[[Values], Values], centre: Values) -> Array:
+def row_factors(
+    own: ValuesBySite, means_at: Callable[[ValuesBySite], ValuesBySite], centre: ValuesBySite
+) -> Array:
     """Factors G of the covariances of all values of rows, sites one after the other, (M, P, P).
 
     Cost: O(P^3) for each row if it has several sites, and P evaluations of ``means_at``.
@@ -92,7 +94,10 @@ def row_factors(own: Values, means_at: Callable[[Values], Values], centre: Value
 
 
 def _derivatives(
-    change: Callable[[Values], Values], centre: Values, before: list[str], name: str
+    change: Callable[[ValuesBySite], ValuesBySite],
+    centre: ValuesBySite,
+    before: list[str],
+    name: str,
 ) -> Array:
     """Derivatives B of the mean of one site in the values of those before it, (M, P_s, P_<s)."""
 

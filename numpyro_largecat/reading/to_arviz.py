@@ -23,7 +23,7 @@ from numpyro_largecat.reading.arviz_coords import (
 )
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
-from numpyro_largecat.reading.model_layout import layout_of
+from numpyro_largecat.reading.model_layout import layout_of_model
 from numpyro_largecat.reading.posterior_draws import draw_sites
 from numpyro_largecat.reading.predictions import draw_choices, labels_of_rows, log_likelihood
 from numpyro_largecat.reading.shown_rows import (
@@ -50,7 +50,7 @@ def to_arviz(
     losses: ArrayLike | None,
 ) -> Any:
     """Make the object, with one draw for each key; see ``Reading.to_arviz``."""
-    layout = layout_of(fit)
+    layout = layout_of_model(fit)
     sizes = layout.sizes
     labels = {name: np.asarray(values) for name, values in coords.items()}
     named = named_rows(rows, sizes, labels)

@@ -42,7 +42,7 @@ from numpyro_largecat.svi.narrow_tables import narrow_tables, widen
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.reading_by_place import plates_that_may_be_read, refuse_reading_by_place
 from numpyro_largecat.svi.row_optimizer import Rows
-from numpyro_largecat.svi.sharding import Sharding, padded
+from numpyro_largecat.svi.sharding import Sharding, with_padding
 from numpyro_largecat.svi.state import RuledParam, SubsampledSVIState, shapes_of
 from numpyro_largecat.svi.stored_params import StoredParam, describe_param
 
@@ -358,7 +358,7 @@ def _unconstrained_params(
     """
     optimised, local = {}, {}
     for name, site in sites.items():
-        value = padded(_unconstrained(site, values.pop(name)), site.padding)
+        value = with_padding(_unconstrained(site, values.pop(name)), site.padding)
         if site.rule is None:
             optimised[name] = value
         else:

@@ -22,10 +22,10 @@ MOST_ROWS = 8  # of a plate
 MOST_ENTRIES = 16  # of an array
 MOST_ITERATES = 1000  # that are kept, evenly spaced over the steps
 
-Index = tuple[NDArray[np.int64], ...]  # one entry of each axis for each recorded number
+RecordedIndex = tuple[NDArray[np.int64], ...]  # one entry of each axis for each recorded number
 
 
-Recorded = dict[str, list[Index | None]]  # of each leaf of a parameter; None if it is left out
+Recorded = dict[str, list[RecordedIndex | None]]  # of each leaf; None if it is left out
 
 
 def choose_entries(sites: Mapping[str, StoredParam], params: Any, touched: TouchedRows) -> Recorded:
@@ -108,7 +108,7 @@ def _some_rows(plate: PlateRows) -> NDArray[np.int64]:
     return rows[_spread(len(rows), min(MOST_ROWS, number) if rows.size else 0)]
 
 
-def _some_entries(leaf: Any, rows: dict[int, NDArray[np.int64]]) -> Index | None:
+def _some_entries(leaf: Any, rows: dict[int, NDArray[np.int64]]) -> RecordedIndex | None:
     """The index of some entries, in these rows of some axes; () for the only one of a scalar."""
     shape = tuple(len(rows.get(a, range(n))) for a, n in enumerate(np.shape(leaf)))
     if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating) or 0 in shape:

@@ -27,7 +27,7 @@ from numpyro_largecat.handlers.sites import (
 )
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 
-TOLERANCE = 1e-3  # of a log density: far above rounding, far below what another row changes
+LOG_DENSITY_TOLERANCE = 1e-3  # far above rounding, far below what another row changes
 
 
 def plates_that_may_be_read(sites: Sites, arrays: Sequence[Any]) -> list[str]:
@@ -97,7 +97,7 @@ def refuse_reading_by_place(
         return
     in_both_orders = compiled(lambda: lax.map(log_densities, jnp.array([False, True])))()
     for name, (a, b) in in_both_orders.items():
-        same = (a == b) | (jnp.abs(a - b) <= TOLERANCE * (1 + jnp.abs(a)))
+        same = (a == b) | (jnp.abs(a - b) <= LOG_DENSITY_TOLERANCE * (1 + jnp.abs(a)))
         differ = ~(same | (jnp.isnan(a) & jnp.isnan(b))).all()
         if differ:
             raise ValueError(

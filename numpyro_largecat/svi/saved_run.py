@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from numpyro_largecat.data.checkpoints import Reached, check_settings, fingerprint
 from numpyro_largecat.data.fit_folders import FitFolder, SavedArrays
-from numpyro_largecat.data.parts_of_fits import FolderOfParts, joined, parts_of
+from numpyro_largecat.data.parts_of_fits import FolderOfParts, joined_fit, parts_of
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.held_out import Scores
 from numpyro_largecat.svi.iterates import Recorded
@@ -105,7 +105,7 @@ def read_run(
         FileNotFoundError: If there is none.
         ValueError: If it is damaged, or of another model, guide or optimiser.
     """
-    saved = joined(folder.read())
+    saved = joined_fit(folder.read())
     check_same_model(folder, saved, plan)
     if settings is not None:
         if not saved.about["settings"]:

@@ -129,7 +129,7 @@ def pin(tree: Any, layout: Any) -> Any:
     return jax.tree.map(lambda x, of: lax.with_sharding_constraint(x, of.sharding), tree, layout)
 
 
-def padded(values: Any, padding: Mapping[int, int]) -> Any:
+def with_padding(values: Any, padding: Mapping[int, int]) -> Any:
     """Repeat the last row of each axis, as often as it says."""
     if not padding:
         return values

@@ -18,7 +18,7 @@ from numpyro_largecat.top_l.component_weights import MAX_ENTRIES
 from numpyro_largecat.top_l.discrete_sites import DiscreteSite
 from numpyro_largecat.top_l.model_at_values import ModelAtValues
 
-TOLERANCE = 1e-4  # of a log weight, relative to its size and to the usual size
+LOG_WEIGHT_TOLERANCE = 1e-4  # relative to its size and to the usual size
 OTHER_SHAPE = 0.05  # the same for runs whose arrays have other shapes, and so other rounding
 
 
@@ -167,7 +167,7 @@ def _if_value(is_value: Array, weights: Array) -> Array:
     return jnp.where(is_value, jnp.maximum(weights, float(np.finfo(weights.dtype).min)), -jnp.inf)
 
 
-def _is_close(a: Array, b: Array, tolerance: float = TOLERANCE) -> Array:
+def _is_close(a: Array, b: Array, tolerance: float = LOG_WEIGHT_TOLERANCE) -> Array:
     """Whether log weights agree but for rounding; one that is NaN shows in the loss itself.
 
     The usual size is a geometric mean, so that a few outliers do not make all others agree.

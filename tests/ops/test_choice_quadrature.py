@@ -132,7 +132,7 @@ def test_classes_that_are_not_available_change_nothing(noise):
 def test_the_size_of_chunks_changes_nothing(monkeypatch):
     utilities = random_utilities(50).astype(np.float32)
     whole = log_prob(utilities, np.arange(12), "normal")
-    monkeypatch.setattr(choice_quadrature, "MAX_ENTRIES", 11 * 12 * 7)
+    monkeypatch.setattr(choice_quadrature, "MAX_NODE_ENTRIES", 11 * 12 * 7)
     chunked = log_prob(utilities[:11], np.arange(11), "normal")  # a shape not compiled before
     np.testing.assert_allclose(chunked, whole[:11], rtol=1e-5)
 
@@ -144,4 +144,4 @@ def test_memory_beside_the_utilities_does_not_grow_with_the_classes():
 
     shapes = [jax.ShapeDtypeStruct((4, k), jnp.float32) for k in (10**6, 4 * 10**6)]
     sizes = [temp_bytes(value, shape) for shape in shapes]
-    assert sizes[0] == sizes[1] < 20 * 10**6  # five arrays of `MAX_ENTRIES` entries
+    assert sizes[0] == sizes[1] < 20 * 10**6  # five arrays of `MAX_NODE_ENTRIES` entries
