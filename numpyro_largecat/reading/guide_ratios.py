@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -97,45 +98,61 @@ def small_site_ratios(
         unknown = np.full((1, num_draws), np.nan)
         drawn_values = jax.tree.map(np.asarray, found)
         return Ratios(unknown, np.zeros(1), drawn_values, positive, LEARNED_PRIOR)
-    labels = _labels(utilities, keys[0])
-
-    def at(part: ChunkedUtilities, rest_key: Array, chunk: ArrayLike, key: Array) -> _LogDensities:
-        return _log_densities(part, inner, rows.counts, rest_key, chunk, key)
-
+    draws = _SmallDraws(keys, inner, rows.counts, _labels(utilities, keys[0]))
     # A prior's scale does not move them: the utilities of 800 passes need not be formed.
-    first, second = lax.map(lambda key: at(utilities, rest[0], 0, key).utilities, keys[:2])
-    moves_utilities = not np.array_equal(first, second, equal_nan=True)
-
-    def of_rest(rest_key: Array) -> tuple[Array, Array]:
-        Found = tuple[Array, Array, Array]
-
-        def add(part: ChunkedUtilities, found: Found, chunk: Array) -> Found:
-            def of_draw(key: Array) -> Found:
-                by_class, _, psi = at(part, rest_key, chunk, key)
-                if not moves_utilities:
-                    return by_class, jnp.zeros(()), jnp.zeros(())
-                own = _own(psi, labels, part.classes_of(chunk))
-                return by_class, jax.nn.logsumexp(psi, axis=-1), own
-
-            prior, log_sum, own = found
-            by_class, new_log_sum, new_own = lax.map(of_draw, keys)
-            # Differences are small where the sums of a table's log densities are large.
-            prior += (by_class - by_class[:1]).sum(axis=1)
-            return prior, jnp.logaddexp(log_sum, new_log_sum), jnp.maximum(own, new_own)
-
-        def merge(found: Found, other: Found) -> Found:
-            return found[0] + other[0], *merge_sums(found[1:], other[1:])
-
-        shape = utilities.batch_shape if moves_utilities else ()
-        nothing = jnp.full((num_draws, *shape), -jnp.inf, utilities.dtype)
-        start = (jnp.zeros(num_draws, utilities.dtype), nothing, nothing)
-        prior, log_sum, own = utilities.visit(add, start, merge)
-        outside = lax.map(lambda key: at(utilities, rest_key, 0, key).outside, keys)
-        return prior + outside - outside[0], own - log_sum
-
-    priors, log_probs = lax.map(of_rest, rest)
+    first, second = lax.map(lambda key: draws.at(utilities, rest[0], 0, key).utilities, keys[:2])
+    move_utilities = not np.array_equal(first, second, equal_nan=True)
+    given_rest = partial(_small_sums, utilities, draws, move_utilities)
+    priors, log_probs = lax.map(given_rest, rest)
     ratios = _ratios(priors.mean(axis=0)[None], log_probs.mean(axis=0)[None], rows, found)
     return ratios._replace(positive=positive)
+
+
+class _SmallDraws(NamedTuple):
+    """Draws of the small sites, and what they are looked at with."""
+
+    keys: Array  # (S,)
+    inner: frozenset[str]  # plates of the rest
+    counts: Array  # (...), observations that each row stands for
+    labels: Array  # (...)
+
+    def at(
+        self, part: ChunkedUtilities, rest_key: Array, chunk: ArrayLike, key: Array
+    ) -> _LogDensities:
+        """Log densities of one draw, with the rest drawn by ``rest_key``."""
+        return _log_densities(part, self.inner, self.counts, rest_key, chunk, key)
+
+
+def _small_sums(
+    utilities: ChunkedUtilities, draws: _SmallDraws, move_utilities: bool, rest_key: Array
+) -> tuple[Array, Array]:
+    """Log priors of the draws (S,), up to a constant, and log probabilities (S, ...) of labels."""
+    Found = tuple[Array, Array, Array]
+
+    def of_draw(part: ChunkedUtilities, chunk: Array, key: Array) -> Found:
+        by_class, _, psi = draws.at(part, rest_key, chunk, key)
+        if not move_utilities:
+            return by_class, jnp.zeros(()), jnp.zeros(())
+        own = _own(psi, draws.labels, part.classes_of(chunk))
+        return by_class, jax.nn.logsumexp(psi, axis=-1), own
+
+    def add(part: ChunkedUtilities, found: Found, chunk: Array) -> Found:
+        prior, log_sum, own = found
+        by_class, new_log_sum, new_own = lax.map(partial(of_draw, part, chunk), draws.keys)
+        # Differences are small where the sums of a table's log densities are large.
+        prior += (by_class - by_class[:1]).sum(axis=1)
+        return prior, jnp.logaddexp(log_sum, new_log_sum), jnp.maximum(own, new_own)
+
+    def merge(found: Found, other: Found) -> Found:
+        return found[0] + other[0], *merge_sums(found[1:], other[1:])
+
+    num_draws = len(draws.keys)
+    shape = utilities.batch_shape if move_utilities else ()
+    nothing = jnp.full((num_draws, *shape), -jnp.inf, utilities.dtype)
+    start = (jnp.zeros(num_draws, utilities.dtype), nothing, nothing)
+    prior, log_sum, own = utilities.visit(add, start, merge)
+    outside = lax.map(lambda key: draws.at(utilities, rest_key, 0, key).outside, draws.keys)
+    return prior + outside - outside[0], own - log_sum
 
 
 def _look(utilities: ChunkedUtilities, key: Array) -> tuple[frozenset[str], frozenset[str]]:

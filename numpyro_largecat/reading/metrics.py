@@ -68,13 +68,34 @@ def score_predictions(
         (0.5, 1.0, 0.75)
     """
     check_integers("obs", obs)
-    classes, labels = np.asarray(top.classes), np.asarray(obs)
+    classes = np.asarray(top.classes)
     num_top = check_count("number of classes in `top`", int(classes.shape[-1]), 1)
+    labels, num_labels = _labels_and_numbers(np.asarray(obs), classes)
+    if max(at, default=0) > num_top or min(at, default=1) < 1:
+        raise ValueError(f"`at` must be ranks in [1, {num_top}], the classes in `top`; got {at}.")
+    hits = _are_labels(classes, labels)
+    has_one = bool((num_labels == 1).all())
+    scores = {"accuracy": float(hits[..., 0].mean())} if has_one else {}
+    scores |= _scores_at(at, hits, num_labels)
+    first = np.where(hits.any(axis=-1), hits.argmax(axis=-1) + 1, np.inf)
+    scores["reciprocal rank"] = float((1 / first).mean())
+    if has_one:
+        probabilities = np.exp(np.asarray(top.log_probs)[..., 0])
+        scores["calibration error"] = _calibration_error(probabilities, hits[..., 0], num_bins)
+    if log_likelihood is not None:
+        scores["log likelihood"] = _mean_log_predictive(log_likelihood, classes.shape[:-1])
+    return scores
+
+
+def _labels_and_numbers(
+    labels: NDArray[np.integer], classes: NDArray[np.integer]
+) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
+    """The labels of each observation in order, shape (..., R), and how many differ."""
+    got = f"shape {labels.shape} for predictions of shape {classes.shape}"
     if labels.ndim == classes.ndim - 1:
         labels = labels[..., None]
     if labels.shape[:-1] != classes.shape[:-1]:
         need = "one label, or one row of labels, for each observation"
-        got = f"shape {np.shape(obs)} for predictions of shape {classes.shape}"
         raise ValueError(f"`obs` must have {need}; got {got}.")
     labels = np.sort(labels, axis=-1)
     is_new = np.diff(labels, axis=-1, prepend=-1) > 0  # a label that is given twice counts once
@@ -84,31 +105,32 @@ def score_predictions(
             f"observation {np.argmin(num_labels)} of `obs` has no label; leave out those without, "
             "of `obs` and of `top` alike."
         )
-    if max(at, default=0) > num_top or min(at, default=1) < 1:
-        raise ValueError(f"`at` must be ranks in [1, {num_top}], the classes in `top`; got {at}.")
-    hits = _are_labels(classes, labels)
-    discounts = 1 / np.log2(np.arange(num_top) + 2)
+    return labels, num_labels
+
+
+def _scores_at(
+    at: Sequence[int], hits: NDArray[np.bool_], num_labels: NDArray[np.int64]
+) -> dict[str, float]:
+    """What counts the first n classes, for each n, by what of them is observed, (..., num_top)."""
+    discounts = 1 / np.log2(np.arange(hits.shape[-1]) + 2)
     best = np.cumsum(np.append(0, discounts))
-    has_one = bool((num_labels == 1).all())
-    scores = {"accuracy": float(hits[..., 0].mean())} if has_one else {}
+    scores = {}
     for n in at:
         gain = (hits[..., :n] * discounts[:n]).sum(axis=-1)
         scores[f"precision at {n}"] = float(hits[..., :n].mean())
         scores[f"recall at {n}"] = float((hits[..., :n].sum(axis=-1) / num_labels).mean())
         scores[f"nDCG at {n}"] = float((gain / best[np.minimum(n, num_labels)]).mean())
-    first = np.where(hits.any(axis=-1), hits.argmax(axis=-1) + 1, np.inf)
-    scores["reciprocal rank"] = float((1 / first).mean())
-    if has_one:
-        probabilities = np.exp(np.asarray(top.log_probs)[..., 0])
-        scores["calibration error"] = _calibration_error(probabilities, hits[..., 0], num_bins)
-    if log_likelihood is not None:
-        log_probs = np.asarray(log_likelihood, np.float64)
-        if log_probs.ndim == classes.ndim:
-            log_probs = logsumexp(log_probs, axis=0) - np.log(len(log_probs))
-        need = "an entry for each observation, or for each draw and observation"
-        check_shape("`log_likelihood`", log_probs, classes.shape[:-1], need)
-        scores["log likelihood"] = float(log_probs.mean())
     return scores
+
+
+def _mean_log_predictive(log_likelihood: ArrayLike, shape: tuple[int, ...]) -> float:
+    """Mean over observations of this ``shape``; over draws, of the log of the mean probability."""
+    log_probs = np.asarray(log_likelihood, np.float64)
+    if log_probs.ndim == len(shape) + 1:
+        log_probs = logsumexp(log_probs, axis=0) - np.log(len(log_probs))
+    need = "an entry for each observation, or for each draw and observation"
+    check_shape("`log_likelihood`", log_probs, shape, need)
+    return float(log_probs.mean())
 
 
 def _are_labels(classes: NDArray[np.integer], labels: NDArray[np.integer]) -> NDArray[np.bool_]:

@@ -23,11 +23,12 @@ from numpyro_largecat.reading.arviz_coords import (
 )
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
-from numpyro_largecat.reading.model_layout import layout_of_model
+from numpyro_largecat.reading.model_layout import ModelLayout, layout_of_model
 from numpyro_largecat.reading.posterior_draws import draw_sites
 from numpyro_largecat.reading.predictions import draw_choices, labels_of_rows, log_likelihood
 from numpyro_largecat.reading.shown_rows import (
     SMALL_PLATE,
+    ShownRows,
     are_labels,
     named_rows,
     rows_to_show,
@@ -51,15 +52,9 @@ def to_arviz(
 ) -> Any:
     """Make the object, with one draw for each key; see ``Reading.to_arviz``."""
     layout = layout_of_model(fit)
-    sizes = layout.sizes
     labels = {name: np.asarray(values) for name, values in coords.items()}
-    named = named_rows(rows, sizes, labels)
-    choice = None
-    shown = rows_to_show(named, layout)
-    if obs is not None:
-        whole = {name: jnp.arange(size) for name, size in small_plates(sizes).items()}
-        choice = ChunkedUtilities.of(fit, whole | named, is_drawn=True)
-        shown = rows_to_show_with(obs, choice, named, layout)
+    named = named_rows(rows, layout.sizes, labels)
+    choice, shown = _choice_and_rows(fit, obs, named, layout)
     constants, constant_dims = _constants(constant_data, losses, dims)
     site_dims: dict[str, list[str]] = {}
 
@@ -70,12 +65,7 @@ def to_arviz(
 
     drawn = jax.eval_shape(draw, keys[0])
     if not drawn:
-        of_latent = {frame.name for site in layout.sites.values() for frame in site.frames}
-        large = max(of_latent or sizes, key=lambda name: sizes.get(name, 0), default="classes")
-        raise ValueError(
-            f"the guide has no latent site to show: those in plates of over {SMALL_PLATE} rows are "
-            f"left out, unless `rows` names some, `rows={{'{large}': [0, 1]}}`; they have {sizes}."
-        )
+        raise ValueError(_nothing_to_show(layout))
     refuse_unknown_dims(dims, {*layout.sites, *drawn, *constants})
     shapes = {name: value.shape for name, value in {**drawn, **constants}.items()}
     site_dims |= constant_dims
@@ -83,8 +73,8 @@ def to_arviz(
         site_dims[choice.site] = [n or f"{choice.site}_dim_{i}" for i, n in enumerate(choice.dims)]
         shapes[choice.site] = np.shape(obs)
     by_id = {name: ids for name, ids in named.items() if not are_labels(rows[name])}
-    refuse_two_readings(labels, sizes, by_id)
-    labels = labels_of_shown(labels, sizes, shown, lengths_of(site_dims, shapes, dims))
+    refuse_two_readings(labels, layout.sizes, by_id)
+    labels = labels_of_shown(labels, layout.sizes, shown, lengths_of(site_dims, shapes, dims))
     posterior = compiled(lambda keys: lax.map(draw, keys))(keys)
     groups: Groups = {"posterior": {n: np.asarray(v)[None] for n, v in posterior.items()}}
     if choice is not None and obs is not None:
@@ -92,6 +82,27 @@ def to_arviz(
     if constants:
         groups["constant_data"] = constants
     return _from_groups(groups, labels, site_dims)
+
+
+def _choice_and_rows(
+    fit: BoundFit, obs: ArrayLike | None, named: dict[str, Array], layout: ModelLayout
+) -> tuple[ChunkedUtilities | None, ShownRows]:
+    """The choice that is observed, if one is, and the rows to show."""
+    if obs is None:
+        return None, rows_to_show(named, layout)
+    whole = {name: jnp.arange(size) for name, size in small_plates(layout.sizes).items()}
+    choice = ChunkedUtilities.of(fit, whole | named, is_drawn=True)
+    return choice, rows_to_show_with(obs, choice, named, layout)
+
+
+def _nothing_to_show(layout: ModelLayout) -> str:
+    sizes = layout.sizes
+    of_latent = {frame.name for site in layout.sites.values() for frame in site.frames}
+    large = max(of_latent or sizes, key=lambda name: sizes.get(name, 0), default="classes")
+    return (
+        f"the guide has no latent site to show: those in plates of over {SMALL_PLATE} rows are "
+        f"left out, unless `rows` names some, `rows={{'{large}': [0, 1]}}`; they have {sizes}."
+    )
 
 
 def _groups_of_choice(choice: ChunkedUtilities, obs: ArrayLike, keys: Array) -> Groups:
