@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_largecat.ops.concave_panels import Integral, Rule, find_mode, integrate
-from numpyro_largecat.ops.finfo import finfo
 from numpyro_largecat.ops.gaussian_error import ElementWise
 
 MAX_NODE_ENTRIES = 2**20  # classes times nodes times observations at once; XLA needs two
@@ -169,7 +168,7 @@ def _integrate(choice: _Choice) -> Integral:
     constant = choice._replace(
         utilities=lax.stop_gradient(choice.utilities), own=lax.stop_gradient(choice.own)
     )
-    single = finfo(choice.utilities.dtype).nmant <= 23
+    single = jnp.finfo(choice.utilities.dtype).nmant <= 23
     integral = integrate(constant, _mode(constant), SINGLE if single else DOUBLE)
     log_value = jnp.where(choice.available, integral.log_value, -jnp.inf)
     return integral._replace(log_value=log_value)

@@ -14,8 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_largecat.ops.finfo import finfo
-
 NOISE = 2
 MAX_STEPS = 200  # only broken functions need as many
 
@@ -102,7 +100,7 @@ def find_ends(curve: Curve, mode: Array, drop: float) -> tuple[Array, Array, Arr
     """
     sides = jnp.array([-1, 1], mode.dtype)
     top, top_slope, top_curvature = curve.all(mode)
-    resolution = 4 * finfo(mode.dtype).eps * jnp.abs(mode)
+    resolution = 4 * jnp.finfo(mode.dtype).eps * jnp.abs(mode)
 
     def look(distance: Array, old: _Ends) -> _Ends:
         value, slope, curvature = curve.all(mode + sides * distance)
@@ -213,7 +211,7 @@ def integrate(curve: Curve, mode: Array, rule: Rule) -> Integral:
     ends, drops, top = find_ends(curve, mode, rule.drop)
     # The integrand is above the chord of f: this bounds the integral from below.
     least = (ends / drops).sum(axis=-1, keepdims=True)
-    noise = NOISE * finfo(mode.dtype).eps * jnp.abs(top)
+    noise = NOISE * jnp.finfo(mode.dtype).eps * jnp.abs(top)
 
     def step(state: tuple[_Panels, Array]) -> tuple[_Panels, Array]:
         old, count = state

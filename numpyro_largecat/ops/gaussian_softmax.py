@@ -20,7 +20,6 @@ import numpy as np
 from jax import Array, lax
 from jax.scipy.special import ndtri
 
-from numpyro_largecat.ops.finfo import finfo
 from numpyro_largecat.ops.hash_bits import hash_bits
 
 _STEP, _REACH = 0.4, 5.6  # of the trapezoidal rule, in standard deviations
@@ -84,7 +83,7 @@ def shift_of(log_sums: Array) -> tuple[Array, Array]:
     What is too small to be represented below it is then nothing to any of the sums.
     """
     high, low = log_sums.max(axis=0), log_sums.min(axis=0)
-    most = -math.log(float(finfo(log_sums.dtype).tiny)) / 3
+    most = -math.log(float(jnp.finfo(log_sums.dtype).tiny)) / 3
     is_known = jnp.isnan(high) | (high - low < most)  # of infinite ones the difference is NaN
     return high, is_known.all()
 
@@ -132,7 +131,7 @@ def stratified_normals(rng_key: Array, ids: Array, num_draws: int, dtype: jnp.dt
     order, place = hash_bits(hash_bits(ids.astype(jnp.uint32) ^ salts[0]) ^ salts[1])
     inside = ((place >> 9).astype(exact) + 0.5) * 2.0**-23
     uniform = (_ranks(order) + inside) / num_draws
-    return ndtri(jnp.clip(uniform, finfo(exact).tiny, 1 - finfo(exact).eps)).astype(dtype)
+    return ndtri(jnp.clip(uniform, jnp.finfo(exact).tiny, 1 - jnp.finfo(exact).eps)).astype(dtype)
 
 
 def _ranks(values: Array) -> Array:

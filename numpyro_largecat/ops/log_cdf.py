@@ -17,8 +17,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 from numpy.polynomial.chebyshev import cheb2poly
 
-from numpyro_largecat.ops.finfo import finfo
-
 
 @jax.custom_jvp
 @jax.jit
@@ -46,7 +44,7 @@ def _gumbel_slope(error: Array) -> Array:
 
 
 def _lowest_gumbel(error: Array) -> float:
-    return -0.7 * math.log(float(finfo(error.dtype).max))
+    return -0.7 * math.log(float(jnp.finfo(error.dtype).max))
 
 
 @jax.custom_jvp
@@ -130,7 +128,7 @@ def _bell_and_tail(error: Array) -> tuple[Array, Array]:
     square = above * above
     # What rounding took from the square, by splitting it into exact products: the exponential
     # turns an absolute error of its argument into a relative one.
-    limits = finfo(error.dtype)
+    limits = jnp.finfo(error.dtype)
     high = lax.reduce_precision(above, limits.nexp, limits.nmant // 2)
     low = above - high
     lost = ((high * high - square) + 2 * high * low) + low * low
@@ -140,7 +138,7 @@ def _bell_and_tail(error: Array) -> tuple[Array, Array]:
 def _log1p(x: Array) -> Array:
     """Return log(1 + x) for x in [-1/2, 1], as 2 artanh(x / (2 + x)); several times faster."""
     ratio = 2 * x / (2 + x)
-    num_terms = 7 if finfo(x.dtype).nmant <= 23 else 16
+    num_terms = 7 if jnp.finfo(x.dtype).nmant <= 23 else 16
     return ratio * _polynomial(0.25 * ratio * ratio, [1 / (2 * k + 1) for k in range(num_terms)])
 
 
@@ -153,7 +151,7 @@ def _polynomial(x: Array, coefficients: Sequence[float]) -> Array:
 
 def _coefficients(chebyshev: Sequence[float], dtype: Any, num_single: int) -> list[float]:
     """Coefficients of powers, from as much of the Chebyshev series as ``dtype`` can resolve."""
-    single = finfo(dtype).nmant <= 23
+    single = jnp.finfo(dtype).nmant <= 23
     return cheb2poly(chebyshev[:num_single] if single else chebyshev).tolist()
 
 

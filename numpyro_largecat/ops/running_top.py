@@ -11,8 +11,6 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_largecat.ops.finfo import finfo
-
 
 class RunningTop(NamedTuple):
     """The n blocks of classes with the largest maxima so far, best first, and of equals the first.
@@ -52,7 +50,7 @@ class RunningTop(NamedTuple):
         num_top, size = self.values.shape[-2:]
         blocks = values.reshape((*values.shape[:-1], -1, size))
         # A block of classes of probability zero comes before no block.
-        highest = _one_nan(jnp.maximum(blocks.max(axis=-1), float(finfo(values.dtype).min)))
+        highest = _one_nan(jnp.maximum(blocks.max(axis=-1), float(jnp.finfo(values.dtype).min)))
         best, place = lax.top_k(jnp.concatenate([self.highest, highest], axis=-1), num_top)
         kept = Kept(place)
         starts = jnp.asarray(first, jnp.int32) + size * jnp.arange(blocks.shape[-2], dtype="int32")

@@ -12,7 +12,6 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import is_concrete
-from numpyro_largecat.ops.finfo import finfo
 
 MOST_TOGETHER = 128  # classes in which places are looked for; what is done by place is rarely later
 
@@ -103,6 +102,6 @@ def _differ(a: Array, b: Array) -> Array:
     Rounding follows the largest utility of an observation, whose offset may be large.
     """
     size = jnp.where(jnp.isfinite(a), jnp.abs(a), 0)
-    near = jnp.abs(a - b) <= 200 * finfo(a.dtype).eps * size.max(axis=-1, keepdims=True)
+    near = jnp.abs(a - b) <= 200 * jnp.finfo(a.dtype).eps * size.max(axis=-1, keepdims=True)
     same = near | (a == b) | (jnp.isnan(a) & jnp.isnan(b))
     return ~same.reshape(-1, a.shape[-1]).all(axis=0)

@@ -38,7 +38,6 @@ from numpyro_largecat.handlers.run_model import (
 )
 from numpyro_largecat.handlers.sites import Site, Sites, base_distribution, is_latent, plates_of
 from numpyro_largecat.handlers.touched_rows import TouchedRows
-from numpyro_largecat.ops.finfo import finfo
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.row_factors import (
     by_row,
@@ -138,7 +137,7 @@ class GaussianUtilities(NamedTuple):
         rise = jnp.sum(jnp.stack(rises), axis=0)
         size = jnp.where(jnp.isfinite(centre), abs(centre), 0).max() + abs(rise).max()
         off = [abs(utilities_at(step) - centre - step * rise) for step in (-2.0, 2.0)]
-        near = max(NEAR, 32 * float(finfo(centre.dtype).eps)) * size
+        near = max(NEAR, 32 * float(jnp.finfo(centre.dtype).eps)) * size
         return ~jnp.any(jnp.where(centre > -jnp.inf, jnp.stack(off), 0) > near)
 
     def of_chunk(

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_largecat.ops.double_sum.implicit_step import best_u
-from numpyro_largecat.ops.finfo import finfo
 
 # Products in the first Newton steps. Most minibatches need these steps, which are written out: on a
 # CPU a loop costs as much as the few small products in it.
@@ -70,7 +69,7 @@ class _Problem(NamedTuple):
 
     def at(self, forces: Array, fall: Array) -> _State:
         """All that follows from forces and the fall that they spread to."""
-        is_label, eps = self.is_label, float(finfo(self.u.dtype).eps)
+        is_label, eps = self.is_label, float(jnp.finfo(self.u.dtype).eps)
         moved = self.utilities - fall
         own = jnp.where(is_label, moved, 0).sum(1, keepdims=True)  # finite for padding too
         heights = moved + self.log_weights - own
@@ -174,7 +173,7 @@ def implicit_batch_step(
     is_label = jnp.arange(utilities.shape[1]) == label_rows[:, None]
     log_weights = jnp.where(weights > 0, jnp.log(jnp.where(weights > 0, weights, 1)), -jnp.inf)
     problem = _Problem(u, utilities, gram, keep, rates, log_weights, is_label)
-    eps = float(finfo(u.dtype).eps)
+    eps = float(jnp.finfo(u.dtype).eps)
 
     def is_far(carry: tuple[Array, _State, Array]) -> Array:
         num_steps, state, before = carry
@@ -220,7 +219,7 @@ def _solve(
 
     It takes so many products if they are given, and otherwise as many as it needs.
     """
-    tolerance = float(finfo(state.rest.dtype).eps)
+    tolerance = float(jnp.finfo(state.rest.dtype).eps)
     first = _dot(state.rest, state.spread)
 
     def is_far(search: _Search) -> Array:

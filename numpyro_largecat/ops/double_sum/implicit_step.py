@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_largecat.ops.finfo import finfo
 from numpyro_largecat.ops.wright_omega import wright_omega
 
 MOST_STEPS = 12  # in 400,000 extreme states; a small step size takes two or three
@@ -133,7 +132,7 @@ def implicit_step(
         is_far = jnp.abs(before - fall) > tolerance * jnp.minimum(fall, 1)
         return is_far.any() & (num_steps < MOST_STEPS)
 
-    tolerance = 2 * float(finfo(gap.dtype).eps) ** 0.5  # the steps converge quadratically
+    tolerance = 2 * float(jnp.finfo(gap.dtype).eps) ** 0.5  # the steps converge quadratically
     _, _, fall = lax.while_loop(
         still_falls, tighten, (0, jnp.full_like(gap, -1), jnp.zeros_like(gap))
     )

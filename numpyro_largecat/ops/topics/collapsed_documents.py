@@ -32,7 +32,6 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 from numpy.typing import NDArray
 
-from numpyro_largecat.ops.finfo import finfo
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.sweeps import (
     einsum,
@@ -283,7 +282,7 @@ def _converge(
     A document that is done waits, so that its result does not depend on those beside it.
     """
     owners = documents[1]
-    tiny = finfo(shares.dtype).tiny  # rounding may take a little more than there is
+    tiny = jnp.finfo(shares.dtype).tiny  # rounding may take a little more than there is
 
     def sweep(state: _State) -> _State:
         of_others = (a + state.counts)[owners][:, None] - state.shares

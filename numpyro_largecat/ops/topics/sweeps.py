@@ -29,8 +29,6 @@ import numpy as np
 from jax import Array, lax
 from jax.scipy.special import gammaln
 
-from numpyro_largecat.ops.finfo import finfo
-
 LEAST_COUNT = 1e-6  # tokens; a topic with no more has left the document
 einsum = partial(jnp.einsum, precision="highest")
 
@@ -72,7 +70,7 @@ def digamma(x: Array) -> Array:
 def topic_weights(counts: Array, concentration: Array) -> Array:
     """exp(E[log pi]) over its largest value; 0 for topics that have left the document."""
     is_active = counts > LEAST_COUNT
-    lowest = finfo(counts.dtype).min  # not -inf, which would be the largest if none is active
+    lowest = jnp.finfo(counts.dtype).min  # not -inf, which would be the largest if none is active
     log_weights = jnp.where(is_active, digamma(concentration + counts), lowest)
     log_weights -= log_weights.max(axis=-1, keepdims=True)
     least = least_log_weight(log_weights.dtype)
@@ -81,7 +79,7 @@ def topic_weights(counts: Array, concentration: Array) -> Array:
 
 def least_log_weight(dtype: jnp.dtype) -> float:
     """A third of the exponent of the smallest number: what three such factors still represent."""
-    return float(np.log(finfo(dtype).tiny)) / 3
+    return float(np.log(jnp.finfo(dtype).tiny)) / 3
 
 
 def finite_max(values: Array, axis: int) -> Array:
