@@ -13,7 +13,7 @@ PACKAGE = Path(numpyro_largecat.__file__).parent
 # What each fit that can go on has of its own, and each learner that goes batch by batch.
 OF_EACH_LEARNER = {"Options", "arrays_of", "memoized_steps", "settings_of", "stochastic_steps"}
 # Names that two learners, or an array function and a plot, have by chance.
-LEFT = {"Given", "padded_rows", "responsibilities"}
+LEFT = {"padded_rows", "responsibilities"}
 
 
 def public_names(path: Path) -> set[str]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_largecat.double_sum.feature_rows import FeatureRows
-from numpyro_largecat.double_sum.pair_steps import LinearData, Visit
+from numpyro_largecat.double_sum.pair_steps import LinearData, PairVisits
 from numpyro_largecat.ops.double_sum.fixed_batches import (
     FixedBatches,
     batch_touch_probability,
@@ -35,7 +35,7 @@ def with_penalties_of(
 
 def visit_minibatches(
     data: LinearData, batches: FixedBatches, num_sampled: int, num_categories: int
-) -> Visit:
+) -> PairVisits:
     """Minibatches, whose local variables lie side by side."""
     x_batches = data.features.take_batches(batches.rows)
 
@@ -50,7 +50,7 @@ def visit_minibatches(
     def by_row(u: Array) -> Array:
         return jnp.zeros(data.y.shape, u.dtype).at[batches.rows].set(u, mode="drop")
 
-    return Visit(run, arrange, by_row)
+    return PairVisits(run, arrange, by_row)
 
 
 @partial(jax.jit, static_argnames="num_sampled")

@@ -29,7 +29,7 @@ class LinearData(NamedTuple):
     radii: Radii | None  # for U-max
 
 
-class Visit(NamedTuple):
+class PairVisits(NamedTuple):
     """How a pass visits all observations, and where it has their local variables."""
 
     # Takes w, u, a key and a step size; gives the new w and u, and the largest residual.
@@ -59,14 +59,14 @@ def inverse_touch_probability(y: Array, num_categories: int) -> Array:
     return len(y) / (counts + (len(y) - counts) / (num_categories - 1))
 
 
-def visit_pairs(data: LinearData, rule: DoubleSumRule) -> Visit:
+def visit_pairs(data: LinearData, rule: DoubleSumRule) -> PairVisits:
     """One observation and one other class at a time."""
     kernel = replace(rule, step_size=1.0)  # compiled for any size
 
     def run(w: Array, u: Array, rng_key: Array, size: Array) -> tuple[Array, Array, Array | float]:
         return *run_pairs(w, u, rng_key, data, size, rule=kernel), 0.0
 
-    return Visit(run, lambda u: u, lambda u: u)
+    return PairVisits(run, lambda u: u, lambda u: u)
 
 
 @partial(jax.jit, static_argnames="rule")
