@@ -96,9 +96,16 @@ def model(users, places=None, rows=None):
     ) as classes:
         w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
         b = numpyro.sample("b", dist.Normal(0, 2))
+    own = read.rows_of(v, users)
     with lc.data_plate("data", counts.num_ids, rows) as rows:
-        utilities = read.rows_of(v, users) @ w.T + b
-        lc.sample_choice("y", utilities, classes=classes, rows=rows, obs=places)
+        lc.sample_choice(
+            "y",
+            lambda own: own @ w.T + b,
+            follow=own,
+            classes=classes,
+            rows=rows,
+            obs=places,
+        )
 
 
 guide = AutoNormal(model, init_loc_fn=init_to_mean, init_scale=0.1)

@@ -16,8 +16,8 @@ from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtili
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily, error_family
 from numpyro_largecat.choices.kept_per_row import kept_per_row, on_all_classes
-from numpyro_largecat.choices.own_values import Utilities, estimated_slopes, joined_values
-from numpyro_largecat.choices.update_rules import Followed, MeanOfVisits, UpdateRule
+from numpyro_largecat.choices.own_values import OwnValues, Utilities
+from numpyro_largecat.choices.update_rules import Followed, MeanOfVisits, Own, UpdateRule
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
 from numpyro_largecat.handlers.internals import open_plates
 from numpyro_largecat.plates.class_subset import ClassSubset, check_class_subset
@@ -70,18 +70,19 @@ def sample_choice(
     are a matrix product. Guides whose distributions have no finite mean keep u as it is, and so do
     rows that a guide makes of noise that it draws outside of the class plate.
 
-    **Latent values outside of the class plate**, such as the row of a user, tastes that all share
-    or a learned scale, move the utilities of all classes, and u must know how. Give those that an
-    observation depends on as ``follow``, and the utilities as a function of them:
+    **Latent values that move all classes**, such as the row of a user, the mean of rows that are
+    read, tastes that all share, or a learned scale: u must know by how much. Give those that an
+    observation depends on as ``follow``, and the utilities as a function of them. Then
 
-    .. math:: u_n(v) = \log\big(1 + (e^{u_n} - 1) \, e^{s_n^\top (v - \bar v)}\big), \qquad
-              s_n = \sum_{k \ne y_n} q_{nk} \, \nabla_v (\psi_{nk} - \psi_{n y_n}), \quad
+    .. math:: \delta = \psi_{n y_n} - \bar\psi_{n y_n} - s_n^\top (v_n - \bar v_n), \qquad
+              s_n = \sum_{k \ne y_n} q_{nk} \, \nabla_v \psi_{nk}, \quad
               q_{nk} \propto e^{\psi_{nk}},
 
-    with the centre of the guide and slopes that are kept for each row, ``name + "_slopes"``, as the
-    mean of what its visits estimate. Without it their posterior standard deviations are 0.7 of what
-    they should be, whatever ``num_sampled``: at a fixed u the bound has about twice the curvature
-    of the softmax. (This is a bound too; with the best slopes it is exact to second order in v.)
+    with the reference at the centre of these values too, and slopes s that are kept for each row,
+    ``name + "_slopes"``, as the mean of what its visits estimate. With the best slopes the bound is
+    exact to second order in v, with any others it is one still. **Without it their posterior
+    standard deviations are about 0.7 of what they should be**, whatever ``num_sampled``: at a fixed
+    u the bound has about twice the curvature of the softmax.
 
     **With** ``variances`` the utilities are Gaussian under a posterior that is not drawn from, see
     ``gaussian_weights``, and the likelihood is the expectation of the bound over them, that of
@@ -110,9 +111,9 @@ def sample_choice(
         classes: What ``with lc.class_plate(...) as classes`` gives. None for all classes.
         rows: What ``with lc.data_plate(...) as rows`` gives; the statement must be inside that
             plate. Needed with a subset of classes.
-        follow: Latent values outside of the class plate that u follows, an array or a tree of
-            arrays that have the axes of the observations in front: rows of an entity plate by its
-            ``rows_of``, and what all observations share by ``jnp.broadcast_to``. For the softmax.
+        follow: Latent values of each observation that u follows, an array or a tree of arrays that
+            have the axes of the observations in front: rows of an entity plate by its ``rows_of``,
+            and what all observations share by ``jnp.broadcast_to``. For the softmax.
         noise: Distribution of the errors, see ``UtilityCategorical``.
         variances: Variances of the utilities under their Gaussian posterior, at least 0, of the
             shape of ``utilities``; for the softmax only. None for utilities that are as they are.
@@ -194,15 +195,19 @@ def sample_choice(
     kept = kept_per_row(choice.utilities, classes, family, obs, variances)
     followed = Followed(classes.outer_name, *choice.label_entries(obs), kept.at_distance)
     if of_values is not None:
-        own = joined_values(name, follow, shape)
+        own = OwnValues.of(name, of_values, follow, shape)
         slopes = numpyro.param(
             f"{name}_slopes",
-            jnp.zeros((*whole, own.shape[-1]), own.dtype),
+            jnp.zeros((*whole, own.joined.shape[-1]), own.joined.dtype),
             event_dim=1,
             update_rule=MeanOfVisits(),
-            statistic=lambda *_: estimated_slopes(of_values, follow, classes, obs),
+            statistic=lambda *_: own.estimated_slopes(classes, obs),
         )
-        followed = followed._replace(own=own, slopes=slopes)
+
+        def values_at(joined: Array) -> Array:
+            return ChoiceDistribution(own.utilities_at(joined), classes).label_entries(obs)[0]
+
+        followed = followed._replace(own=Own(own.joined, slopes, values_at))
     value = numpyro.param(
         f"{name}_{kept.suffix}",
         jnp.broadcast_to(kept.start, (*whole, *kept.start.shape)),

@@ -28,16 +28,24 @@ class Followed(NamedTuple):
     """A quantity of the draw of the latent values that a parameter follows.
 
     In a step the parameter is ``at_distance(parameter, distance)``, with the distance of
-    ``values[..., entry]`` from what it is with the rows of ``plate`` at the centre of the guide,
-    less that of ``own`` from all of the guide's centre, times ``slopes``.
+    ``values[..., entry]`` from what it is with the rows of ``plate`` at the centre of the guide.
+    With ``own`` values that is at their centre too, less how far ``slopes`` say that they move the
+    other values.
     """
 
     plate: str  # class plate of the values
     values: Array  # (..., M)
     entry: Array  # (...), integers in [0, M)
     at_distance: AtDistance
-    own: Array | None = None  # (..., D), values outside of the plate; None if it follows none
-    slopes: Array | None = None  # (..., D), if there are such values
+    own: Own | None = None
+
+
+class Own(NamedTuple):
+    """Values of an observation's own that a parameter follows."""
+
+    drawn: Array  # (..., D)
+    slopes: Array  # (..., D)
+    values_at: Callable[[Array], Array]  # ``Followed.values`` at others, (..., D)
 
 
 class EtaEstimate(NamedTuple):

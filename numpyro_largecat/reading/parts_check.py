@@ -52,7 +52,10 @@ class PartsCheck(NamedTuple):
             )
             findings.append(Finding("Pareto k of the small sites", self.small_sites, None, advice))
         for name, share in (self.small_shares or {}).items():
-            fix = "give the small sites one AutoMultivariateNormal, and let rows `follow` them"
+            fix = (
+                "give what moves all classes as `follow` of `sample_choice`; or the small sites "
+                "one AutoMultivariateNormal, and let rows `follow` them"
+            )
             advice = _advice_of_share(share, fix)
             findings.append(
                 Finding(f"sd over that of the best Gaussian, {name}", share, None, advice)

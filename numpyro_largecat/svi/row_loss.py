@@ -150,52 +150,62 @@ class RowLoss:
 
     def _distance(self, particle: _Particle, name: str, follow: Followed) -> Array:
         """How far what a local parameter follows is from the centre of the guide."""
-        distance = jnp.zeros(())
-        at_centre = self._labels_at_centre(particle, follow.plate)
-        if name in at_centre:
-            drawn = jnp.take_along_axis(follow.values, follow.entry[..., None], axis=-1)
-            distance = drawn[..., 0] - at_centre[name]
-        if follow.own is None or follow.slopes is None:
+        own_at_centre: dict[str, Array] = {}
+        if follow.own is not None:
+            own_at_centre = self._own_at_centre(particle, follow.plate)
+        at_centre = self._labels_at_centre(particle, follow.plate, own_at_centre)
+        if name not in at_centre:
+            return jnp.zeros(())
+        drawn = jnp.take_along_axis(follow.values, follow.entry[..., None], axis=-1)
+        distance = drawn[..., 0] - at_centre[name]
+        if follow.own is None or name not in own_at_centre:
             return distance
-        own_at_centre = self._own_at_centre(particle, follow.plate)
-        if name in own_at_centre:
-            distance = distance - (follow.slopes * (follow.own - own_at_centre[name])).sum(axis=-1)
-        return distance
+        moved = follow.own.drawn - own_at_centre[name]
+        return distance - (follow.own.slopes * moved).sum(axis=-1)
 
-    def _labels_at_centre(self, particle: _Particle, plate: str) -> dict[str, Array]:
-        """Entries that local parameters follow, with the rows of a class plate at the centre.
+    def _labels_at_centre(
+        self, particle: _Particle, plate: str, own_at_centre: dict[str, Array]
+    ) -> dict[str, Array]:
+        """Entries that local parameters follow, with a class plate and own values at the centre.
 
         All else stays as drawn: it may move all classes alike, which the likelihood does not see,
         so local parameters must not follow it.
         """
 
+        def values_of(name: str, follow: Followed) -> Array:
+            if follow.own is None or name not in own_at_centre:
+                return follow.values
+            return follow.own.values_at(own_at_centre[name])
+
         def entries(followed: Callable[[], dict[str, Followed]]) -> dict[str, Array]:
             return single_entries(
-                lambda: {name: (f.values, f.entry) for name, f in followed().items()}
+                lambda: {name: (values_of(name, f), f.entry) for name, f in followed().items()}
             )
 
-        return self._at_centre(particle, plate, particle.rows_of(plate), entries)
+        what = "labels", *own_at_centre
+        return self._at_centre(particle, plate, what, particle.rows_of(plate), entries)
 
     def _own_at_centre(self, particle: _Particle, plate: str) -> dict[str, Array]:
-        """Values of observations that local parameters follow, with all sites at the centre."""
+        """Own values of observations that local parameters follow, with all at the centre."""
 
         def own(followed: Callable[[], dict[str, Followed]]) -> dict[str, Array]:
-            return {name: f.own for name, f in followed().items() if f.own is not None}
+            return {name: f.own.drawn for name, f in followed().items() if f.own is not None}
 
-        return self._at_centre(particle, plate, frozenset(particle.drawn), own)
+        return self._at_centre(particle, plate, ("own",), frozenset(particle.drawn), own)
 
     def _at_centre(
         self,
         particle: _Particle,
         plate: str,
+        what: tuple[str, ...],
         moved: frozenset[str],
         read: Callable[[Callable[[], dict[str, Followed]]], dict[str, Array]],
     ) -> dict[str, Array]:
         """What is ``read`` of local parameters of a plate, with some sites at the guide's centre.
 
-        Nothing if these have no centre.
+        Once for ``what`` that is. Nothing if these have no centre.
         """
-        key = (*particle.seen(plate), moved)
+        key = what, *particle.seen(plate)
         if key not in particle.at_centre:
             # What runs inside asks for keys too, and `block` lets these messages through.
             known = replace(particle, model_keys=[*particle.model_keys])
