@@ -37,9 +37,9 @@ def write_corpus(
 
     Raises:
         OSError: If it cannot be written. What was there before is there still.
-        ValueError: If the folder has saved fits.
+        ValueError: If the folder holds anything else.
     """
-    _refuse_fits(folder)
+    _refuse_others(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -59,9 +59,12 @@ def read_corpus(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
 
     Raises:
         FileNotFoundError: If there is no corpus.
-        ValueError: If a file is cut short, changed, or of another corpus.
+        ValueError: If there are saved fits instead, or a file is cut short, changed, or of another
+            corpus.
     """
     path = folder / _ABOUT
+    if not path.exists() and _fits_in(folder):
+        raise ValueError(f"{folder} holds a saved fit, not a corpus; see the `load` of its class.")
     while True:
         about = _described(path)
         inside = folder / about["folder"]
@@ -77,10 +80,23 @@ def read_corpus(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
             return arrays, about["values"]
 
 
-def _refuse_fits(folder: Path) -> None:
-    """Raise if there are saved fits, whose folder must hold nothing else."""
-    if folder.is_dir() and any(e.name.isdecimal() and e.is_dir() for e in folder.iterdir()):
+def _refuse_others(folder: Path) -> None:
+    """Raise if the folder holds anything but a corpus, or parts of one, and hidden files."""
+    if not folder.is_dir():
+        return
+    if _fits_in(folder):
         raise ValueError(f"{folder} holds saved fits. Name another folder for the corpus.")
+    for entry in folder.iterdir():
+        is_ours = entry.name == _ABOUT or _OURS.fullmatch(entry.name)
+        if not is_ours and not entry.name.startswith("."):  # what file managers write
+            raise ValueError(
+                f"{folder} must hold a saved corpus and nothing else; it has '{entry.name}'. "
+                "Name a folder of its own."
+            )
+
+
+def _fits_in(folder: Path) -> bool:
+    return folder.is_dir() and any(e.name.isdecimal() and e.is_dir() for e in folder.iterdir())
 
 
 def _write(folder: Path, arrays: Mapping[str, NDArray[Any]], values: Mapping[str, Any]) -> None:

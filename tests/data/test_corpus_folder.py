@@ -70,11 +70,22 @@ def test_a_corpus_without_words_is_saved(tmp_path: Path) -> None:
     assert Corpus.open(tmp_path).num_documents == 2
 
 
-def test_other_files_in_the_folder_are_left_alone(folder: Path) -> None:
-    (folder / "arrays-of-mine").mkdir()
-    (folder / "arrays-of-mine" / "words.npy").write_bytes(b"mine")
+def test_a_folder_with_other_files_is_refused(folder: Path) -> None:
+    """But for hidden ones, which file managers write; the corpus that is there stays."""
+    (folder / ".DS_Store").touch()
     NEW.save(folder)
-    assert (folder / "arrays-of-mine" / "words.npy").read_bytes() == b"mine"
+    (folder / "arrays-of-mine").mkdir()
+    with pytest.raises(ValueError, match="nothing else; it has 'arrays-of-mine'"):
+        OLD.save(folder)
+    assert same(Corpus.open(folder), NEW)
+
+
+def test_a_word_in_two_entries_is_not_looked_for_on_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is anything else but checksums: what was saved had been checked."""
+    monkeypatch.setattr(Corpus, "__post_init__", None)
+    assert same(Corpus.open(folder), OLD)
 
 
 def break_step(patch: pytest.MonkeyPatch, broken: int, error: BaseException) -> list[str]:

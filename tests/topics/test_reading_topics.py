@@ -274,10 +274,12 @@ def test_a_checkpoint_says_that_it_is_no_saved_fit(tmp_path) -> None:
         lc.TopicFit.load(tmp_path / "c")
 
 
-def test_a_corpus_is_not_written_beside_a_fit(fit, tmp_path) -> None:
+def test_a_corpus_is_not_written_beside_a_fit_nor_read_from_it(fit, tmp_path) -> None:
     fit.save(tmp_path / "out")
     with pytest.raises(ValueError, match="holds saved fits"):
         CORPUS.save(tmp_path / "out")
+    with pytest.raises(ValueError, match="a saved fit, not a corpus; see the `load` of its class"):
+        Corpus.open(tmp_path / "out")
     assert lc.TopicFit.load(tmp_path / "out").vocabulary == WORDS
 
 
