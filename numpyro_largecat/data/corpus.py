@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -26,11 +25,15 @@ from numpyro_largecat._checks import (
 from numpyro_largecat.data.corpus_entries import (
     LARGEST_COUNT,
     as_integers,
+    check_numbers,
     check_row,
     checked_tokens,
+    checked_vocabulary,
+    entries_again,
     has_fraction,
     in_order,
     joined,
+    summed,
 )
 from numpyro_largecat.data.corpus_folder import read_corpus, write_corpus
 
@@ -44,7 +47,8 @@ class Corpus:
 
     Document d has the words ``words[offsets[d]:offsets[d + 1]]`` with the same part of ``counts``.
     The arrays may be memory maps, so that a corpus need not fit in memory: see ``save`` and
-    ``open``. A document may be empty. It is checked when it is made: O(entries).
+    ``open``. A document may be empty, and has each of its words in one entry. It is checked when it
+    is made: O(entries), and a sort of them where the words of a document do not ascend.
 
     ``corpus[d]`` has the words and counts of one document, -1 being the last, and a loop gives
     those of each in turn. ``corpus[:100]``, ``corpus[numbers]`` and ``corpus[booleans]`` have some
@@ -58,8 +62,9 @@ class Corpus:
         vocabulary: The V words themselves, all different; None where they are not known.
 
     Raises:
-        ValueError: If a word is out of range, a count is below 1 or not whole, offsets do not fit,
-            or the vocabulary does not have V different words. The message says which document.
+        ValueError: If a word is out of range or twice in a document, a count is below 1 or not
+            whole, offsets do not fit, or the vocabulary does not have V different words. The
+            message says which document.
 
     Example:
         >>> corpus = Corpus.from_documents([["a", "b", "a"], [], ["c"]])
@@ -81,6 +86,7 @@ class Corpus:
         for name in ("words", "counts", "offsets"):
             if isinstance(getattr(self, name), (list, tuple)):
                 object.__setattr__(self, name, as_integers(np.asarray(getattr(self, name))))
+            check_numbers(name, getattr(self, name))
         ends = np.asarray(self.offsets)
         for name in ("words", "counts"):
             need = "one for each word of a document, as the last of `offsets` says"
@@ -88,25 +94,18 @@ class Corpus:
         if ends[0] != 0 or (np.diff(ends) < 0).any():
             raise ValueError(f"`offsets` must ascend from 0; got {describe(ends)} from {ends[0]}.")
         if self.vocabulary is not None:
-            plain = tuple(str(w) if isinstance(w, np.str_) else w for w in self.vocabulary)
-            object.__setattr__(self, "vocabulary", plain)  # NumPy's show their type
-            for place, word in enumerate(plain):
-                if not isinstance(word, str):
-                    form = "strings, as `CountVectorizer.get_feature_names_out` gives"
-                    got = f"{describe(word)}, at position {place}"
-                    raise TypeError(f"`vocabulary` must be {form}; got {got}.")
-            size = len(set(self.vocabulary))
-            if not len(self.vocabulary) == size == self.num_words:
-                got = f"{len(self.vocabulary)}, of which {size} differ"
-                raise ValueError(
-                    f"`vocabulary` must have {self.num_words} different words; got {got}."
-                )
+            words = checked_vocabulary(self.vocabulary, self.num_words)
+            object.__setattr__(self, "vocabulary", words)
         self._refuse(
             (self.words < 0) | (self.words >= self.num_words) | has_fraction(self.words),
             f"words must be integers in [0, {self.num_words})",
         )
         bad = ~((self.counts >= 1) & (self.counts <= LARGEST_COUNT)) | has_fraction(self.counts)
         self._refuse(bad, f"counts, unlike weights, must be whole numbers in [1, {LARGEST_COUNT}]")
+        self._refuse(
+            entries_again(self.words, self.offsets),
+            "a document must have each word in one entry; `Corpus.from_rows` adds several up",
+        )
 
     def __repr__(self) -> str:
         """How large it is."""
@@ -134,6 +133,9 @@ class Corpus:
         """
         form = "a scipy sparse matrix, such as `scipy.sparse.csr_array(array)`"
         check_kind("matrix", matrix, (sparray, spmatrix), form)
+        fix = "Of one document it is `matrix.reshape(1, -1)`."
+        check_shape("counts", matrix, ("N", "V"), "documents and words", fix)
+        check_numbers("counts", matrix)
         names = None if vocabulary is None else in_order(vocabulary)
         wide = np.int64 if matrix.dtype.kind in "iub" else np.float64
         matrix = matrix.astype(wide).tocsr().copy()  # so that no sum of duplicates wraps
@@ -177,7 +179,7 @@ class Corpus:
         """From gensim's documents, each a list of (id, count), and its dictionary.
 
         Args:
-            documents: Also what gensim streams from a file.
+            documents: Also what gensim streams from a file. Counts of 0 are dropped.
             dictionary: A gensim ``Dictionary``, or another mapping of the ids 0, 1, ... to words.
 
         Raises:
@@ -195,13 +197,12 @@ class Corpus:
                 f"`dictionary` must have the ids 0 to {len(ids) - 1}, one for each word; got "
                 f"{sorted(ids)[:5]} .... Call its `compactify()` before documents are counted."
             )
-        summed = [_sums_of_pairs(pairs) for pairs in documents]  # a list may have a word twice
-        rows = [(np.array(list(own), int), np.array(list(own.values()))) for own in summed]
+        rows = [([w for w, n in pairs if n], [n for _, n in pairs if n]) for pairs in documents]
         words = tuple(dictionary[i] for i in range(len(ids)))
         return cls.from_rows(rows, len(words), words)
 
     @classmethod
-    def concatenate(cls, corpora: Iterable[Corpus]) -> Corpus:
+    def concatenate(cls, corpora: Iterable[Corpus], *others: object) -> Corpus:
         """The documents of several corpora, one after the other.
 
         The vocabulary has the words of the first, then those of the second that are new, and so on.
@@ -209,7 +210,10 @@ class Corpus:
 
         Raises:
             ValueError: If there are none, or words are known for some only, or are not as many.
+            TypeError: If they are not in one list.
         """
+        if others or isinstance(corpora, Corpus):
+            raise TypeError("`corpora` must be one list: `Corpus.concatenate([first, second])`.")
         corpora = list(corpora)
         if not corpora:
             raise ValueError("`corpora` must have a corpus at least; it is empty.")
@@ -242,6 +246,9 @@ class Corpus:
     ) -> Corpus:
         """From the words and counts of each document, a tuple of two lists or arrays.
 
+        Counts of a word that a document has in several entries are added up, so sequences of tokens
+        are ``[(ids, np.ones(len(ids), int)) for ids in sequences]``.
+
         Raises:
             TypeError: If a document is something else, such as gensim's list of (word, count).
             ValueError: If a document does not have a count for each word.
@@ -250,7 +257,7 @@ class Corpus:
             check_row(row, d)
         words, counts = ([np.asarray(row[i]) for row in rows] for i in (0, 1))
         offsets = np.concatenate([[0], np.cumsum([len(own) for own in words], dtype=np.int64)])
-        return cls(joined(words), joined(counts), offsets.astype(np.int64), num_words, vocabulary)
+        return cls(*summed(joined(words), joined(counts), offsets), num_words, vocabulary)
 
     @property
     def num_documents(self) -> int:
@@ -314,11 +321,7 @@ class Corpus:
 
     def _of_these(self, words: NDArray[Any], counts: NDArray[Any], offsets: NDArray[Any]) -> Corpus:
         """Entries of this corpus, which were checked when it was made."""
-        found = object.__new__(Corpus)
-        values = (words, counts, offsets, self.num_words, self.vocabulary)
-        for field, value in zip(dataclasses.fields(Corpus), values, strict=True):
-            object.__setattr__(found, field.name, value)
-        return found
+        return _without_checks(words, counts, offsets, self.num_words, self.vocabulary)
 
     def _numbers(self, indices: Any) -> NDArray[np.integer]:
         """Numbers of documents, which booleans may choose."""
@@ -366,7 +369,7 @@ class Corpus:
         own = self._known("prune")
         least = self._number_of_documents("min_df", min_df)
         most = self._number_of_documents("max_df", max_df)
-        frequencies = np.bincount(self.to_csr().indices, minlength=self.num_words)
+        frequencies = np.bincount(self.words, minlength=self.num_words)
         is_kept = (frequencies >= least) & (frequencies <= most)
         if not is_kept.any():
             raise ValueError(
@@ -401,7 +404,7 @@ class Corpus:
         """Counts (N, V), a scipy sparse array."""
         entries = (self.counts, self.words, self.offsets)
         found = csr_array(entries, (len(self), self.num_words), copy=True)
-        found.sum_duplicates()
+        found.sort_indices()
         return found
 
     def to_gensim(self) -> list[list[tuple[int, int]]]:
@@ -461,7 +464,7 @@ class Corpus:
 
         Raises:
             OSError: If it cannot be written, such as on a full disk. The old corpus is there still.
-        ValueError: If the folder has saved fits.
+            ValueError: If the folder holds anything but a corpus.
 
         Example:
             >>> import tempfile
@@ -478,7 +481,7 @@ class Corpus:
     def open(cls, directory: str | PathLike[str]) -> Corpus:
         """Open a corpus that ``save`` wrote; its entries stay on disk until they are used.
 
-        Cost: reads the entries once.
+        Cost: reads the entries once, for their checksums: they were checked before they were saved.
 
         Raises:
             FileNotFoundError: If there is none.
@@ -486,15 +489,13 @@ class Corpus:
         """
         arrays, values = read_corpus(Path(directory))
         names = values["vocabulary"]
-        return cls(
-            **arrays,
-            num_words=values["num_words"],
-            vocabulary=None if names is None else tuple(names),
-        )
+        names = None if names is None else tuple(names)
+        return _without_checks(*(arrays[name] for name in _ARRAYS), values["num_words"], names)
 
 
-def _sums_of_pairs(pairs: Iterable[tuple[int, int]]) -> Counter[int]:
-    summed: Counter[int] = Counter()
-    for word, count in pairs:
-        summed[word] += count
-    return summed
+def _without_checks(*values: Any) -> Corpus:
+    """From values that a corpus had or was made of, in the order of its fields."""
+    found = object.__new__(Corpus)
+    for field, value in zip(dataclasses.fields(Corpus), values, strict=True):
+        object.__setattr__(found, field.name, value)
+    return found

@@ -263,7 +263,6 @@ class TopicFit:
         columns = np.searchsorted(used, corpus.words[is_used])
         shape = corpus.num_documents, len(used)
         has = csr_array((np.ones(len(columns)), (owner[is_used], columns)), shape)
-        has.data[:] = 1  # a word in two slots of a document is one
         together = (has.T @ has).toarray() / corpus.num_documents
         place = place.reshape(tops.shape)
         scores = np.zeros(len(tops))

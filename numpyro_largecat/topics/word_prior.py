@@ -77,9 +77,8 @@ class WordPrior(NamedTuple):
 def by_documents(corpus: Corpus) -> NDArray[np.float64]:
     """Relative concentrations of words, (V,), 1 on average.
 
-    They are as the root of the number of documents that have a word, a half if none has it; one
-    that has it in two entries counts twice. A topic knows next to nothing of most words, and of
-    these takes the common ones for likelier.
+    They are as the root of the number of documents that have a word, a half if none has it. A topic
+    knows next to nothing of most words, and of these takes the common ones for likelier.
     """
     roots = np.sqrt(np.bincount(corpus.words, minlength=corpus.num_words) + 0.5)
     found: NDArray[np.float64] = roots / roots.mean()

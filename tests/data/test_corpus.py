@@ -110,17 +110,74 @@ def test_an_index_that_is_none_is_refused(which, error, message) -> None:
 
 
 def test_csr_and_gensim_go_in_and_out() -> None:
-    """A word in two slots of a document is counted once, with the tokens of both."""
     corpus = Corpus.from_csr(csr_array(COUNTS), WORDS)
     assert corpus.to_csr().toarray().tolist() == COUNTS.tolist()
     pairs = corpus.to_gensim()
     assert pairs[:2] == [[(0, 2), (2, 1)], []]
     back = Corpus.from_gensim(iter(pairs), dict(enumerate(WORDS)))
     assert dense(back).tolist() == COUNTS.tolist() and back.vocabulary == WORDS
-    twice = Corpus.from_gensim([[(1, 2), (0, 1), (1, 3)]], {0: "a", 1: "b"})
-    assert twice.to_csr().toarray().tolist() == [[1, 5]]
-    slots = Corpus.from_rows([([1, 1], [2, 3])], 2)
-    assert slots.to_csr().toarray().tolist() == [[0, 5]] and slots.words.tolist() == [1, 1]
+
+
+def test_entries_of_one_word_are_added_up() -> None:
+    """So that a split of words puts none in both parts."""
+    gensim = Corpus.from_gensim([[(1, 2), (0, 1), (1, 3)]], {0: "a", 1: "b"})
+    assert gensim[0][0].tolist() == [0, 1] and gensim[0][1].tolist() == [1, 5]
+    sequences = [[2, 0, 2, 2], [], [3, 1], [0, 0]]
+    corpus = Corpus.from_rows([(ids, np.ones(len(ids), int)) for ids in sequences], 4)
+    assert [[own.tolist() for own in document] for document in corpus] == [
+        [[0, 2], [1, 3]],
+        [[], []],
+        [[1, 3], [1, 1]],
+        [[0], [2]],
+    ]
+    assert corpus.words.dtype == corpus.counts.dtype == np.int32
+
+
+def test_words_of_rows_keep_their_order() -> None:
+    """If no document has one in two entries."""
+    assert Corpus.from_rows([([3, 1], [1, 2]), ([1, 0], [1, 1])], 4).words.tolist() == [3, 1, 1, 0]
+
+
+def test_a_word_in_two_entries_of_a_document_is_refused() -> None:
+    """Two documents may have it, also where an empty one is between them."""
+    Corpus([3, 1, 1, 3], [1, 1, 1, 1], [0, 0, 2, 2, 4, 4], 4)
+    message = r"`Corpus\.from_rows` adds several up; got word 3 with count 7 in document 2"
+    with pytest.raises(ValueError, match=message):
+        Corpus([3, 3, 1, 3], [1, 2, 1, 7], [0, 1, 1, 4], 4)
+
+
+def test_bad_entries_are_not_added_up() -> None:
+    """Their sums would be good."""
+    for counts in ([-1, 2], [0.5, 0.5]):
+        with pytest.raises(ValueError, match=r"whole numbers .* in document 1"):
+            Corpus.from_rows([([0], [1]), ([1, 1], counts)], 2)
+    with pytest.raises(ValueError, match=f"whole numbers in .* with count {2**31} "):
+        Corpus.from_rows([([1, 1], [2**31 - 1, 1])], 2)
+
+
+def test_counts_of_zero_are_no_words_of_a_gensim_document() -> None:
+    corpus = Corpus.from_gensim([[(0, 0), (1, 2)], [(0, 0)]], {0: "a", 1: "b"})
+    assert dense(corpus).tolist() == [[0, 2], [0, 0]]
+
+
+def test_complex_counts_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"`counts` must be whole numbers; got .*complex128"):
+        Corpus.from_csr(csr_array(COUNTS.astype(complex)))
+    for counts in ([1j], np.ones(1, complex)):
+        with pytest.raises(TypeError, match=r"`counts` must be whole numbers; got .*complex128"):
+            Corpus([0], counts, [0, 1], 1)
+
+
+def test_counts_of_one_document_are_told_from_a_corpus() -> None:
+    with pytest.raises(ValueError, match=r"shape \(N, V\).*shape \(4,\).*reshape\(1, -1\)"):
+        Corpus.from_csr(coo_array(COUNTS[0]))
+
+
+@pytest.mark.parametrize("missing", [float("nan"), None])
+def test_a_missing_text_is_named(missing) -> None:
+    """As pandas has it in a column of texts."""
+    with pytest.raises(TypeError, match=r"document 1 is .* missing, .*fillna"):
+        Corpus.from_documents([["a"], missing])
 
 
 def test_a_gensim_dictionary_with_gaps_is_refused() -> None:
@@ -144,6 +201,9 @@ def test_corpora_are_joined_over_all_their_words() -> None:
     for wrong in ([], [first, unknown], [unknown, Corpus.from_rows([], 3)]):
         with pytest.raises(ValueError, match="`corpora` must"):
             Corpus.concatenate(wrong)
+    for wrong in ((first, second), (first,)):
+        with pytest.raises(TypeError, match=r"one list: `Corpus\.concatenate\(\[first, second\]\)"):
+            Corpus.concatenate(*wrong)
 
 
 def test_words_that_another_vocabulary_lacks_are_dropped() -> None:
