@@ -101,6 +101,11 @@ def test_topics_have_their_words_from_the_top_on_one_scale():
     assert again[1] is second and second.get_title() == "two"
     with pytest.raises(ValueError, match="at least one topic"):
         lc.plots.topics([])
+    fit = lc.TopicFit(np.ones((1, 1)), np.ones(1), 0.1, 1, ("sea",), np.zeros(0))
+    with pytest.raises(
+        TypeError, match=r"lists of words, `fit\.top_words\(8\)\[:12\]`; got the fit"
+    ):
+        lc.plots.topics(fit)
     with pytest.raises(ValueError, match="`titles` must have one for each of the 6 topics; got 1"):
         lc.plots.topics(words, ["one"])
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_largecat.reading.plots.axes import new_grid
+from numpyro_largecat.topics.topic_fit import TopicFit
 
 
 def topics(
@@ -31,6 +32,7 @@ def topics(
 
     Raises:
         ValueError: If there are no topics, or not as many titles or axes.
+        TypeError: If a fit is given for its words.
 
     Example:
         >>> import numpyro_largecat as lc
@@ -38,6 +40,8 @@ def topics(
         >>> axes[1].get_title()
         'topic 1'
     """
+    if isinstance(top_words, TopicFit):
+        raise TypeError("`top_words` must be lists of words, `fit.top_words(8)[:12]`; got the fit.")
     if not len(top_words):
         raise ValueError("`top_words` must hold at least one topic; got none.")
     if titles is None:
