@@ -18,10 +18,10 @@ class attach_result:
 
     Args:
         result_so_far: Returns the result, and in words how far the fit came, for the note; None
-            if there is nothing yet.
+            if there is nothing yet, as the attribute then is, and as it is by default.
     """
 
-    def __init__(self, result_so_far: Callable[[], tuple[Any, str] | None]) -> None:
+    def __init__(self, result_so_far: Callable[[], tuple[Any, str] | None] = lambda: None) -> None:
         self._result_so_far = result_so_far
 
     def __enter__(self) -> None:
@@ -34,19 +34,18 @@ class attach_result:
         try:
             with held_signals():
                 found = self._result_so_far()
-                if found is not None:
-                    _attach(error, *found)
+                _attach(error, found)
         except BaseException as another:
-            if found is not None:
-                _attach(another, *found)
+            _attach(another, found)
             raise
 
 
-def _attach(error: BaseException, result: Any, progress: str) -> None:
-    note = f"The attribute `result_so_far` of this exception is the fit after {progress}."
+def _attach(error: BaseException, found: tuple[Any, str] | None) -> None:
     # Past `__setattr__` of the exception's class, which may be frozen.
-    object.__setattr__(error, "result_so_far", result)
-    object.__setattr__(error, "__notes__", [*getattr(error, "__notes__", ()), note])
+    object.__setattr__(error, "result_so_far", None if found is None else found[0])
+    if found is not None:
+        note = f"The attribute `result_so_far` of this exception is the fit after {found[1]}."
+        object.__setattr__(error, "__notes__", [*getattr(error, "__notes__", ()), note])
 
 
 def handled_signals() -> tuple[int, ...]:

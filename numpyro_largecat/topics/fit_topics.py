@@ -18,8 +18,10 @@ from numpyro_largecat._checks import (
     check_kind,
     check_num_active,
     check_one_of,
+    describe,
 )
 from numpyro_largecat._progress_bar import progress_bar as bar_of
+from numpyro_largecat._result_so_far import attach_result
 from numpyro_largecat.data.checkpoints import Checkpoints, Reached, has_checkpoint, read_checkpoint
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.data.fit_in_progress import fit_in_progress
@@ -79,7 +81,8 @@ def fit_topics(
               \rho_t = (\mathrm{delay} + t)^{-\mathrm{forgetting}}, \quad t = 1, 2, \ldots
 
     What is raised during the fit, also ``KeyboardInterrupt``, has the fit so far as its attribute
-    ``result_so_far``.
+    ``result_so_far``, or None while code is compiled and the first topics are found. One that ends
+    in its first two passes has more topics, see ``num_candidates`` of ``lc.topics.Options``.
 
     Cost: per document of U words O(U K) for ten first sweeps over all topics, one at later visits,
     and O(U A) for each further one on its A largest, of which it then has no more: 32 or a
@@ -189,56 +192,61 @@ def fit_topics(
     batch_size = _batch_size(batch_size, len(corpus))
     check_one_of("inference", inference, tuple(INFERENCE))
     _check_options(options, method)
-    asked = Asked(num_topics, concentration, word_concentration, start, prior)
-    learns = learns_of(asked, inference, method)
-    may_choose = inference == "collapsed"
-    beginning = begin(asked, learns, corpus, options, num_passes, may_choose=may_choose)
-    corpus, priors = beginning.corpus, beginning.priors
-    active = check_num_active(num_active, len(priors.topics), "topics")
-    devices = mesh_of_one_process(mesh)
-    goes_on = has_checkpoint(checkpoints, resume, KIND)
-    batches = make_batches(numpy_generator(rng_key, 0), corpus, batch_size)
-    if method == "stochastic" and not beginning.goes_on and options.delay is None:
-        _warn_of_one_batch(corpus, len(batches))
-    shapes = _shapes(inference, beginning, batches, num_passes)
-    settings = None
-    if checkpoints is not None:
-        settings = settings_of(
-            rng_key,
-            corpus,
-            priors,
-            learns,
-            num_topics=num_topics,
-            num_active=active,
-            batch_size=batch_size,
-            inference=inference,
-            method=method,
-            options=options,
-            start=start,
+    if after_pass is not None and not callable(after_pass):
+        raise TypeError(
+            f"`after_pass` must be a function of the fit so far; got {describe(after_pass)}."
         )
-    saved = None
-    if goes_on:
-        assert checkpoints is not None and settings is not None
-        saved = read_checkpoint(checkpoints, KIND, settings)
-        shapes = read_shapes(saved.about["shapes"], INFERENCE[inference].layout)
-        candidates = Candidates(*saved.about["candidates"])  # of its number of passes
-        beginning = beginning._replace(candidates=candidates)
-    problem = Problem(
-        corpus,
-        _local_step(inference, active, options, devices),
-        shapes.layout if devices is None else shapes.layout.over(devices.size, batch_size),
-        learns,
-        beginning.goes_on,
-        beginning.candidates,
-        priors.topics if np.ptp(priors.topics) > 0 and not learns.topics else None,
-    )
-    if saved is not None:
-        memory = read_memory(saved.arrays, saved.number, priors.topics.dtype, devices)
-    else:
-        with meanwhile(compilations(problem, shapes.num_rows, priors)) as wait_for_code:
-            counts = first_counts(numpy_generator(rng_key), asked, beginning)
-            wait_for_code()
-        memory = beginning.memory(counts, len(batches), devices)
+    asked = Asked(num_topics, concentration, word_concentration, start, prior)
+    with attach_result():
+        learns = learns_of(asked, inference, method)
+        may_choose = inference == "collapsed"
+        beginning = begin(asked, learns, corpus, options, num_passes, may_choose=may_choose)
+        corpus, priors = beginning.corpus, beginning.priors
+        active = check_num_active(num_active, len(priors.topics), "topics")
+        devices = mesh_of_one_process(mesh)
+        goes_on = has_checkpoint(checkpoints, resume, KIND)
+        batches = make_batches(numpy_generator(rng_key, 0), corpus, batch_size)
+        if method == "stochastic" and not beginning.goes_on and options.delay is None:
+            _warn_of_one_batch(corpus, len(batches))
+        shapes = _shapes(inference, beginning, batches, num_passes)
+        settings = None
+        if checkpoints is not None:
+            settings = settings_of(
+                rng_key,
+                corpus,
+                priors,
+                learns,
+                num_topics=num_topics,
+                num_active=active,
+                batch_size=batch_size,
+                inference=inference,
+                method=method,
+                options=options,
+                start=start,
+            )
+        saved = None
+        if goes_on:
+            assert checkpoints is not None and settings is not None
+            saved = read_checkpoint(checkpoints, KIND, settings)
+            shapes = read_shapes(saved.about["shapes"], INFERENCE[inference].layout)
+            candidates = Candidates(*saved.about["candidates"])  # of its number of passes
+            beginning = beginning._replace(candidates=candidates)
+        problem = Problem(
+            corpus,
+            _local_step(inference, active, options, devices),
+            shapes.layout if devices is None else shapes.layout.over(devices.size, batch_size),
+            learns,
+            beginning.goes_on,
+            beginning.candidates,
+            priors.topics if np.ptp(priors.topics) > 0 and not learns.topics else None,
+        )
+        if saved is not None:
+            memory = read_memory(saved.arrays, saved.number, priors.topics.dtype, devices)
+        else:
+            with meanwhile(compilations(problem, shapes.num_rows, priors)) as wait_for_code:
+                counts = first_counts(numpy_generator(rng_key), asked, beginning)
+                wait_for_code()
+            memory = beginning.memory(counts, len(batches), devices)
     table, candidates = memory.table, beginning.candidates
     num_done, total = table.changes, num_passes * len(batches)
     in_all = None if candidates.num_topics is None else total  # more where topics are counted

@@ -363,6 +363,25 @@ def test_each_pass_is_shown_to_who_asks(method) -> None:
     np.testing.assert_array_equal(raised.value.result_so_far.posterior, seen[2].posterior)
 
 
+@pytest.mark.parametrize("name", ["make_batches", "first_counts", "compilations"])
+def test_what_ends_a_fit_before_it_has_topics_says_that_there_are_none(name, monkeypatch) -> None:
+    """Also while code is compiled: `error.result_so_far` is always there."""
+
+    def pressed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fit_module, name, pressed)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        fit_topics(KEY, topic_corpus(30), K)
+    assert raised.value.result_so_far is None and not hasattr(raised.value, "__notes__")
+
+
+def test_what_is_no_function_is_not_called_after_a_pass() -> None:
+    """It is refused before the first one."""
+    with pytest.raises(TypeError, match=r"`after_pass` must be a function .*; got 3, of type int"):
+        fit_topics(KEY, topic_corpus(30), K, after_pass=3)
+
+
 @pytest.mark.usefixtures("sigint_raises")
 def test_ctrl_c_in_a_change_of_the_table_leaves_it_whole(monkeypatch) -> None:
     """The old counts are given away for the new ones, which must be kept then."""
