@@ -254,6 +254,7 @@ def fit_topics(
 
     def fit() -> TopicFit:
         concentration, words = memory.priors
+        rise = memory.last_rise(candidates.num_passes)
         return TopicFit(
             np.ascontiguousarray(table.numpy().T) + words.each.T.astype(table.dtype),
             concentration,
@@ -264,6 +265,7 @@ def fit_topics(
             inference,
             num_before + table.changes * (method == "stochastic"),
             shapes,
+            None if rise is None else rise / corpus.num_tokens,
         )
 
     def so_far() -> tuple[TopicFit, str]:

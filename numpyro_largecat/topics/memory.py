@@ -61,6 +61,18 @@ class Memory:
         """Whether candidates leave before the next batch."""
         return self.table.changes == self.next_choice * len(self.rest)
 
+    def last_rise(self, num_first_passes: int) -> float | None:
+        """Of the bound in the last pass; None if the one before had other topics, or none.
+
+        Topics leave after so many first passes, and where their number is learned once more after
+        as many others.
+        """
+        last_choice = num_first_passes + self.num_added
+        if self.next_choice >= 0:
+            last_choice = self.next_choice - num_first_passes
+        bounds = self.bounds[last_choice:]
+        return bounds[-1] - bounds[-2] if len(bounds) > 1 else None
+
     def put(self, b: int, rows: NDArray[np.intp], found: Visit) -> None:
         """Take what a visit of batch b left, in place of what the last one did."""
         sums = found.sums

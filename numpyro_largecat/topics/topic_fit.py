@@ -61,6 +61,8 @@ class TopicFit:
         num_steps: Stochastic steps that were taken, also in earlier fits that it went on from;
             memoized visits are none.
         shapes: That code is compiled for; what is read from the fit uses it again.
+        last_rise: By how much the last pass raised the bound, nats per token, which ``print``
+            says too; None where the pass before had other topics, or there is no bound.
 
     Example:
         >>> import jax, numpyro_largecat as lc
@@ -83,13 +85,18 @@ class TopicFit:
     inference: str = "collapsed"
     num_steps: int = 0
     shapes: Shapes | None = None
+    last_rise: float | None = None
 
     def __repr__(self) -> str:
-        """The largest topics, with their shares of the tokens and top words."""
+        """How far the fit came, and the largest topics with their shares of tokens and words."""
         num_topics, num_words = self.posterior.shape
         tokens = self._tokens().sum(axis=1)
         largest = np.argsort(-tokens, kind="stable")[: min(SHOWN, (tokens >= 0.5).sum())]
         lines = [f"TopicFit, {num_topics} topics of {num_words} words"]
+        if self.last_rise is not None:
+            change = "raised" if self.last_rise >= 0 else "lowered"
+            size = f"{abs(self.last_rise):.5f} nats per token"
+            lines[0] += f"; the last of {len(self.bounds)} passes {change} the bound by {size}"
         for k in largest:
             probs = self.posterior[k] / self.posterior[k].sum()
             text = " ".join(str(w.word) for w in self._words_of(probs, probs, 8))

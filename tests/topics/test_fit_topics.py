@@ -354,6 +354,10 @@ def test_each_pass_is_shown_to_who_asks(method) -> None:
         if len(fit.posterior) == K:
             raise kind
 
+    # The bound falls where candidates leave.
+    rises = [fit.last_rise for fit in seen]
+    has_bounds = method == "memoized"
+    assert [rise is not None for rise in rises] == [x and has_bounds for x in (0, 1, 0, 1, 1, 1)]
     kind = StopIteration
     ended = fit_topics(KEY, CORPUS, after_pass=enough, **options)
     np.testing.assert_array_equal(ended.posterior, seen[2].posterior)

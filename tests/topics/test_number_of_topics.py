@@ -84,16 +84,18 @@ def test_other_numbers_are_found_too(num_topics) -> None:
 @pytest.mark.slow
 def test_all_passes_asked_for_follow_the_last_choice() -> None:
     """Each is seen once, tokens are counted once, and the bound rises after the last choice."""
-    sizes = []
+    seen = []
     arguments = {"batch_size": 50, "num_passes": 6, "options": SOME}
-    see = dict(after_pass=lambda fit: sizes.append(len(fit.posterior)))
-    fit = fit_topics(KEY, CORPUS, "learned", **arguments, **see)
+    fit = fit_topics(KEY, CORPUS, "learned", **arguments, after_pass=seen.append)
+    sizes = [len(each.posterior) for each in seen]
     assert len(sizes) == len(fit.bounds) >= 6
     assert sizes[:2] == [24, 24] and sizes == sorted(sizes, reverse=True)
     assert sizes[-4:] == 4 * [len(fit.posterior)]
     tokens = (fit.posterior - fit.word_concentration).sum()
     assert tokens == pytest.approx(CORPUS.num_tokens, rel=1e-4)
     assert fit.bounds[-1] > fit.bounds[-4]
+    has_risen = [each.last_rise is not None for each in seen]
+    assert has_risen[:3] == [False, True, False] and has_risen[-4:] == [False, True, True, True]
 
 
 @pytest.mark.some_cases(1)

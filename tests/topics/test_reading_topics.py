@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from scipy.sparse import csr_array
+from scipy.sparse import coo_array, csr_array
 
 import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
@@ -46,13 +46,24 @@ def test_score_is_document_completion(fit) -> None:
 def test_a_fit_prints_its_topics(fit, monkeypatch) -> None:
     """The largest first, each with its share of the tokens and its top words."""
     head, *lines = repr(fit).splitlines()
-    assert head == "TopicFit, 6 topics of 60 words" and len(lines) == K
+    assert head.startswith("TopicFit, 6 topics of 60 words; ") and len(lines) == K
     shares = [float(line.split()[1].rstrip("%")) for line in lines]
     assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(100, abs=0.1)
     index, _, *words = lines[0].split()
     assert words == [w.word for w in fit.top_words(8)[int(index)]]
     monkeypatch.setattr(topic_fit, "SHOWN", 2)
     assert repr(fit).splitlines() == [head, *lines[:2], "..."]
+
+
+def test_a_fit_prints_by_how_much_the_last_pass_raised_the_bound(fit) -> None:
+    rise = (fit.bounds[-1] - fit.bounds[-2]) / CORPUS.num_tokens
+    assert fit.last_rise == pytest.approx(rise, rel=1e-9)
+    for value, text in (
+        (0.01234, "raised the bound by 0.01234"),
+        (-0.5, "lowered the bound by 0.5"),
+    ):
+        head = repr(dataclasses.replace(fit, last_rise=value)).splitlines()[0]
+        assert f"; the last of 5 passes {text}" in head and head.endswith(" nats per token")
 
 
 def test_topics_without_tokens_are_not_printed() -> None:
@@ -97,7 +108,9 @@ def test_documents_without_words_have_the_prior(fit) -> None:
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
 
 
-def test_lists_of_words_are_refused(fit) -> None:
+def test_what_is_no_corpus_is_refused(fit) -> None:
+    with pytest.raises(ValueError, match=r"shape \(N, V\), documents and words; got shape \(60,\)"):
+        fit.proportions(coo_array(np.ones(V)))
     with pytest.raises(TypeError, match=r"must be a `Corpus`, .*, of type list"):
         fit.proportions([["w1", "w2"]])
 
