@@ -102,8 +102,8 @@ def fit_topics(
             ``num_candidates`` of ``lc.topics.Options``. From there some smaller numbers have four
             passes each, and the best, at least half, goes on with those topics that the others are
             mixtures of. After two passes more smaller ones are tried again, as long as the number
-            falls by 3 %. So it takes five to ten times as long as if K had been given, less from
-            fewer candidates. A warning if all topics of the first passes are best.
+            falls by 3 %. So it takes five to ten times as long as if K had been given, and up to
+            thirty on small corpora. A warning if all topics of the first passes are best.
         concentration: a, positive: the same for all topics, as for ``TopicDocument`` and like
             scikit-learn's ``doc_topic_prior``, or one number for each, shape (K,). Where topics
             are chosen from more (see ``num_candidates`` of ``lc.topics.Options``) the larger ones
@@ -124,10 +124,11 @@ def fit_topics(
             K if that is less.
         inference: "collapsed": a token's topics follow from what all others, in its document and
             of its word, say of them (CVB0, Asuncion et al.), which gives better topics.
-            "mean_field": from the best q(pi) q(phi), which is the paper's.
+            "mean_field": from the best q(pi) q(phi), which is the paper's; it needs
+            ``lc.topics.Options(num_candidates=4 * K)`` lest it mix topics.
         method: "memoized" or "stochastic".
         num_passes: Visits of each document, at least 1; two more each time that a learned number
-            of topics falls.
+            of topics falls. Few long documents need more than 8: see ``last_rise`` of the fit.
         batch_size: Documents in a batch, at least 1. None for 512, or where there are fewer than
             1,000 documents for a fifteenth of them: with few visits of all batches some topics may
             be mixed, if a topic has few documents.
