@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_count, check_interval, check_key, check_kind, check_shape
 from numpyro_largecat._progress_bar import progress_bar as bar_of
+from numpyro_largecat._result_so_far import attach_result
 from numpyro_largecat.data.checkpoints import (
     Checkpoints,
     Reached,
@@ -78,7 +79,7 @@ def fit_double_sum(
     intercept add a column of ones to x, and for other utilities use ``SubsampledSVI``.
 
     What is raised during the fit, also ``KeyboardInterrupt``, has the fit after the last good
-    pass as its attribute ``result_so_far``.
+    pass as its attribute ``result_so_far``, None where there is none yet.
 
     Cost: O(D) time per step (O(P) for sparse rows without a ridge; O(B (B + S) D) for a minibatch
     of B with S sampled classes, and the solver's products), and memory for w and u twice, so that
@@ -148,25 +149,28 @@ def fit_double_sum(
     _check_batches(rule, len(y), num_categories, batch_size, num_sampled)
     _check_start(start, (num_categories, num_features), len(y))
     goes_on = has_checkpoint(checkpoints, resume, KIND)
-    settings = {}
-    if checkpoints is not None:
-        how = {"ridge": ridge, "batch_size": batch_size, "num_sampled": num_sampled}
-        how["record_losses"] = record_losses
-        settings = _settings(rng_key, features, y, num_categories, rule, start) | how
-    data = collect(features, y, num_categories, rule, ridge)
-    if batch_size == num_sampled == 1:
-        visit = visit_pairs(data, rule)
-    else:
-        rng_key, batch_key = jax.random.split(rng_key)
-        batches = fixed_batches(batch_key, y, batch_size=batch_size, num_categories=num_categories)
-        data = with_penalties_of(batches, data, num_sampled, num_categories, ridge)
-        visit = visit_minibatches(data, batches, num_sampled, num_categories)
-    dtype = data.squared_norms.dtype
-    now = _before_first_pass(start, (num_categories, num_features), len(y), dtype)
-    if goes_on:
-        assert checkpoints is not None
-        now = _of_checkpoint(read_checkpoint(checkpoints, KIND, settings))
-    now = now._replace(u=visit.arrange(now.u))
+    with attach_result():
+        settings = {}
+        if checkpoints is not None:
+            how = {"ridge": ridge, "batch_size": batch_size, "num_sampled": num_sampled}
+            how["record_losses"] = record_losses
+            settings = _settings(rng_key, features, y, num_categories, rule, start) | how
+        data = collect(features, y, num_categories, rule, ridge)
+        if batch_size == num_sampled == 1:
+            visit = visit_pairs(data, rule)
+        else:
+            rng_key, batch_key = jax.random.split(rng_key)
+            batches = fixed_batches(
+                batch_key, y, batch_size=batch_size, num_categories=num_categories
+            )
+            data = with_penalties_of(batches, data, num_sampled, num_categories, ridge)
+            visit = visit_minibatches(data, batches, num_sampled, num_categories)
+        dtype = data.squared_norms.dtype
+        now = _before_first_pass(start, (num_categories, num_features), len(y), dtype)
+        if goes_on:
+            assert checkpoints is not None
+            now = _of_checkpoint(read_checkpoint(checkpoints, KIND, settings))
+        now = now._replace(u=visit.arrange(now.u))
     num_done = now.num_done
     num_before = 0 if start is None else start.num_passes
 

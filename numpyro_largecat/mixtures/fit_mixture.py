@@ -20,7 +20,7 @@ from numpyro_largecat._checks import (
     is_concrete,
 )
 from numpyro_largecat._progress_bar import progress_bar as bar_of
-from numpyro_largecat._result_so_far import held_signals
+from numpyro_largecat._result_so_far import attach_result, held_signals
 from numpyro_largecat.data.checkpoints import Checkpoints, Reached, has_checkpoint, read_checkpoint
 from numpyro_largecat.data.fit_in_progress import fit_in_progress
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
@@ -82,7 +82,8 @@ def fit_mixture(
     With one batch of all data and forgetting = 0 both are coordinate ascent.
 
     What is raised during the fit, also by ``x`` or as ``KeyboardInterrupt``, has the fit after
-    the last batch as its attribute ``result_so_far``, to look at or to go on from.
+    the last batch as its attribute ``result_so_far``, to look at or to go on from; None while the
+    start is found.
 
     Cost: O(B K P) per step in one product, O(B L P) for the sums, and K times the cost of a
     posterior, which is computed on the device in float64 (K D^3 for full covariances). Memory: the
@@ -159,19 +160,20 @@ def fit_mixture(
     num_passes = check_count("num_passes", num_passes, 1)
     devices = mesh_of_one_process(mesh)
     goes_on = has_checkpoint(checkpoints, resume, KIND)
-    batch_key, seed_key = jax.random.split(rng_key)
-    rng = numpy_generator(batch_key)
-    stream = RowStream(x, batch_size, rng)
-    look = look_at(stream, family, num_candidates(num_components), rng)
-    model = Model(family, mixing, objective, active, look, devices)
-    first = _start_statistics(seed_key, start, family, num_components, look.sample)
-    num_before = start.num_steps if isinstance(start, MixtureFit) else 0
-    settings = settings_of(rng_key, model, first, method, options)
-    reached, bounds, num_batches = Step(first), list[float](), len(look.sizes)
-    if goes_on:
-        assert checkpoints is not None
-        saved = read_checkpoint(checkpoints, KIND, settings)
-        reached, bounds = step_of(saved.arrays), saved.arrays["bounds"].tolist()
+    with attach_result():
+        batch_key, seed_key = jax.random.split(rng_key)
+        rng = numpy_generator(batch_key)
+        stream = RowStream(x, batch_size, rng)
+        look = look_at(stream, family, num_candidates(num_components), rng)
+        model = Model(family, mixing, objective, active, look, devices)
+        first = _start_statistics(seed_key, start, family, num_components, look.sample)
+        num_before = start.num_steps if isinstance(start, MixtureFit) else 0
+        settings = settings_of(rng_key, model, first, method, options)
+        reached, bounds, num_batches = Step(first), list[float](), len(look.sizes)
+        if goes_on:
+            assert checkpoints is not None
+            saved = read_checkpoint(checkpoints, KIND, settings)
+            reached, bounds = step_of(saved.arrays), saved.arrays["bounds"].tolist()
     num_done, total = len(bounds), num_passes * num_batches
     if method == "memoized":
         memory = reached if goes_on else None
