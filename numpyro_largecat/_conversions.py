@@ -13,6 +13,33 @@ LARGEST_ID = 2**31 - 1  # of int32, the type of ids, and so of the sizes of plat
 NO_ID = -1  # in arrays of ids, where a row has fewer than others
 
 
+def as_array(values: Any) -> Any:
+    """An array as it is, and what NumPy makes of a frame, a series, a tensor or a list."""
+    return values if isinstance(values, (jax.Array, np.ndarray)) else np.asarray(values)
+
+
+def with_arrays(arguments: Any) -> Any:
+    """Turn what has ``__array__`` in a pytree, such as frames and tensors, into NumPy arrays."""
+    return jax.tree.map(lambda x: as_array(x) if _is_like_array(x) else x, arguments)
+
+
+def list_as_array(values: Any) -> Any:
+    """Make an array of a list of numbers, or of such lists; anything else is left as it is."""
+    return np.asarray(values) if _is_list_of_numbers(values) else values
+
+
+def _is_like_array(value: Any) -> bool:
+    return hasattr(value, "__array__") and not isinstance(value, (type, np.generic))
+
+
+def _is_list_of_numbers(values: Any) -> bool:
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(isinstance(x, (int, float, np.number)) or _is_list_of_numbers(x) for x in values)
+    )
+
+
 def as_jax_array(values: Any) -> jax.Array:
     """Make an array of a type that JAX has enabled now.
 

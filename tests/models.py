@@ -14,6 +14,16 @@ import numpyro_largecat as lc
 NUM_ROWS, NUM_CATEGORIES, NUM_FEATURES = 40, 12, 3
 
 
+class Frame:
+    """What a data frame is to NumPy: an object that it makes into an array."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
 def make_data(num_rows=NUM_ROWS, num_categories=NUM_CATEGORIES, num_features=NUM_FEATURES):
     x = jax.random.normal(jax.random.key(10), (num_rows, num_features))
     w = jax.random.normal(jax.random.key(11), (num_categories, num_features))

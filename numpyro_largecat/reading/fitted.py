@@ -11,6 +11,7 @@ from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoGuideList
 
 from numpyro_largecat._checks import check_arguments, check_count, check_kind, check_shape
+from numpyro_largecat._conversions import list_as_array, with_arrays
 from numpyro_largecat.handlers.automatic_guides import guide_parts
 from numpyro_largecat.handlers.internals import has_seen_model
 from numpyro_largecat.handlers.static_arguments import with_jax_arrays
@@ -185,11 +186,14 @@ class Fitted:
     def on(self, /, *args: Any, **kwargs: Any) -> Reading:
         """The fit on these arguments of its model: what is there to be read.
 
-        For predictions these are the arguments without the observed choices.
+        For predictions these are the arguments without the observed choices. What NumPy makes into
+        arrays may stand for them: data frames, tensors, and lists of numbers that are given by
+        position (a list that is given by name is left as it is).
 
         Raises:
             ValueError: If an array is not finite, outside of ``jit``.
         """
+        args, kwargs = with_arrays((tuple(map(list_as_array, args)), kwargs))
         kwargs = with_static(kwargs, self._static_kwargs)
         check_arguments(self.model, args, kwargs)
         args, kwargs = with_jax_arrays((args, kwargs))

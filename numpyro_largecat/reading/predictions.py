@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_in_range, check_integers
-from numpyro_largecat._conversions import NO_ID, as_ids
+from numpyro_largecat._conversions import NO_ID, as_array, as_ids
 from numpyro_largecat.choices.error_families import GUMBEL
 from numpyro_largecat.handlers.row_noise import apart_from_sites
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob
@@ -110,6 +110,7 @@ def draw_choices(utilities: ChunkedUtilities, keys: Array, shape: tuple[int, ...
 
 def labels_of_rows(obs: ArrayLike, utilities: ChunkedUtilities) -> Array:
     """Labels with the shape of the choice; a model of one row may stand for many."""
+    obs = as_array(obs)
     check_integers("obs", obs)
     check_in_range("`obs`", obs, utilities.num_categories, "classes")
     shape, batch_shape = jnp.shape(obs), utilities.batch_shape

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_count, check_integers, check_no_overflow
+from numpyro_largecat._conversions import as_array
 from numpyro_largecat.ops.shuffle import shuffled
 from numpyro_largecat.svi.batch_order import orders_of, rows_of_step
 
@@ -124,8 +124,7 @@ class ArrayBatches:
 
 def _of_numbers(position: int, array: Any) -> Any:
     """Return what NumPy makes of a frame, series or list; refuse what is not made of numbers."""
-    if not isinstance(array, jax.Array):
-        array = np.asarray(array)
+    array = as_array(array)
     if not any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.number, jnp.bool_)):
         raise TypeError(
             f"array {position} must hold numbers; got dtype {array.dtype}. Convert it with "

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
 from numpyro_largecat.reading.choice_site import find_choice
+from tests.models import Frame
 
 K, N = 7, 4
 X, Y, Z = jnp.array([1.0, -2.0, 0.5, 3.0]), jnp.array([1, 2, 0, 6]), jnp.array([3, 3, 1, 0])
@@ -171,6 +174,31 @@ def test_rows_of_any_number_under_jit_and_vmap(guide):
     found = jax.jit(jax.vmap(lambda b: log_prob(b, x[0]).log_likelihood(jnp.array([0, 3, 6]))))
     expected = exact(tables[:, None], x[0])[:, jnp.arange(3), jnp.array([0, 3, 6])]
     np.testing.assert_allclose(found(tables), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("made", [Frame, np.ndarray.tolist, jnp.asarray])
+def test_what_numpy_makes_into_arrays_is_read_as_these(guide, made):
+    """As training takes it; also the choices."""
+    b = np.linspace(-1, 1, K, dtype=np.float32)
+    fitted = lc.Fitted(softmax, guide, {"b_auto_loc": b, "y_u": np.zeros(N, np.float32)})
+    new = fitted.on(made(np.asarray(X)))
+    log_probs = new.log_likelihood(made(np.asarray(Y)))
+    np.testing.assert_allclose(log_probs, exact(b, X)[jnp.arange(N), Y], rtol=1e-5)
+    top = new.top_classes(1, exclude=made(np.asarray(Y)[:, None]))
+    np.testing.assert_array_equal(top.classes[:, 0], [6, 0, 6, 5])
+
+
+def test_arguments_that_are_no_arrays_reach_the_model_as_they_are():
+    others = (None, "text", 3, 0.5, np.float32(2), np.float32, len, [1, "a"], (2, 3), {"a": [1]})
+    given: list[Any] = []
+
+    def model(*args, sizes):
+        given[:] = *args, sizes
+        softmax(X)
+
+    fitted = lc.Fitted(model, run_guide(softmax, X, Y), {"b_auto_loc": jnp.zeros(K)})
+    fitted.on(*others, sizes=[64, 32]).top_classes(1)
+    assert given == [*others, [64, 32]]
 
 
 @pytest.mark.slow

@@ -14,7 +14,14 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
-from tests.models import NUM_CATEGORIES, NUM_ROWS, hierarchical, make_data, point_guide
+from tests.models import (
+    NUM_CATEGORIES,
+    NUM_ROWS,
+    Frame,
+    hierarchical,
+    make_data,
+    point_guide,
+)
 
 
 def make_svi(model=None, guide=point_guide):
@@ -289,16 +296,6 @@ def test_arguments_of_run_are_checked(shared):
         lc.ArrayBatches(jnp.zeros(3), jnp.zeros(4), batch_size=1)
     with pytest.raises(ValueError, match="`batch_size` must be at most the number of rows, 3"):
         lc.ArrayBatches(jnp.zeros(3), batch_size=4)
-
-
-class Frame:
-    """What a data frame is to NumPy: an object that it makes into an array."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def __array__(self, dtype=None, copy=None):
-        return np.array(self.values, dtype)
 
 
 def test_batches_are_made_of_what_numpy_makes_into_numbers():
