@@ -113,6 +113,11 @@ class ChunkedUtilities:
         return self.runs.num_categories
 
     @property
+    def has_no_rows(self) -> bool:
+        """Whether there is nothing to predict, as of a frame that a filter has left empty."""
+        return 0 in self.batch_shape
+
+    @property
     def choice_plates(self) -> frozenset[str]:
         """Names of the plates that the choice is in."""
         return frozenset(name for name in self.dims if name is not None)

@@ -43,6 +43,9 @@ def top_classes(
     utilities: ChunkedUtilities, num_top: int, keys: Array | None, eligible: EligibleClasses
 ) -> TopClasses:
     """The most probable classes over draws with these keys, or at the centre of the guide."""
+    if utilities.has_no_rows:
+        shape = (*utilities.batch_shape, num_top)
+        return TopClasses(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, utilities.dtype))
     gaussian = None if keys is None else _gaussian(utilities)
     if gaussian is not None and keys is not None:
         top = _known_classes(*top_over_utilities(gaussian, num_top, keys, eligible))
@@ -63,6 +66,8 @@ def top_classes(
 
 def log_likelihood(utilities: ChunkedUtilities, labels: Array, keys: Array | None) -> Array:
     """Log probabilities of observed classes, for each key, or at the centre of the guide."""
+    if utilities.has_no_rows:
+        return jnp.zeros(labels.shape if keys is None else (len(keys), *labels.shape))
     utilities = utilities.with_progress(1 if keys is None else len(keys))
 
     def of_draw(key: Array | None) -> Array:
@@ -79,7 +84,7 @@ def log_likelihood(utilities: ChunkedUtilities, labels: Array, keys: Array | Non
 
 def log_predictive(utilities: ChunkedUtilities, labels: Array, keys: Array) -> Array:
     """Log of the mean probabilities of observed classes over draws with these keys."""
-    gaussian = _gaussian(utilities)
+    gaussian = None if utilities.has_no_rows else _gaussian(utilities)
     if gaussian is not None:
         log_probs = log_mean_probs(gaussian, labels[..., None], keys)[..., 0]
         is_class = (labels >= 0) & (labels < utilities.num_categories)
@@ -90,6 +95,8 @@ def log_predictive(utilities: ChunkedUtilities, labels: Array, keys: Array) -> A
 
 def draw_choices(utilities: ChunkedUtilities, keys: Array, shape: tuple[int, ...]) -> Array:
     """Draw a class for each key and observation; ``shape`` may repeat rows of the utilities."""
+    if utilities.has_no_rows:
+        return jnp.zeros((len(keys), *shape), jnp.int32)
     utilities = utilities.with_progress(len(keys))
     draw_noise = draw_gumbel if utilities.family is GUMBEL else utilities.family.sample
 

@@ -201,6 +201,26 @@ def test_arguments_that_are_no_arrays_reach_the_model_as_they_are():
     assert given == [*others, [64, 32]]
 
 
+@pytest.mark.parametrize("noise", ["gumbel", "normal"])
+def test_no_rows_are_read_as_no_rows(noise):
+    def model(x, y=None):
+        with lc.class_plate("classes", K, y) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", N):
+            psi = x[:, None] * b
+            numpyro.sample("y", lc.UtilityCategorical(psi, classes, noise=noise), obs=y)
+
+    guide = AutoNormal(model)
+    numpyro.handlers.seed(guide, 0)(X, Y)
+    params = {"b_auto_loc": jnp.zeros(K), "b_auto_scale": jnp.ones(K)}
+    new = lc.Fitted(model, guide, params, chunk_size=3).on(X[:0])
+    draws = {"rng_key": jax.random.key(0), "num_draws": 5}
+    for top in (new.top_classes(2), new.top_classes(2, **draws)):
+        assert top.classes.shape == top.log_probs.shape == (0, 2)
+    assert new.log_likelihood(Y[:0]).shape == new.log_predictive(Y[:0], **draws).shape == (0,)
+    assert new.log_likelihood(Y[:0], **draws).shape == new.draw_choices(**draws).shape == (5, 0)
+
+
 @pytest.mark.slow
 def test_in_float64(x64):
     b = jnp.linspace(-1, 1, K) + 1e-12
