@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from numpyro_largecat._checks import BadDataError, describe
+from numpyro_largecat._conversions import with_arrays
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.batch_checks import check_batches
 from numpyro_largecat.svi.loss_log import LossLog
@@ -110,7 +111,7 @@ def is_traced(tree: Any) -> bool:
 
 
 def _stream_of(batches: Any) -> Iterator[Any]:
-    """The batches of an iterator, each a tuple of arrays.
+    """The batches of an iterator, each a tuple of arrays, or of what NumPy makes into arrays.
 
     Raises:
         TypeError: If there is no iterator, or when a batch is no tuple.
@@ -125,6 +126,6 @@ def _stream_of(batches: Any) -> Iterator[Any]:
     def checked(batch: Any) -> Any:
         if not isinstance(batch, tuple | list):
             raise TypeError(f"{fix}; got a batch that is {describe(batch)}.")
-        return batch
+        return with_arrays(batch)
 
     return map(checked, batches)

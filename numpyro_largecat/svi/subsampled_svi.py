@@ -299,8 +299,9 @@ class SubsampledSVI(SVI):
             *args: Arguments of model and guide, the same in each step.
             batches: Minibatches whose arrays come after ``args``: ``ArrayBatches``, drawn inside
                 the compiled loop; ``StreamedBatches``, read from disk while steps run; or any
-                iterator of tuples of arrays, of which each new shape is compiled for, and which is
-                asked for the next batch while a step runs.
+                iterator of tuples of arrays (or of tensors in the memory of the CPU, or of frames),
+                of which each new shape is compiled for, and which is asked for the next batch while
+                a step runs. It must last for all steps.
             progress_bar: Show steps, speed and a smoothed ELBO; and at the end, in one line,
                 whether the fit has converged, ``result.convergence``.
             stable_update: Skip steps that are not finite, and batches with bad data, and go on.

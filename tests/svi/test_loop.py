@@ -308,6 +308,22 @@ def test_batches_are_made_of_what_numpy_makes_into_numbers():
             lc.ArrayBatches(x, values, batch_size=1)
 
 
+def test_batches_of_a_stream_are_made_of_what_numpy_makes_into_arrays(shared):
+    """As a loader of tensors gives them."""
+    x, y = make_data()
+
+    def stream(made):
+        for start in range(0, NUM_ROWS, 8):
+            rows = np.arange(start, start + 8)
+            yield made(x[rows]), made(y[rows]), made(rows)
+
+    found, expected = (
+        shared.run(jax.random.key(0), 3, batches=stream(made), progress_bar=False)
+        for made in (Frame, np.asarray)
+    )
+    np.testing.assert_array_equal(found.losses, expected.losses)
+
+
 def test_the_progress_bar_shows_a_smoothed_elbo(capsys, shared):
     x, y = make_data()
     result = shared.run(jax.random.key(0), 3, batches=lc.ArrayBatches(x, y, batch_size=8))
