@@ -18,8 +18,6 @@ def fit_in_progress(
     result_so_far: Callable[[], tuple[Any, str] | None],
     reached: Callable[[], Reached | None],
     num_steps: int = 0,
-    *,
-    spans: bool = False,
 ) -> Iterator[CheckpointWriter]:
     """Lose nothing of the fit in a ``with`` block, which gets the writer of its checkpoints.
 
@@ -30,6 +28,6 @@ def fit_in_progress(
     with (
         exit_at_sigterm(checkpoints is not None),
         attach_result(result_so_far),
-        CheckpointWriter(checkpoints, kind, reached, num_steps, spans=spans) as writer,
+        CheckpointWriter(checkpoints, kind, reached, num_steps) as writer,
     ):
         yield writer

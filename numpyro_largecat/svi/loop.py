@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_largecat._checks import check_count
-from numpyro_largecat._result_so_far import held_signals
-from numpyro_largecat.data.checkpoints import Checkpoints, has_checkpoint
-from numpyro_largecat.data.fit_in_progress import fit_in_progress
+from numpyro_largecat._result_so_far import exit_at_sigterm, held_signals
+from numpyro_largecat.data.checkpoints import Checkpoints, CheckpointWriter, has_checkpoint
 from numpyro_largecat.svi.callback_calls import CallbackCalls
 from numpyro_largecat.svi.compiled_steps import CompiledSteps, RunOptions, run_traced
 from numpyro_largecat.svi.loss_log import LossLog
@@ -42,11 +41,12 @@ def run_loop(
     calls: CallbackCalls,
     checkpoints: Checkpoints | None,
     resume: bool,
+    begun: Callable[[RunSoFar], None],
 ) -> SubsampledSVIRunResult:
     """See ``SubsampledSVI.run``.
 
     ``plan`` is that of ``init_state``; if there is none, ``init`` makes a plan and the first state
-    from the arrays of a first batch.
+    from the arrays of a first batch. ``begun`` gets the run, for what is raised from then on.
     """
     num_steps = check_count("num_steps", num_steps, 1)
     traced = data.is_traced or is_traced((rng_key, init_state))
@@ -63,14 +63,13 @@ def run_loop(
         }
     log = LossLog(num_steps, progress_bar and not traced, options.skip_bad_steps)
     run = RunSoFar(steps, plan, log, options, calls, settings)
+    begun(run)
     if traced:
         state = _first_state(run, data, init, init_state)
         arguments = data.args, data.kwargs, data.drawn
         return run_traced(run.plan, state, num_steps, arguments, options)
-    guard = fit_in_progress(
-        checkpoints, KIND, run.interrupted, run.reached, spans=plan.spans_processes
-    )
-    with guard as run.writer, log:
+    writer = CheckpointWriter(checkpoints, KIND, run.reached, spans=plan.spans_processes)
+    with exit_at_sigterm(checkpoints is not None), writer as run.writer, log:
         state = _first_state(run, data, init, init_state)
         if goes_on:
             assert checkpoints is not None

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from numpyro.infer import SVI
 from numpyro.infer.elbo import ELBO
 
+from numpyro_largecat._result_so_far import attach_result
 from numpyro_largecat.data.checkpoints import Checkpoints
 from numpyro_largecat.data.parts_of_fits import fit_folder
 from numpyro_largecat.handlers.internals import takes_gradient_steps
@@ -30,6 +31,7 @@ from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.processes import in_all
 from numpyro_largecat.svi.run_data import RunData
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
+from numpyro_largecat.svi.run_so_far import RunSoFar
 from numpyro_largecat.svi.saved_run import KIND, SavedRun, read_run, write_run
 from numpyro_largecat.svi.sharding import Sharding
 from numpyro_largecat.svi.state import SubsampledSVIState
@@ -287,9 +289,10 @@ class SubsampledSVI(SVI):
         steps are skipped instead, and counted in a warning at the end; bad data that ``batches``
         holds is then no error but a warning).
 
-        **Nothing is lost.** Whatever is raised after ``init``, by the model, by the iterator or as
+        **Nothing is lost.** Whatever is raised, by the model, by the iterator or as
         ``KeyboardInterrupt`` (Ctrl-C), has the fit up to then as its attribute ``result_so_far``:
-        keep its ``params``, or go on with ``init_state=error.result_so_far.state``.
+        keep its ``params``, or go on with ``init_state=error.result_so_far.state``. It is None
+        before there is a first state, as while model and guide are run once.
 
         Args:
             rng_key: A JAX random key, of all that is drawn but the minibatches of ``ArrayBatches``,
@@ -337,20 +340,23 @@ class SubsampledSVI(SVI):
             state = self.init(rng_key, *args, *batch, init_params=init_params, **kwargs)
             return self.plan, state
 
-        return run_loop(
-            self._steps,
-            self.plan,
-            init,
-            RunData(args, kwargs, batches),
-            rng_key,
-            num_steps,
-            progress_bar=progress_bar,
-            options=RunOptions(stable_update, forward_mode_differentiation),
-            init_state=init_state,
-            calls=CallbackCalls(callbacks, held_out, num_steps),
-            checkpoints=checkpoints,
-            resume=resume,
-        )
+        begun: list[RunSoFar] = []  # this run, once there is something to be kept
+        with attach_result(lambda: begun[0].interrupted() if begun else None):
+            return run_loop(
+                self._steps,
+                self.plan,
+                init,
+                RunData(args, kwargs, batches),
+                rng_key,
+                num_steps,
+                progress_bar=progress_bar,
+                options=RunOptions(stable_update, forward_mode_differentiation),
+                init_state=init_state,
+                calls=CallbackCalls(callbacks, held_out, num_steps),
+                checkpoints=checkpoints,
+                resume=resume,
+                begun=begun.append,
+            )
 
     def save(self, folder: str | PathLike[str], result: SubsampledSVIRunResult) -> None:
         """Write a fit whole into a folder, by Orbax: all that ``load`` needs besides the code.

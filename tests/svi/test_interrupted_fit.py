@@ -105,6 +105,27 @@ def test_what_ends_a_stream_has_the_fit_so_far(end, error, fit_of_four):
     assert "`result_so_far`" in raised.value.__notes__[-1]
 
 
+def test_what_ends_a_run_before_its_first_state_has_no_fit():
+    """While model and guide are run once, and before that."""
+
+    def interrupted(x, rows):
+        signal.raise_signal(signal.SIGINT)
+        means(x, rows)
+
+    def run(model, num_steps=9, **options):
+        svi_of(model).run(jax.random.key(0), num_steps, progress_bar=False, **options)
+
+    for error, begin in [
+        (KeyboardInterrupt, lambda: run(interrupted, batches=map(batch, range(9)))),
+        (TypeError, lambda: run(means, batches=7)),
+        (ValueError, lambda: run(means, 0)),
+        (ValueError, lambda: run(means, resume=True)),
+    ]:
+        with pytest.raises(error) as raised:
+            begin()
+        assert raised.value.result_so_far is None
+
+
 def test_a_fit_goes_on_from_where_it_was_interrupted():
     svi, key = svi_of(), jax.random.key(0)
     whole = svi.run(key, 6, batches=map(batch, range(6)), progress_bar=False)
@@ -124,7 +145,6 @@ TRACED_FILES = (
     "svi/loop.py",
     "svi/loss_log.py",
     "svi/run_so_far.py",
-    "data/fit_in_progress.py",
     "_result_so_far.py",
 )
 
