@@ -9,6 +9,7 @@ from itertools import chain, islice
 from typing import Any
 
 import jax
+import numpy as np
 
 from numpyro_largecat._checks import BadDataError, describe
 from numpyro_largecat._conversions import with_arrays
@@ -79,6 +80,7 @@ class RunData:
         bad: BadDataError | None = None
         for batch in islice(self._first_batches(), log.num_steps):
             try:
+                refuse_empty(batch)
                 made = init(*batch)
             except BadDataError as error:
                 if not log.skip_bad_steps:
@@ -103,6 +105,19 @@ class RunData:
             return self.stream
         batches = self.drawn or self.read
         return iter([()]) if batches is None else map(batches.batch, range(MOST_TRIES))
+
+
+def refuse_empty(batch: Any) -> None:
+    """Refuse a batch of arrays without rows, as a filter may leave.
+
+    Raises:
+        BadDataError: With the shapes of its arrays.
+    """
+    shapes = [np.shape(x) for x in jax.tree.leaves(batch) if getattr(x, "shape", ())]
+    if shapes and not any(shape[0] for shape in shapes):
+        raise BadDataError(
+            f"the batch is empty, with arrays of shapes {shapes}; leave out such batches"
+        )
 
 
 def is_traced(tree: Any) -> bool:

@@ -32,7 +32,7 @@ from numpyro_largecat.svi.iterates import IterateLog
 from numpyro_largecat.svi.loss_log import LossLog
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.processes import is_over_in_any
-from numpyro_largecat.svi.run_data import RunData
+from numpyro_largecat.svi.run_data import RunData, refuse_empty
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
 from numpyro_largecat.svi.saved_run import SavedRun, as_reached
 from numpyro_largecat.svi.state import SubsampledSVIState
@@ -114,6 +114,7 @@ class RunSoFar:
                 log.stop("`batches` gave no further batch", log.num_taken)
                 return
             try:
+                refuse_empty(batch)
                 check_arguments(self.plan.model, (*args, *batch), kwargs)
             except BadDataError as error:
                 if log.skip_bad_steps:

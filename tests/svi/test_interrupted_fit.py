@@ -310,6 +310,28 @@ def test_stable_update_skips_batches_with_bad_data():
     assert np.flatnonzero(result.params["m"]).tolist() == [0, 1, 2, 3, 4, 5]
 
 
+EMPTY = np.ones(0, np.float32), np.zeros(0, int)
+
+
+def test_an_empty_batch_is_named_with_its_step():
+    with pytest.warns(
+        RuntimeWarning, match=r"step 2 of 9: the batch is empty, .*\[\(0,\), \(0,\)\]"
+    ):
+        result = run_on([batch(0), batch(1), EMPTY, batch(2)], 9)
+    assert result.losses.shape == (2,)
+    with pytest.raises(ValueError, match="the batch is empty"):
+        run_on([EMPTY, batch(0)], 2)
+    with pytest.warns(RuntimeWarning, match=r"skipped 2 of 4.*Of 2 the batch was bad.*is empty"):
+        result = run_on([EMPTY, batch(0), EMPTY, batch(1)], 4, stable_update=True)
+    assert np.isnan(result.losses).tolist() == [True, False, True, False]
+
+
+def run_on(batches, num_steps, **options):
+    return svi_of().run(
+        jax.random.key(0), num_steps, batches=batches, progress_bar=False, **options
+    )
+
+
 def test_stable_update_without_any_good_batch_is_refused():
     with pytest.raises(ValueError, match="`x` must be finite"):
         svi_of().run(
