@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import jax
@@ -30,14 +31,16 @@ class StreamedBatches:
     They are **the batches of ``ArrayBatches``** with the same ``batch_size`` and ``seed``, bit by
     bit: shuffled passes, in which the rows of a batch follow from the seed and the number of the
     step alone. A run goes on from a checkpoint at the batch where it was, without reading those
-    before. The arguments of the model are ``(source[rows], ..., rows)``.
+    before. The arguments of the model are ``(source[rows], ..., rows)``, and as many for one source
+    as the tuples have values which it gives for a row.
 
     A source is anything with a length and ``[]``:
 
     - an array, a memory map (``np.load(path, mmap_mode="r")``), an array of h5py or zarr, or
       ``lc.data.Shards`` of them: rows are read by ``source[rows]`` with ascending integers;
     - the two parts of an ``lc.data.CsrRows``, for a sparse matrix;
-    - anything else, such as a dataset of your own: ``source[i]`` gives the i-th row.
+    - anything else, such as a dataset of your own: ``source[i]`` gives the i-th row, an array or a
+      tuple of arrays.
 
     Numbers of 64 bits become those of 32, unless JAX is set to 64. Values are not checked before
     the fit, which would read all of the data: a row that is not finite, or a label out of range,
@@ -52,7 +55,8 @@ class StreamedBatches:
         seed: Seed of the orders, a Python int in [0, 2**31).
 
     Raises:
-        TypeError: If a source has no length or no ``[]``, or rows that are no numbers.
+        TypeError: If a source has no length or no ``[]``, or rows that are no numbers, such as
+            dicts.
         ValueError: If the sources differ in their number of rows, or ``batch_size`` is larger.
 
     Example:
@@ -154,7 +158,9 @@ class StreamedBatches:
     def _read(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
         """Rows of each source, read in ascending order."""
         ascending, places = np.unique(rows, return_inverse=True)
-        return [np.asarray(source[ascending])[places] for source in self.sources]
+        found = [source[ascending] for source in self.sources]
+        arrays = chain.from_iterable(x if isinstance(x, tuple) else (x,) for x in found)
+        return [np.asarray(array)[places] for array in arrays]
 
     def _checked(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
         """Rows of each source, of the type that its first row has."""
@@ -223,16 +229,29 @@ def _placed(array: NDArray[Any], where: NamedSharding | None) -> Array:
 
 
 class _ItemByItem:
-    """A source whose ``[]`` takes one integer."""
+    """A source whose ``[]`` takes one integer, and may give a tuple of arrays."""
 
-    def __init__(self, source: Any) -> None:
-        self._source = source
+    def __init__(self, source: Any, position: int) -> None:
+        self._source, self._position = source, position
 
     def __len__(self) -> int:
         return len(self._source)
 
-    def __getitem__(self, rows: NDArray[Any]) -> NDArray[Any]:
-        return np.stack([np.asarray(self._source[int(row)]) for row in rows])
+    def __getitem__(self, rows: NDArray[Any]) -> NDArray[Any] | tuple[NDArray[Any], ...]:
+        found = [self._source[int(row)] for row in rows]
+        if isinstance(found[0], Mapping):
+            raise TypeError(
+                f"source {self._position} must give arrays or tuples of arrays, the arguments of "
+                f"the model in their order; its rows are dicts of {sorted(found[0])}. Map them, as "
+                "by `lambda row: (row['x'], row['y'])`."
+            )
+        if isinstance(found[0], tuple):
+            return tuple(map(_stacked, zip(*found, strict=True)))
+        return _stacked(found)
+
+
+def _stacked(rows: Iterable[Any]) -> NDArray[Any]:
+    return np.stack([np.asarray(row) for row in rows])
 
 
 def _length(source: Any) -> int | None:
@@ -265,4 +284,4 @@ def _source(position: int, source: Any) -> Any:
     if size == 0:
         raise ValueError(f"source {position} must have a row; it is empty.")
     takes_rows = hasattr(source, "shape") or getattr(source, "takes_rows", False)
-    return source if takes_rows else _ItemByItem(source)
+    return source if takes_rows else _ItemByItem(source, position)

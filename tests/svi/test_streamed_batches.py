@@ -83,6 +83,16 @@ def test_batches_are_those_of_arrays(source, tmp_path):
             np.testing.assert_array_equal(got, want, strict=True)
 
 
+def test_tuples_of_a_source_are_an_argument_for_each_value():
+    """As a dataset of PyTorch or a source of Grain gives rows; beside a source of arrays."""
+    z = np.arange(len(X))
+    pairs = Items(list(zip(X, map(int, Y), strict=True)))
+    streamed = lc.StreamedBatches(pairs, z, batch_size=7)
+    arrays = lc.ArrayBatches(X, Y, z, batch_size=7)
+    for got, want in zip(streamed.batch(2), arrays.batch(2), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.usefixtures("x64")
 def test_types_follow_the_setting_of_the_caller():
     streamed = lc.StreamedBatches(np.arange(6.0), batch_size=2)
@@ -194,6 +204,7 @@ def test_large_batches_are_read_one_by_one():
         (({"x": X},), TypeError, "source 0 must have a length"),
         ((scipy.sparse.csr_array(X),), TypeError, "CsrRows"),
         ((["a", "b"] * 4,), TypeError, "source 0 must hold numbers; got dtype <U1"),
+        ((X[:8], [{"y": 1, "x": 2}] * 8), TypeError, r"source 1 .*dicts of \['x', 'y'\]. Map them"),
         ((np.zeros((0, 2)),), ValueError, "source 0 must have a row"),
     ],
 )
