@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_largecat.reading.findings import Finding
@@ -19,13 +20,18 @@ def elbo_convergence(losses: ArrayLike) -> Finding:
 
 
 def parameter_convergence(iterates: Mapping[str, Any]) -> dict[str, Finding]:
-    """Median R-hat of the recorded numbers of each parameter that moved in the last half."""
+    """Median R-hat of the recorded numbers of each parameter that moved in the last half.
+
+    The highest come first.
+    """
     convergence = Convergence.of([], iterates)
+    r_hats = sorted(convergence.r_hats.items(), key=lambda item: -np.nan_to_num(item[1]))
     return {
         name: Finding(
             f"R-hat of {name}",
             r_hat,
             advice="drifts: run longer, or average_iterates" * convergence.drifts(name),
+            group="R-hat",
         )
-        for name, r_hat in convergence.r_hats.items()
+        for name, r_hat in r_hats
     }

@@ -22,7 +22,7 @@ LEAST_SIGNAL = 0.1  # of a gradient that still has far to go
 def gradient_signals(
     fit: BoundFit, plan: Plan, state: Any, drifting: set[str], keys: Array
 ) -> list[Finding]:
-    """Squared norm of the mean gradient over the variance, for each parameter.
+    """Squared norm of the mean gradient over the variance, for each parameter, least first.
 
     Without bias: the mean of the products of gradients of different draws, over the mean square
     less this.
@@ -36,8 +36,9 @@ def gradient_signals(
         ratio = signal / noise if is_noisy else float("inf")
         is_lost = name in drifting and ratio < LEAST_SIGNAL
         advice = "raise batch size, num_sampled or num_particles" if is_lost else ""
-        findings.append(Finding(f"gradient signal to noise, {name}", ratio, advice=advice))
-    return findings
+        name = f"gradient signal to noise, {name}"
+        findings.append(Finding(name, ratio, advice=advice, group="gradient signal to noise"))
+    return sorted(findings, key=lambda finding: finding.value)
 
 
 def _squares(fit: BoundFit, plan: Plan, state: Any, keys: Array) -> dict[str, tuple[float, float]]:

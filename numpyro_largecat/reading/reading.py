@@ -311,7 +311,9 @@ class Reading:
 
         - **R-hat of the ELBO** over four segments of the last half of its steps: well above 1 while
           the ELBO still rises. **R-hat of a parameter**: the same of up to 16 of its numbers that
-          the fit recorded, in rows that its first batch touched, the median of those that moved.
+          the fit recorded, in rows that its first batch touched, the median of those that moved. It
+          is advised about if, where the guide has a standard deviation for it, it also moved by
+          more than a tenth of that, or of its log, from the third quarter of the steps to the last.
         - **Bound below exact log likelihood**, in nats per observation of the batch, at the centre
           of the guide: :math:`\frac1B \sum_n \log p(y_n) - \bar b_n`, with the mean :math:`\bar b`
           of the bound over draws of classes. What is left when the local variables have converged

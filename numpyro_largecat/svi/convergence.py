@@ -12,6 +12,7 @@ from numpyro.diagnostics import split_gelman_rubin
 
 MOST_ELBO_R_HAT = 1.05
 MOST_R_HAT = 1.2
+MOST_MOVED = 0.1  # posterior sds, or logs of them, from one quarter of a fit to the next
 MOST_ERRORS = 3  # standard errors of what the ELBO of a level fit may seem to rise
 SEGMENTS = 4  # of the last half of a fit
 LEAST_LENGTH = 4  # of a segment
@@ -26,28 +27,35 @@ class Convergence(NamedTuple):
         >>> rng = np.random.default_rng(0)
         >>> losses = 100 + rng.normal(size=1_000) - 0.002 * np.arange(1_000)
         >>> print(Convergence.of(losses, {"w_auto_loc": np.arange(500.0)[:, None]}))
-        the ELBO rose by 0.57 ± 0.084 % in the last quarter: run longer; R-hat of w_auto_loc 8.41:
-        it drifts, run longer; noise of a step 0.94 %
+        the ELBO rose by 0.57 ± 0.084 % in the last quarter: run longer; w_auto_loc drifts (R-hat
+        8.41): run longer; noise of a step 0.94 %
     """
 
     elbo_r_hat: float  # split R-hat of the losses; NaN of too few
     rise: float  # of the mean ELBO from the third quarter to the last, as a share of it
     rise_error: float  # standard error of that
     r_hats: dict[str, float]  # median over the recorded numbers of each parameter that moved
+    moved: dict[str, float]  # and by how much, from the third quarter to the last, see ``_moved``
     noise: float  # sd of the loss of one step about its trend, over its mean
 
     @classmethod
     def of(cls, losses: ArrayLike, iterates: Mapping[str, Any]) -> Convergence:
         """From the losses of all steps, and the numbers that were recorded on the way."""
         values = np.asarray(losses, np.float64)
-        found = {}
-        for name, recorded in iterates.items():
-            last = np.asarray(recorded[len(recorded) // 2 :], np.float64)
-            moved = last[:, np.ptp(last, axis=0) > 0]
-            if moved.size:
-                found[name] = float(np.median([_r_hat(column) for column in moved.T]))
+        last_halves = {
+            name: np.asarray(recorded[len(recorded) // 2 :], np.float64)
+            for name, recorded in iterates.items()
+        }
+        r_hats, moved = {}, {}
+        for name, last in last_halves.items():
+            moves = np.ptp(last, axis=0) > 0
+            if moves.any():
+                r_hats[name] = float(np.median([_r_hat(column) for column in last.T[moves]]))
+                by_entry = _moved(name, last_halves)
+                if by_entry is not None:
+                    moved[name] = float(np.median(by_entry[moves]))
         last = _last_half(values)
-        return cls(_r_hat(last), *_rise(last), found, _noise(last))
+        return cls(_r_hat(last), *_rise(last), r_hats, moved, _noise(last))
 
     @property
     def elbo_rises(self) -> bool:
@@ -58,8 +66,13 @@ class Convergence(NamedTuple):
         return self.elbo_r_hat > MOST_ELBO_R_HAT or self.rise > MOST_ERRORS * self.rise_error
 
     def drifts(self, name: str) -> bool:
-        """Whether a parameter is not yet level."""
-        return self.r_hats[name] > MOST_R_HAT
+        """Whether a parameter is not yet level.
+
+        R-hat alone would say so of many that stand still but for a small part of their posterior
+        standard deviation, since a rate that decays leaves no noise to hide it.
+        """
+        stands_still = self.moved.get(name, np.inf) <= MOST_MOVED
+        return self.r_hats[name] > MOST_R_HAT and not stands_still
 
     def __str__(self) -> str:
         """One line, with what to do."""
@@ -70,10 +83,36 @@ class Convergence(NamedTuple):
         facts = [f"the ELBO rose by {rise} in the last quarter{advice}"]
         known = {name: value for name, value in self.r_hats.items() if not np.isnan(value)}
         if known:
-            worst = max(known, key=known.__getitem__)
-            drifts = ": it drifts, run longer" * self.drifts(worst)
-            facts.append(f"R-hat of {worst} {known[worst]:.2f}{drifts}")
+            drifting = sorted(filter(self.drifts, known), key=known.__getitem__, reverse=True)
+            facts.append("no parameter drifts" if not drifting else _of_worst(known, drifting))
         return "; ".join([*facts, f"noise of a step {100 * self.noise:.2g} %"])
+
+
+def _of_worst(r_hats: Mapping[str, float], drifting: list[str]) -> str:
+    """That parameters drift, of which the first does most."""
+    others = f" and {len(drifting) - 1} more drift" if len(drifting) > 1 else " drifts"
+    return f"{drifting[0]}{others} (R-hat {r_hats[drifting[0]]:.2f}): run longer"
+
+
+def _moved(name: str, last_halves: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
+    """By how much the mean of each recorded number moved from the third quarter to the last.
+
+    It is known of the parameters that automatic guides have for a site with a ``loc`` and a
+    ``scale``: of ``loc`` in posterior standard deviations, of ``scale`` in logs, and of what says
+    how values depend on each other, which has no unit, as it is.
+
+    Returns:
+        The moves, one for each number; None if nothing says what is much.
+    """
+    site, _, what = name.rpartition("_")
+    own, loc, scale = (last_halves.get(n) for n in (name, f"{site}_loc", f"{site}_scale"))
+    if own is None or loc is None or scale is None or loc.shape != scale.shape or len(own) < 2:
+        return None
+    sd = np.logaddexp(0, scale)  # the inverse of softplus is what is optimised
+    values = {"loc": loc / sd[-1], "scale": np.log(sd)}.get(what, own)
+    half = len(values) // 2
+    moves: NDArray[Any] = np.abs(values[-half:].mean(axis=0) - values[:half].mean(axis=0))
+    return moves
 
 
 def _last_half(values: NDArray[Any]) -> NDArray[Any]:

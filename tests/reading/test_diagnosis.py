@@ -12,6 +12,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_largecat as lc
+from numpyro_largecat.reading.findings import Finding
 from numpyro_largecat.reading.parts_check import PartsCheck
 from tests import reference
 from tests.models import NUM_CATEGORIES, NUM_ROWS, hierarchical, make_data
@@ -50,6 +51,23 @@ def test_a_short_fit_is_told_to_run_longer(short):
     assert found["R-hat of w_auto_loc"].value > 1.2
     assert found["R-hat of w_auto_loc"].advice.startswith("drifts: run longer")
     assert "run longer" in printed.splitlines()[0]
+
+
+def test_findings_of_many_parameters_print_as_one_line():
+    """With those that are advised about first, and errors that are rounding as 0."""
+    found = [
+        Finding("R-hat of a", 2.5, group="R-hat"),
+        Finding("R-hat of b", 1.6, advice="run longer", group="R-hat"),
+        Finding("R-hat of c", 1.5, advice="run longer", group="R-hat"),
+        Finding("R-hat of d", 1.4, advice="run longer", group="R-hat"),
+        Finding("noise of e", 2.0, group="noise"),
+        Finding("gap", 0.5, 8e-20),
+    ]
+    assert [" ".join(line.split()) for line in str(lc.Diagnosis(found)).splitlines()] == [
+        "R-hat, of 4 parameters 1.6 3 of them, as b and c: run longer",
+        "noise of e 2",
+        "gap 0.5 ± 0",
+    ]
 
 
 def test_a_guide_of_points_has_no_importance_ratios(short):
@@ -139,7 +157,7 @@ def test_any_likelihood_and_layout_can_be_looked_at():
 def test_pareto_k_says_what_to_do():
     check = PartsCheck(0.2, np.array([0.9, 0.8, np.nan, 0.1]))
     small, median, share = check.findings("give more rows")
-    assert small == ("Pareto k of the small sites", 0.2, None, "")
+    assert small == Finding("Pareto k of the small sites", 0.2)
     assert median[:2] == ("Pareto k of 3 classes, median", 0.8)
     assert median.advice.startswith("run longer, or start the guide wider")
     assert share.value == pytest.approx(2 / 3)

@@ -55,6 +55,27 @@ def test_r_hat_is_numpyros_of_the_last_half():
     assert Convergence.of(LEVEL, {}).elbo_r_hat == pytest.approx(float(expected))
 
 
+def of_normal_guide(loc, scale):
+    """Iterates of the parameters of an automatic guide; ``scale`` is optimised before softplus."""
+    iterates = {"w_auto_loc": loc, "w_auto_scale": np.log(np.expm1(scale))}
+    return Convergence.of(LEVEL, {name: values[:, None] for name, values in iterates.items()})
+
+
+def test_a_parameter_that_stands_still_next_to_its_sd_does_not_drift():
+    """Whatever its R-hat, which is that of a trend without noise."""
+    trend = np.linspace(0, 1, 800)  # moves by a quarter from the third quarter to the last
+    found = of_normal_guide(0.3 * 3 * trend, np.full(800, 3.0))
+    assert found.r_hats["w_auto_loc"] > 2 and not found.drifts("w_auto_loc")
+    assert found.moved["w_auto_loc"] == pytest.approx(0.3 / 4, rel=0.01)
+    assert "no parameter drifts" in str(found)
+    found = of_normal_guide(0.5 * 3 * trend, np.exp(0.3 * trend))
+    assert found.drifts("w_auto_loc") and not found.drifts("w_auto_scale")
+    assert found.moved["w_auto_scale"] == pytest.approx(0.3 / 4, rel=0.01)
+    assert "w_auto_loc drifts" in str(found)
+    found = of_normal_guide(0.5 * 3 * trend, np.exp(0.5 * trend))
+    assert "and 1 more drift" in str(found)
+
+
 def test_losses_that_stay_or_jump_are_no_error():
     """One that has come to its end exactly, and one that has jumped; warnings are errors."""
     assert Convergence.of(np.ones(100), {}).elbo_r_hat == 1
