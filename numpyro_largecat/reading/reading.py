@@ -230,8 +230,10 @@ class Reading:
         there are also the groups ``log_likelihood``, exact and for each observation,
         ``posterior_predictive`` and ``observed_data``, from the same draws as ``posterior``. So
         ``az.loo``, ``az.compare`` and ``az.plot_ppc`` work. The arguments are then those of
-        ``top_classes``. They may describe rows of the training data or others: the coordinate of a
-        data plate holds the ids that it is given, and 0, 1, ... without.
+        ``top_classes``, and may describe rows of the training data or others: the coordinate of a
+        data plate holds the ids that it is given, and 0, 1, ... without. Labels among them do not
+        stand for ``obs``: these groups, which take two passes over all classes for each draw, are
+        there only where they are asked for.
 
         Shapes: the group ``posterior`` has variables of shape (1, num_draws, plates..., event...).
         The dimension of a plate has the plate's name, and its coordinate the names that ``coords``
