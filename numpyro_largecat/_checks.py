@@ -47,6 +47,11 @@ def check_key(name: str, key: Any) -> None:
             f"`{name}` must be a key outside of compiled code, since batches are read in a loop; "
             "got a tracer. Call it outside `jit`, `vmap` and `grad`."
         )
+    check_random_key(name, key)
+
+
+def check_random_key(name: str, key: Any) -> None:
+    """Raise TypeError unless ``key`` is one JAX random key, of either kind; it may be a tracer."""
     dtype = getattr(key, "dtype", None)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and key.ndim == 0:
         return

@@ -13,7 +13,7 @@ from jax import Array
 from numpy.typing import NDArray
 from numpyro.handlers import seed, trace
 
-from numpyro_largecat._checks import check_count, describe
+from numpyro_largecat._checks import check_count, check_random_key, describe
 from numpyro_largecat._progress_bar import progress_bar as open_bar
 from numpyro_largecat._result_so_far import attach_result
 from numpyro_largecat.handlers.sites import is_latent, of_type
@@ -170,6 +170,7 @@ def simulation_based_calibration(
         Gelman and Vehtari, Simulation-Based Calibration Checking for Bayesian Computation: The
         Choice of Test Quantities Shapes Sensitivity, Bayesian Analysis 2025.
     """
+    check_random_key("rng_key", rng_key)
     num_sets = check_count("num_sets", num_sets, 2)
     done: list[Calibration] = []  # of one data set each
 

@@ -10,7 +10,7 @@ import jax
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, check_integers
+from numpyro_largecat._checks import check_count, check_integers, check_random_key
 from numpyro_largecat.reading import diagnosis, predictions
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
@@ -398,6 +398,7 @@ class Reading:
             Robust, Accurate Stochastic Optimization for Variational Inference, 2020 (R-hat of
             iterates).
         """
+        check_random_key("rng_key", rng_key)
         if labels is not None:
             check_integers("labels", labels)
         return diagnosis.diagnose(
@@ -422,4 +423,5 @@ def _draw_keys(rng_key: Array | None, num_draws: int | None) -> Array | None:
 
 
 def _split(rng_key: Array, num_draws: int) -> Array:
+    check_random_key("rng_key", rng_key)
     return jax.random.split(rng_key, check_count("num_draws", num_draws, 1))

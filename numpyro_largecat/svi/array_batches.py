@@ -10,7 +10,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, check_integers, check_no_overflow
+from numpyro_largecat._checks import (
+    check_count,
+    check_integers,
+    check_no_overflow,
+    check_random_key,
+)
 from numpyro_largecat._conversions import as_array
 from numpyro_largecat.ops.shuffle import shuffled
 from numpyro_largecat.svi.batch_order import orders_of, rows_of_step
@@ -102,6 +107,7 @@ class ArrayBatches:
     @jax.jit
     def draw(self, rng_key: Array) -> tuple[Array, ...]:
         """Draw a batch that has nothing to do with the passes."""
+        check_random_key("rng_key", rng_key)
         return self.take(shuffled(rng_key, jnp.arange(self.batch_size), self.size))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[int, int]]:

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from numpyro.infer import SVI
 from numpyro.infer.elbo import ELBO
 
+from numpyro_largecat._checks import check_random_key
 from numpyro_largecat._result_so_far import attach_result
 from numpyro_largecat.data.checkpoints import Checkpoints
 from numpyro_largecat.data.parts_of_fits import fit_folder
@@ -186,6 +187,7 @@ class SubsampledSVI(SVI):
             ValueError: If the arguments hold NaN or infinities, or labels out of range, or if the
                 optimiser or a constraint mixes rows of a subsampled plate.
         """
+        check_random_key("rng_key", rng_key)
         try:
             self.plan, state = first_run(self.plan, rng_key, args, kwargs, init_params)
         except jax.errors.TracerArrayConversionError as error:
@@ -342,6 +344,8 @@ class SubsampledSVI(SVI):
 
         begun: list[RunSoFar] = []  # this run, once there is something to be kept
         with attach_result(lambda: begun[0].interrupted() if begun else None):
+            if init_state is None:
+                check_random_key("rng_key", rng_key)
             return run_loop(
                 self._steps,
                 self.plan,

@@ -14,7 +14,7 @@ from numpyro.infer.elbo import ELBO
 from numpyro.infer.util import compute_log_probs
 from numpyro.util import check_model_guide_match
 
-from numpyro_largecat._checks import is_concrete
+from numpyro_largecat._checks import check_random_key, is_concrete
 from numpyro_largecat.handlers.internals import check_model_trace
 from numpyro_largecat.handlers.sites import log_prob_of
 from numpyro_largecat.ops.top_l import log_sum
@@ -189,6 +189,7 @@ class TopL_ELBO(ELBO):
         Returns:
             A ``TopLCategorical`` for each discrete site, whose batch shape is that of the site.
         """
+        check_random_key("rng_key", rng_key)
         particle = _Particle(rng_key, param_map, model, guide, args, kwargs)
         discrete, are_apart = particle.discrete(self.num_active)
         found = {}

@@ -201,6 +201,23 @@ def test_arguments_that_are_no_arrays_reach_the_model_as_they_are():
     assert given == [*others, [64, 32]]
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda new, **draws: new.top_classes(2, **draws),
+        lambda new, **draws: new.log_likelihood(Y, **draws),
+        lambda new, **draws: new.log_predictive(Y, **draws),
+        lambda new, **draws: new.draw_choices(**draws),
+        lambda new, **draws: new.to_arviz(**draws),
+        lambda new, **draws: new.diagnose(rng_key=draws["rng_key"]),
+    ],
+)
+def test_a_key_that_is_none_is_refused_with_the_way_to_make_one(guide, read):
+    fitted = lc.Fitted(softmax, guide, {"b_auto_loc": jnp.zeros(K), "y_u": jnp.zeros(N)})
+    with pytest.raises(TypeError, match=r"`rng_key` must be .*got 0.*`jax.random.key\(0\)`"):
+        read(fitted.on(X, Y), rng_key=0, num_draws=2)
+
+
 @pytest.mark.parametrize("noise", ["gumbel", "normal"])
 def test_no_rows_are_read_as_no_rows(noise):
     def model(x, y=None):

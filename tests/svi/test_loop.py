@@ -290,6 +290,9 @@ def test_data_that_is_not_finite_is_reported_with_its_position(shared):
 def test_arguments_of_run_are_checked(shared):
     with pytest.raises(ValueError, match="`num_steps` must be at least 1; got 0"):
         shared.run(jax.random.key(0), 0)
+    for takes_key in (lambda: shared.run(0, 5), lambda: shared.init(0)):
+        with pytest.raises(TypeError, match=r"`rng_key` must be .*got 0.*`jax.random.key\(0\)`"):
+            takes_key()
     with pytest.raises(NotImplementedError, match="multi_sample_guide"):
         lc.SubsampledSVI(None, None, optax.sgd(0.1), Trace_ELBO(multi_sample_guide=True))
     with pytest.raises(ValueError, match=r"same number of rows.*\(3,\), \(4,\)"):
