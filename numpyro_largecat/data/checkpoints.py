@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import time
 import warnings
 import zlib
@@ -11,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -232,7 +235,7 @@ class CheckpointWriter:
                 reached = None if self._spans and kind is not None else self._reached()
                 if reached is not None and reached.number > self._last_written:
                     self._start(reached)
-                    self._wait()
+                    self._wait(is_last=True)
             finally:
                 self._thread.shutdown()
 
@@ -282,16 +285,32 @@ class CheckpointWriter:
         np.copyto(copy, array)
         return copy
 
-    def _wait(self) -> None:
+    def _wait(self, is_last: bool = False) -> None:
         writing, self._writing = self._writing, None
         if writing is not None:
             try:
                 writing.result()
                 self._last_written = self._last_steps
             except (OSError, ValueError) as error:  # also a folder that got a file of others
-                warnings.warn(
-                    f"{error}. The checkpoints written before are still there; the next one is "
-                    "tried again.",
-                    RuntimeWarning,
-                    stacklevel=5,
-                )
+                then = "" if is_last else " The next one is tried again."
+                message = f"{error}.{self._what_is_there()}{then}"
+                warnings.warn(message, RuntimeWarning, stacklevel=_level_of_user())
+
+    def _what_is_there(self) -> str:
+        assert self._folder is not None
+        try:
+            numbers = self._folder.numbers()
+        except (OSError, ValueError):  # as the error itself says
+            return ""
+        if not numbers:
+            return " There is no checkpoint to go on from."
+        return f" The checkpoint of step {numbers[-1]} is still there."
+
+
+def _level_of_user() -> int:
+    """The ``stacklevel`` of the line outside of this package that called it, however deep it is."""
+    inside = str(Path(__file__).parents[1]), contextlib.__file__
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,12 +120,13 @@ class FitFolder:
             arrays=ocp.args.StandardSave({n: a for n, a in arrays.items() if a.size}),
             about=ocp.args.JsonSave({"text": text, "crc32": zlib.crc32(text.encode())}),
         )
-        try:
-            with _quiet(), self._manager(max_to_keep=self.keep) as manager:
-                manager.save(number, args=items, force=True)
-        except Exception as error:  # Orbax gives errors of the file system as many types
-            self._remove_parts_while_written()
-            raise OSError(f"the fit could not be written into {self.path}: {error}") from error
+        with _quiet():
+            try:
+                with self._manager(max_to_keep=self.keep) as manager:
+                    manager.save(number, args=items, force=True)
+            except Exception as error:  # Orbax gives errors of the file system as many types
+                self._remove_parts_while_written()
+                raise OSError(f"the fit could not be written into {self.path}: {error}") from error
         self._remove_parts()
 
     def read(self) -> SavedArrays:
@@ -235,7 +237,8 @@ def _checksum(array: NDArray[Any]) -> int:
 def _quiet() -> Iterator[None]:
     """Orbax and asyncio log each use, from threads of their own, and each error besides raising it.
 
-    Uses may overlap, so each has a filter of its own.
+    Where one array cannot be written, the writers of the others also find that nobody waits for
+    them, and Python prints what they then raise. Uses may overlap, so each has filters of its own.
     """
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
 
@@ -244,8 +247,25 @@ def _quiet() -> Iterator[None]:
 
     for logger in loggers:
         logger.addFilter(is_critical)
+    unraisable = _UnraisableOfOthers(sys.unraisablehook)
+    sys.unraisablehook = unraisable
     try:
         yield
     finally:
+        unraisable.is_over = True
+        if sys.unraisablehook is unraisable:
+            sys.unraisablehook = unraisable.before
         for logger in loggers:
             logger.removeFilter(is_critical)
+
+
+class _UnraisableOfOthers:
+    """Passes on what cannot be raised anywhere, but for writers whose event loop is closed."""
+
+    def __init__(self, before: Callable[[Any], Any]) -> None:
+        self.before, self.is_over = before, False
+
+    def __call__(self, found: Any) -> None:
+        is_closed_loop = str(found.exc_value) == "Event loop is closed"
+        if self.is_over or not is_closed_loop:
+            self.before(found)

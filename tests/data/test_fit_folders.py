@@ -177,7 +177,7 @@ import resource, sys
 import numpy as np
 from numpyro_largecat.data.fit_folders import FitFolder
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-arrays = {name: np.random.default_rng(0).random(1_000) for name in "abcdefgh"}
+arrays = {name: np.random.default_rng(0).random(100_000) for name in "abcdefgh"}
 try:
     FitFolder(sys.argv[1], "Fit", keep=2).write(7, arrays, {})
 except OSError as error:
@@ -187,5 +187,6 @@ except OSError as error:
         [sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True, check=True
     )
     assert "could not be written into" in done.stdout
+    assert done.stderr == ""  # nor of the arrays that are still written then
     assert names_in(folder.path) == ["1", "4"]
     assert folder.read().number == 4

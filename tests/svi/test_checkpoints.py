@@ -482,6 +482,23 @@ t.run(sys.argv[1], batches=batches(12, act))
         (tmp_path / "notes.txt").unlink()
         assert FitFolder(tmp_path, KIND).numbers()[-1] >= 7
 
+    def test_a_write_that_fails_is_said_with_what_is_there(self, tmp_path, monkeypatch):
+        """Once for each, at the line of the user; nothing is tried after the last."""
+        write = FitFolder.write
+
+        def fail_twice(folder, number, *what):
+            if number in (7, 30):
+                raise OSError(f"no room for {number}")
+            write(folder, number, *what)
+
+        monkeypatch.setattr(FitFolder, "write", fail_twice)
+        with pytest.warns(RuntimeWarning) as warned:
+            run(tmp_path, batches=stream())
+        first, last = map(str, (w.message for w in warned))
+        assert "no room for 7. There is no checkpoint to go on from. The next one is" in first
+        assert "no room for 30. The checkpoint of step" in last and "tried" not in last
+        assert {w.filename for w in warned} == {__file__}
+
     @pytest.mark.slow
     def test_a_full_disk(self, tmp_path, whole):
         code = """
