@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -45,6 +46,8 @@ def diagnose(
     num_rows: int,
 ) -> Diagnosis:
     """Each finding from a function of its own, see ``Reading.diagnose``."""
+    if batches is not None:
+        _check_followed(fit, batches)
     batch = fit if batches is None else fit.followed_by(batches.draw(rng_key))
     choice = find_choice(batch)
     observed = observed_choice(batch, choice.site)
@@ -75,6 +78,24 @@ def diagnose(
     findings += _classes_seen(labels, choice.num_categories)
     share_seen = len(np.unique(labels)) / choice.num_categories
     return Diagnosis(findings + centred_priors(batch, choice.plate, share_seen))
+
+
+def _check_followed(fit: BoundFit, batches: ArrayBatches) -> None:
+    """Refuse arguments that leave no room for the arrays of batches.
+
+    Raises:
+        TypeError: With the way to call it.
+    """
+    try:
+        inspect.signature(fit.model).bind(*fit.args, *batches.batch(0), **fit.kwargs)
+    except ValueError:  # it has no signature
+        return
+    except TypeError as error:
+        raise TypeError(
+            "with `batches` only the arguments that are the same in each step of the fit belong in "
+            "`fitted.on(...)`, most often none, since the arrays of a batch come after them: "
+            f"`fitted.on().diagnose(batches=batches, ...)`; the model's signature says: {error}."
+        ) from error
 
 
 def _classes_seen(labels: np.ndarray, num_categories: int) -> list[Finding]:

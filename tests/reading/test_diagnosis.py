@@ -70,6 +70,13 @@ def test_findings_of_many_parameters_print_as_one_line():
     ]
 
 
+def test_arguments_beside_those_of_batches_get_the_way_to_call_it(svi, short):
+    fitted, batches = lc.Fitted.from_svi(svi, short[0]), lc.ArrayBatches(X, Y, batch_size=8)
+    for new in (fitted.on(X, Y, rows=ROWS), fitted.on(X, Y, ROWS)):
+        with pytest.raises(TypeError, match=r"same in each step.*`fitted\.on\(\)\.diagnose\(bat"):
+            new.diagnose(rng_key=jax.random.key(0), batches=batches)
+
+
 def test_a_guide_of_points_has_no_importance_ratios(short):
     assert not any("Pareto" in name for name in short[1])
 
