@@ -177,6 +177,8 @@ def check_integers(name: str, values: Any) -> None:
         ) from error
     if not jnp.issubdtype(dtype, jnp.integer):
         fix = "If they are whole numbers stored as floats, convert them with `.astype(int)`."
+        if np.dtype(dtype).kind == "b":
+            fix = "Of two classes make 0 and 1, `array.astype(int)`."
         if np.dtype(dtype).kind in "OUS":
             fix = "Of names make ids, `names, ids = np.unique(array, return_inverse=True)`."
         raise TypeError(f"`{name}` must be integers; got dtype {dtype}. {fix}")

@@ -8,6 +8,7 @@ from copy import copy
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
@@ -63,7 +64,14 @@ def sites_of(
         whole = {name: value for name, value in whole.items() if name not in tables}
     fn = substitute(seed(fn, rng_key), data=whole)
     fn = at_feasible_values(fn) if around is None else around(fn)
-    found: Sites = trace(fn).get_trace(*args, **(kwargs or {}))
+    try:
+        found: Sites = trace(fn).get_trace(*args, **(kwargs or {}))
+    except jax.errors.TracerArrayConversionError as error:
+        error.add_note(
+            "The model is compiled. Arrays that it indexes by rows, such as `z[classes.indices]`, "
+            "must be of JAX: write `z = jnp.asarray(z)` before."
+        )
+        raise
     return found
 
 

@@ -152,6 +152,8 @@ class SubsampledSVI(SVI):
                 "SubsampledSVI needs a loss with one guide sample per particle; got "
                 "multi_sample_guide=True. Use `num_particles=`."
             )
+        if hasattr(optim, "gradient_transformation"):  # `optax.MultiSteps`, which is none itself
+            optim = optim.gradient_transformation()
         super().__init__(model, guide, optim, loss, **static_kwargs)
         if not takes_gradient_steps(self.optim):
             raise NotImplementedError(
@@ -188,14 +190,7 @@ class SubsampledSVI(SVI):
                 optimiser or a constraint mixes rows of a subsampled plate.
         """
         check_random_key("rng_key", rng_key)
-        try:
-            self.plan, state = first_run(self.plan, rng_key, args, kwargs, init_params)
-        except jax.errors.TracerArrayConversionError as error:
-            error.add_note(
-                "The model is compiled. Arrays that it indexes by rows, such as "
-                "`z[classes.indices]`, must be of JAX: write `z = jnp.asarray(z)` before."
-            )
-            raise
+        self.plan, state = first_run(self.plan, rng_key, args, kwargs, init_params)
         self.constrain_fn = self.plan.constrain
         return state
 

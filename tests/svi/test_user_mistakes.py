@@ -26,8 +26,13 @@ X = random.normal(random.key(0), (N,))
 Y = random.randint(random.key(1), (N,), 0, 10)
 
 
+def svi_of(model, optim=None):
+    optim = optax.sgd(0.1) if optim is None else optim
+    return lc.SubsampledSVI(model, AutoDelta(model), optim, Trace_ELBO())
+
+
 def init(model, *args):
-    svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
+    svi = svi_of(model)
     return svi, svi.init(random.key(0), *args)
 
 
@@ -42,18 +47,47 @@ def test_labels_in_a_column_are_refused():
         init(model, Y[:, None])
 
 
-def test_an_array_of_numpy_that_is_indexed_by_rows_gets_the_way_to_write_it():
-    prices = np.arange(K, dtype=np.float32)
-
+def test_gradients_collected_over_steps_are_refused_in_either_form():
     def model(y):
         with lc.class_plate("classes", K, y, 5) as classes:
-            w = numpyro.sample("w", dist.Normal(prices[classes.indices], 1))
+            w = numpyro.sample("w", dist.Normal(0, 1))
         with lc.data_plate("data", N, jnp.arange(N)) as rows:
             lc.sample_choice("y", X[:, None] * w, classes=classes, rows=rows, obs=y)
 
-    with pytest.raises(jax.errors.TracerArrayConversionError) as raised:
-        init(model, Y)
-    assert "`z = jnp.asarray(z)`" in raised.value.__notes__[-1]
+    collected = optax.MultiSteps(optax.adam(0.1), every_k_schedule=3)
+    for optim in (collected, collected.gradient_transformation()):
+        with pytest.raises(ValueError, match="collects gradients over steps"):
+            svi_of(model, optim).init(random.key(0), Y)
+
+
+def test_labels_that_are_true_or_false_get_the_way_to_write_them():
+    def model(y):
+        with lc.class_plate("classes", 2, y) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        with lc.data_plate("data", N, jnp.arange(N)) as rows:
+            lc.sample_choice("y", X[:, None] * w, classes=classes, rows=rows, obs=y)
+
+    with pytest.raises(TypeError, match=r"dtype bool\. Of two classes.*`array\.astype\(int\)`"):
+        init(model, Y > 5)
+
+
+def test_an_array_of_numpy_that_is_indexed_by_rows_gets_the_way_to_write_it():
+    prices = np.arange(K, dtype=np.float32)
+
+    def model(y, rows=None):
+        with lc.class_plate("classes", K, y, 5) as classes:
+            w = numpyro.sample("w", dist.Normal(prices[classes.indices], 1))
+        with lc.data_plate("data", N, rows) as rows:
+            lc.sample_choice("y", X[:, None] * w, classes=classes, rows=rows, obs=y)
+
+    batches = lc.ArrayBatches(Y, batch_size=N)  # are looked at before the first step
+    for begin in (
+        lambda: init(model, Y),
+        lambda: svi_of(model).run(random.key(0), 3, batches=batches, progress_bar=False),
+    ):
+        with pytest.raises(jax.errors.TracerArrayConversionError) as raised:
+            begin()
+        assert "`z = jnp.asarray(z)`" in " ".join(raised.value.__notes__)
 
 
 def test_a_subset_of_classes_that_is_not_named_is_refused():
