@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from numpyro_largecat.reading.plots.axes import new_grid
-from numpyro_largecat.topics.topic_fit import TopicFit
 
 
 def topics(
@@ -40,7 +39,7 @@ def topics(
         >>> axes[1].get_title()
         'topic 1'
     """
-    if isinstance(top_words, TopicFit):
+    if hasattr(top_words, "top_words"):
         raise TypeError("`top_words` must be lists of words, `fit.top_words(8)[:12]`; got the fit.")
     if not len(top_words):
         raise ValueError("`top_words` must hold at least one topic; got none.")
