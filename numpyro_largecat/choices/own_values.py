@@ -22,11 +22,29 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
+from numpyro.primitives import Messenger
 
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.plates.class_subset import ClassSubset
 
 Utilities = Callable[[Any], ArrayLike]  # of the values
+
+
+class no_statements(Messenger):
+    """Refuse statements of NumPyro in a function that is called several times."""
+
+    def __init__(self, site: str) -> None:
+        self._site = site
+        super().__init__()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Nothing may be said in here."""
+        what = f"{msg['type']} statement" + (f" of '{msg['name']}'" if msg.get("name") else "")
+        raise TypeError(
+            f"site '{self._site}': with `follow` the function `utilities` is called several times "
+            f"in a step, so it must hold no statements; got a {what}. Make it before, and use its "
+            "value in the function."
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtili
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily, error_family
 from numpyro_largecat.choices.kept_per_row import kept_per_row, on_all_classes
-from numpyro_largecat.choices.own_values import OwnValues, Utilities
+from numpyro_largecat.choices.own_values import OwnValues, Utilities, no_statements
 from numpyro_largecat.choices.update_rules import Followed, MeanOfVisits, Own, UpdateRule
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
 from numpyro_largecat.handlers.internals import open_plates
@@ -71,8 +71,8 @@ def sample_choice(
     rows that a guide makes of noise that it draws outside of the class plate.
 
     **Latent values that move all classes**, such as the row of a user, the mean of rows that are
-    read, tastes that all share, or a learned scale: u must know by how much. Give those that an
-    observation depends on as ``follow``, and the utilities as a function of them. Then
+    read, or tastes that all share: u must know by how much. Give those that an observation depends
+    on as ``follow``, and the utilities as a function of them. Then
 
     .. math:: \delta = \psi_{n y_n} - \bar\psi_{n y_n} - s_n^\top (v_n - \bar v_n), \qquad
               s_n = \sum_{k \ne y_n} q_{nk} \, \nabla_v \psi_{nk}, \quad
@@ -82,7 +82,9 @@ def sample_choice(
     ``name + "_slopes"``, as the mean of what its visits estimate. With the best slopes the bound is
     exact to second order in v, with any others it is one still. **Without it their posterior
     standard deviations are about 0.7 of what they should be**, whatever ``num_sampled``: at a fixed
-    u the bound has about twice the curvature of the softmax.
+    u the bound has about twice the curvature of the softmax. Not for values that the guide lets
+    rows of the class plate move with, as ``AutoRowNormal(follow=...)`` does: the slopes are those
+    at fixed rows.
 
     **With** ``variances`` the utilities are Gaussian under a posterior that is not drawn from, see
     ``gaussian_weights``, and the likelihood is the expectation of the bound over them, that of
@@ -94,20 +96,22 @@ def sample_choice(
 
     **Bias.** The step that moves u uses the classes of the same step, as in the paper. On its
     first visit an observation takes the best u for them, as in the stateless form, whose ELBO is
-    too high; the bias fades with the step size of ``update_rule`` over later visits. Rows that a
+    too high; the bias fades with the step size of ``update_rule`` over later visits, some ten
+    where values to follow are uncertain. Rows that a
     mask hides move their u all the same.
 
     Shapes: the choice has the shape of ``obs``, or ``utilities.shape[:-1]``.
 
     Cost: O(M) per observation and step, a few times the softmax's for other errors; one float (two
     for a Gaussian error) and the rule's state kept for each of N rows. With D numbers to follow, D
-    more floats and one more gradient of the utilities.
+    more floats and an integer, one more gradient of the utilities, and one more run of guide and
+    model up to these values.
 
     Args:
         name: Name of the site.
         utilities: Mean utilities in nats, shape (..., M) for the M rows of ``classes``; with
             ``follow`` a function that makes them of its values, those of an observation of its own
-            values alone.
+            values alone. It is called several times, so it holds no statements of NumPyro.
         classes: What ``with lc.class_plate(...) as classes`` gives. None for all classes.
         rows: What ``with lc.data_plate(...) as rows`` gives; the statement must be inside that
             plate. Needed with a subset of classes.
@@ -130,7 +134,8 @@ def sample_choice(
             shapes that do not match; if ``variances`` or ``follow`` are given with another
             ``noise`` than "gumbel", or both.
         TypeError: If ``obs`` are not integers, or ``classes`` or ``rows`` not what their plates
-            give; if ``follow`` is given without a function, or a function without it.
+            give; if ``follow`` is given without a function, a function without it, or one that
+            holds statements.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -175,7 +180,9 @@ def sample_choice(
             f"got noise={family}."
         )
     of_values = utilities if callable(utilities) else None
-    utilities = utilities(follow) if callable(utilities) else utilities
+    if callable(utilities):
+        with no_statements(name):
+            utilities = utilities(follow)
     if classes is None or classes.kind != "sample":
         choice = _with_all_classes(name, utilities, variances, classes, family, obs)
         if obs is not None and (classes is None or classes.kind == "full"):

@@ -103,25 +103,41 @@ def at_feasible_values(fn: Any) -> substitute:
 
 
 def at_centre(
-    guide: Callable[..., Any], is_moved: Callable[[Site], bool] = is_latent
+    guide: Callable[..., Any],
+    is_moved: Callable[[Site], bool] = is_latent,
+    otherwise: Mapping[str, Any] | None = None,
 ) -> substitute:
     """Run a guide with each latent site, or each of those asked for, at its centre.
 
     The centre is the mean or, of a transformed distribution, the transformed mean.
 
+    Args:
+        guide: The guide.
+        is_moved: Whether a site is asked for.
+        otherwise: Values of sites that have no centre, by name.
+
     Raises:
-        NotImplementedError: If a distribution has no mean, or is discrete.
+        NotImplementedError: If a distribution has no mean, or is discrete, and has no such value.
     """
 
     def centre(msg: Site) -> Any:
         if not (is_latent(msg) and is_moved(msg)):
             return None
-        support = msg["fn"].support
-        if support is not None and support.is_discrete:
-            raise NotImplementedError(f"site '{msg['name']}' is discrete and has no centre.")
-        return _centre(msg["fn"])
+        try:
+            return _centre_of_site(msg)
+        except NotImplementedError:
+            if otherwise is None or msg["name"] not in otherwise:
+                raise
+            return otherwise[msg["name"]]
 
     return substitute(guide, substitute_fn=centre)
+
+
+def _centre_of_site(msg: Site) -> Array:
+    support = msg["fn"].support
+    if support is not None and support.is_discrete:
+        raise NotImplementedError(f"site '{msg['name']}' is discrete and has no centre.")
+    return _centre(msg["fn"])
 
 
 def _centre(fn: Any) -> Array:

@@ -191,7 +191,10 @@ class RowLoss:
         def own(followed: Callable[[], dict[str, Followed]]) -> dict[str, Array]:
             return {name: f.own.drawn for name, f in followed().items() if f.own is not None}
 
-        return self._at_centre(particle, plate, ("own",), frozenset(particle.drawn), own)
+        # Sites that have no centre stay as drawn.
+        drawn = {name: site.value for name, site in particle.drawn.items()}
+        moved = frozenset(drawn)
+        return self._at_centre(particle, plate, ("own",), moved, own, otherwise=drawn)
 
     def _at_centre(
         self,
@@ -200,24 +203,31 @@ class RowLoss:
         what: tuple[str, ...],
         moved: frozenset[str],
         read: Callable[[Callable[[], dict[str, Followed]]], dict[str, Array]],
+        otherwise: dict[str, Any] | None = None,
     ) -> dict[str, Array]:
         """What is ``read`` of local parameters of a plate, with some sites at the guide's centre.
 
-        Once for ``what`` that is. Nothing if these have no centre.
+        Once for ``what`` that is. Nothing if one of these has no centre, and no value in
+        ``otherwise``.
         """
         key = what, *particle.seen(plate)
         if key not in particle.at_centre:
             # What runs inside asks for keys too, and `block` lets these messages through.
             known = replace(particle, model_keys=[*particle.model_keys])
             try:
-                particle.at_centre[key] = read(self._followed_at_centre(known, plate, moved))
+                followed = self._followed_at_centre(known, plate, moved, otherwise)
+                particle.at_centre[key] = read(followed)
             except NotImplementedError:
                 particle.at_centre[key] = {}
             particle.model_keys[:] = known.model_keys
         return particle.at_centre[key]
 
     def _followed_at_centre(
-        self, particle: _Particle, plate: str, moved: frozenset[str]
+        self,
+        particle: _Particle,
+        plate: str,
+        moved: frozenset[str],
+        otherwise: dict[str, Any] | None,
     ) -> Callable[[], dict[str, Followed]]:
         """A function that runs the model, with some sites at the centre and others as drawn."""
         drawn = {name: site.value for name, site in particle.drawn.items()}
@@ -234,7 +244,8 @@ class RowLoss:
                 return sites_of(replay_keys(fn, keys), self.args, self.kwargs, **known)
 
         def some_at_centre(guide: Any) -> Any:
-            return substitute(at_centre(guide, lambda site: site["name"] in moved), data=others)
+            guide = at_centre(guide, lambda site: site["name"] in moved, otherwise)
+            return substitute(guide, data=others)
 
         guide_sites = run(self.plan.guide, particle.guide_keys, values, some_at_centre)
         values |= _mutable_values(guide_sites)

@@ -98,6 +98,15 @@ def test_with_all_classes_nothing_is_kept():
     np.testing.assert_array_equal(sites["y"]["fn"].log_prob(Y), plain["y"]["fn"].log_prob(Y))
 
 
+def with_a_statement(values):
+    return numpyro.deterministic("inside", jnp.zeros((N, 8)) + values["b"][:, None])
+
+
+def with_a_key(values):
+    del values
+    return jax.random.normal(numpyro.prng_key(), (N, 8))
+
+
 @pytest.mark.parametrize(
     ("utilities", "follow", "noise", "error", "message"),
     [
@@ -118,8 +127,10 @@ def test_with_all_classes_nothing_is_kept():
         ),
         (lambda b: jnp.zeros((N, 8)) + b, jnp.ones(()), "gumbel", ValueError, "broadcast_to"),
         (lambda b: jnp.zeros((N, 8)), (), "gumbel", ValueError, "must have an array"),
+        (with_a_statement, OWN, "gumbel", TypeError, "got a deterministic statement of 'inside'"),
+        (with_a_key, OWN, "gumbel", TypeError, "no statements; got a prng_key statement"),
     ],
-    ids=["no values", "no function", "normal errors", "not of each", "empty"],
+    ids=["no values", "no function", "normal errors", "not of each", "empty", "statement", "key"],
 )
 def test_what_cannot_be_followed_is_refused(utilities, follow, noise, error, message):
     def model():

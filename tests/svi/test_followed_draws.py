@@ -159,6 +159,27 @@ def test_a_guide_of_no_finite_mean_keeps_u(family, distances):
 
 
 @pytest.mark.slow
+def test_a_site_without_a_mean_leaves_others_followed(distances):
+    """A Cholesky factor of correlations, of which nothing depends."""
+
+    def model():
+        numpyro.sample("extra", dist.LKJCholesky(2, 1.0))
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([D]).to_event(1))
+        with lc.class_plate("classes", K, Y, num_sampled=8) as classes:
+            z = jax.random.normal(jax.random.key(2), (K, D))[classes.indices]
+        with lc.data_plate("data", N) as rows:
+            own = jnp.broadcast_to(b, (N, D))
+            how = {"classes": classes, "rows": rows, "obs": Y}
+            lc.sample_choice("y", lambda own: own @ z.T, follow=own, **how)
+
+    def guide():
+        numpyro.sample("extra", dist.LKJCholesky(2, 1.0))
+        numpyro.sample("b", dist.Normal(0, 1).expand([D]).to_event(1))
+
+    evaluated(model, guide)
+    assert max(distances) > 0.5
+
+
 def test_a_masked_row_whose_class_is_not_available_leaves_gradients_finite():
     """The mask hides the first row."""
 
