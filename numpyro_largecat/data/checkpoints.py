@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
-import sys
 import time
 import warnings
 import zlib
@@ -310,7 +310,7 @@ class CheckpointWriter:
 def _level_of_user() -> int:
     """The ``stacklevel`` of the line outside of this package that called it, however deep it is."""
     inside = str(Path(__file__).parents[1]), contextlib.__file__
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(inside):
         level, frame = level + 1, frame.f_back
     return level
