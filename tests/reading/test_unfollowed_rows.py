@@ -13,6 +13,7 @@ from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
+from tests.slow_cases import slow_case
 
 NUM_USERS, K, D, N = 6, 30, 2, 60
 RNG = np.random.default_rng(0)
@@ -38,8 +39,8 @@ def model(users, y=None, rows=None, num_sampled=5, follow=False):
     [
         ({}, AutoNormal, ["values that u follows, v"]),
         ({"follow": True}, AutoNormal, []),
-        ({"num_sampled": None}, AutoNormal, []),
-        ({}, AutoDelta, []),
+        slow_case({"num_sampled": None}, AutoNormal, []),
+        slow_case({}, AutoDelta, []),
     ],
     ids=["not followed", "followed", "all classes", "points"],
 )

@@ -178,6 +178,7 @@ def test_an_earlier_fit_has_a_number_of_topics(how) -> None:
         fit_topics(KEY, CORPUS, "learned", **{how: earlier})
 
 
+@pytest.mark.slow
 def test_words_may_have_a_prior_of_their_own() -> None:
     prior = np.linspace(0.05, 0.15, V)
     arguments = dict(word_concentration=prior, num_passes=4, options=SOME)
