@@ -25,6 +25,7 @@ from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
+from numpyro_largecat.handlers.internals import eval_provenance
 from numpyro_largecat.plates.class_subset import ClassSubset
 
 Utilities = Callable[[Any], ArrayLike]  # of the values
@@ -60,9 +61,12 @@ class OwnValues:
         """Check what a site was given as ``follow`` for observations of a shape.
 
         Raises:
-            ValueError: If an array has not the axes of the observations in front, or there is none.
+            ValueError: If an array has not the axes of the observations in front, there is none, or
+                the utilities do not depend on one.
+            TypeError: If an array is not of floats.
         """
-        arrays = [jnp.asarray(x) for x in jax.tree.leaves(values)]
+        leaves, treedef = jax.tree.flatten(values)
+        arrays = [jnp.asarray(x) for x in leaves]
         for array in arrays:
             if array.shape[: len(shape)] != shape:
                 axes = ", ".join(map(str, shape))
@@ -72,8 +76,11 @@ class OwnValues:
                     "plate by `rows_of`, and repeat what all observations share, "
                     f"`jnp.broadcast_to(b, ({axes}, *b.shape))`."
                 )
+            if not jnp.issubdtype(array.dtype, jnp.floating):
+                raise TypeError(f"site '{name}': `follow` must have floats; got {array.dtype}.")
         if not arrays:
             raise ValueError(f"site '{name}': `follow` must have an array; got {values!r}.")
+        _check_dependence(name, lambda own: utilities(jax.tree.unflatten(treedef, own)), arrays)
         flat = [x.reshape(*shape, math.prod(x.shape[len(shape) :])) for x in arrays]
         return cls(utilities, values, jnp.concatenate(flat, axis=-1))
 
@@ -102,3 +109,16 @@ class OwnValues:
         shares = jnp.where(counts, shares, 0)  # not NaN where there are none
         (slopes,) = pull_back(shares.astype(found.dtype))
         return lax.stop_gradient(jnp.where(jnp.isfinite(slopes), slopes, 0))
+
+
+def _check_dependence(
+    name: str, utilities: Callable[[list[Array]], ArrayLike], arrays: list[Array]
+) -> None:
+    """Refuse a function that goes around its argument, whose slopes would be 0."""
+    by_place = {str(i): array for i, array in enumerate(arrays)}
+    found = eval_provenance(lambda **own: utilities([own[i] for i in by_place]), **by_place)
+    if unused := by_place.keys() - found:
+        raise ValueError(
+            f"site '{name}': `utilities` must depend on each array of `follow`, by its argument; "
+            f"it does not on {len(unused)} of {len(arrays)}."
+        )

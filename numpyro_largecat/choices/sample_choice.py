@@ -97,8 +97,7 @@ def sample_choice(
     **Bias.** The step that moves u uses the classes of the same step, as in the paper. On its
     first visit an observation takes the best u for them, as in the stateless form, whose ELBO is
     too high; the bias fades with the step size of ``update_rule`` over later visits, some ten
-    where values to follow are uncertain. Rows that a
-    mask hides move their u all the same.
+    where values to follow are uncertain. Rows that a mask hides move their u all the same.
 
     Shapes: the choice has the shape of ``obs``, or ``utilities.shape[:-1]``.
 
@@ -117,7 +116,8 @@ def sample_choice(
             plate. Needed with a subset of classes.
         follow: Latent values of each observation that u follows, an array or a tree of arrays that
             have the axes of the observations in front: rows of an entity plate by its ``rows_of``,
-            and what all observations share by ``jnp.broadcast_to``. For the softmax.
+            and what all observations share by ``jnp.broadcast_to``. For the softmax. The utilities
+            must depend on each.
         noise: Distribution of the errors, see ``UtilityCategorical``.
         variances: Variances of the utilities under their Gaussian posterior, at least 0, of the
             shape of ``utilities``; for the softmax only. None for utilities that are as they are.
@@ -132,7 +132,7 @@ def sample_choice(
     Raises:
         ValueError: If a subset of classes is used without ``rows``, outside their plate, or with
             shapes that do not match; if ``variances`` or ``follow`` are given with another
-            ``noise`` than "gumbel", or both.
+            ``noise`` than "gumbel", or both; if the utilities do not depend on a value to follow.
         TypeError: If ``obs`` are not integers, or ``classes`` or ``rows`` not what their plates
             give; if ``follow`` is given without a function, a function without it, or one that
             holds statements.

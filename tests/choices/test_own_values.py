@@ -76,7 +76,8 @@ def test_slopes_are_the_derivatives_of_the_log_sum_over_other_classes(x64):
 def test_slopes_are_zero_where_no_other_class_is_available():
     def utilities(values):
         is_label = jnp.arange(K) == Y[:, None]
-        return jnp.where(is_label[:, subset().indices], values["b"][:, None], -jnp.inf)
+        found = (values["b"] + values["g"].sum(axis=1))[:, None]
+        return jnp.where(is_label[:, subset().indices], found, -jnp.inf)
 
     found = OwnValues.of("y", utilities, OWN, (N,)).estimated_slopes(subset(), Y)
     np.testing.assert_array_equal(found, np.zeros((N, 3)))
@@ -100,6 +101,10 @@ def test_with_all_classes_nothing_is_kept():
 
 def with_a_statement(values):
     return numpyro.deterministic("inside", jnp.zeros((N, 8)) + values["b"][:, None])
+
+
+def of_another(values):
+    return jnp.zeros((N, 8)) + values["b"][:, None]
 
 
 def with_a_key(values):
@@ -129,8 +134,20 @@ def with_a_key(values):
         (lambda b: jnp.zeros((N, 8)), (), "gumbel", ValueError, "must have an array"),
         (with_a_statement, OWN, "gumbel", TypeError, "got a deterministic statement of 'inside'"),
         (with_a_key, OWN, "gumbel", TypeError, "no statements; got a prng_key statement"),
+        (lambda b: of_another(OWN), OWN, "gumbel", ValueError, "does not on 2 of 2"),
+        (lambda b: jnp.zeros((N, 8)) + b, jnp.ones((N, 1), int), "gumbel", TypeError, "floats"),
     ],
-    ids=["no values", "no function", "normal errors", "not of each", "empty", "statement", "key"],
+    ids=[
+        "no values",
+        "no function",
+        "normal errors",
+        "not of each",
+        "empty",
+        "statement",
+        "key",
+        "values around the argument",
+        "whole numbers",
+    ],
 )
 def test_what_cannot_be_followed_is_refused(utilities, follow, noise, error, message):
     def model():
