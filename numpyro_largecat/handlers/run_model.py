@@ -150,4 +150,6 @@ def _centre(fn: Any) -> Array:
         return jnp.broadcast_to(_centre(fn.base_dist), fn.batch_shape + fn.event_shape)
     if isinstance(fn, (dist.Independent, dist.MaskedDistribution)):
         return _centre(fn.base_dist)
-    return fn.mean
+    if isinstance(fn, dist.Delta):
+        return fn.mean
+    return jnp.asarray(fn.mean, jnp.result_type(float, fn.mean))  # of Normal(0, 1) it is an integer

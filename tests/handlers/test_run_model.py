@@ -45,6 +45,13 @@ def test_parameters_and_rows_are_those_that_are_given():
     assert set(other["read"]["value"].tolist()) != set(rows.tolist())
 
 
+def test_the_centre_of_whole_numbers_is_transformed_as_a_float():
+    """The mean of Normal(0, 1) is an integer, which a sigmoid refuses."""
+    share = dist.TransformedDistribution(dist.Normal(0, 1), dist.transforms.SigmoidTransform())
+    central = sites_of(lambda: numpyro.sample("share", share), around=at_centre)
+    assert central["share"]["value"] == 0.5
+
+
 def test_latent_values_are_drawn_central_or_those_of_another_run():
     def normal():
         numpyro.sample(
