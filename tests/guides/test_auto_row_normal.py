@@ -192,6 +192,7 @@ def two():
     return fit_two_plates(TraceMeanField_ELBO())
 
 
+@pytest.mark.slow
 def test_parameters_are_rows_of_their_plates(two):
     shapes = {k: v.shape for k, v in two[1].params.items() if "_auto_" in k}
     expected = {f"{s}_auto_{w}": x for s, of in SHAPES.items() for w, x in of.items()}

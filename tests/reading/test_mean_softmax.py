@@ -19,7 +19,6 @@ from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities
 from numpyro_largecat.reading.row_factors import variances
 from tests.memory import temp_bytes
-from tests.slow_cases import slow_case
 
 K, D, N = 12, 3, 5
 X = jax.random.normal(jax.random.key(0), (N, D))
@@ -272,7 +271,8 @@ def test_correlated_rows_are_averaged_as_their_draws_are(name):
     np.testing.assert_allclose(jnp.exp(top.log_probs).sum(axis=-1), 1, rtol=0.03)
 
 
-@pytest.mark.parametrize("chunk_size", [slow_case(5), 4096])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk_size", [5, 4096])
 def test_variances_of_utilities_are_those_of_the_covariances(x64, chunk_size):
     guide = lc.AutoRowNormal(regression)
     params = random_params(guide, X, Y)

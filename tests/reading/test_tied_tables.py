@@ -49,8 +49,8 @@ def fitted(make_guide, **options):
     return lc.Fitted(next_word, guide, params, **options)
 
 
-@pytest.mark.some_cases(1)
-@pytest.mark.parametrize("chunk_size", [5, slow_case(23), slow_case(8192)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk_size", [5, 23, 8192])
 def test_log_likelihood_is_that_of_numpy(chunk_size: int) -> None:
     """In and out of `jit`, where such tables were once read from the wrong rows."""
     fit = fitted(AutoNormal, chunk_size=chunk_size)

@@ -106,6 +106,7 @@ def test_the_guide_that_the_message_names_runs_and_predicts(joint):
         assert top.classes.shape == (3, 2)
 
 
+@pytest.mark.slow
 def test_a_joint_guide_of_a_full_plate_is_not_refused():
     def full(x, y, rows):
         with lc.class_plate("classes", NUM_CATEGORIES) as classes:

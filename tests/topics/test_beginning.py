@@ -16,6 +16,7 @@ from numpyro_largecat.topics import Options, passes, topic_table
 from numpyro_largecat.topics.start_counts import start_at_random, start_from_documents
 from numpyro_largecat.topics.word_prior import WordPrior
 from tests import reference_topics as reference
+from tests.slow_cases import slow_case
 from tests.topics.corpora import (
     CORPUS,
     KEY,
@@ -202,19 +203,17 @@ def worst_distance(found, topics):
     return distances[linear_sum_assignment(distances)].max()
 
 
-def test_no_topic_is_missed() -> None:
-    """Twelve true topics, from each of five seeds.
+@pytest.mark.parametrize("seed", [0, 1, slow_case(2), slow_case(3), slow_case(4)])
+def test_no_topic_is_missed(seed) -> None:
+    """Twelve true topics.
 
     A hundred of a hundred seeds find all (98 with 2 K topics at first, 26 with K), so a correct
-    program would fail for less than one set of five in twenty.
+    program would fail for less than one of the five seeds in twenty.
     """
-    found = []
-    for seed in range(5):
-        topics, corpus = many_topics(seed)
-        fit = fit_topics(jax.random.key(seed), corpus, 12, num_passes=8)
-        found.append(worst_distance(fit.topics, topics))
-        assert fit.posterior.shape == (12, 300) and fit.concentration.sum() == pytest.approx(0.5)
-    assert max(found) < 0.3
+    topics, corpus = many_topics(seed)
+    fit = fit_topics(jax.random.key(seed), corpus, 12, num_passes=8)
+    assert worst_distance(fit.topics, topics) < 0.3
+    assert fit.posterior.shape == (12, 300) and fit.concentration.sum() == pytest.approx(0.5)
 
 
 def test_mean_field_finds_all_topics_if_it_has_candidates() -> None:
@@ -225,6 +224,7 @@ def test_mean_field_finds_all_topics_if_it_has_candidates() -> None:
     assert worst_distance(fit.topics, topics) < 0.15
 
 
+@pytest.mark.slow
 def test_rare_topics_are_found_beside_one_of_half_of_all_tokens() -> None:
     """Most candidates are copies of that one, and must leave before the others do.
 
@@ -236,6 +236,7 @@ def test_rare_topics_are_found_beside_one_of_half_of_all_tokens() -> None:
     assert worst_distance(fit.topics, topics) < 0.3
 
 
+@pytest.mark.slow
 def test_equal_concentrations_are_one_number() -> None:
     fits = [
         fit_topics(KEY, CORPUS, K, num_passes=4, concentration=a) for a in (0.2, np.full(K, 0.2))
@@ -297,6 +298,7 @@ def test_a_fit_goes_on_whether_topics_were_chosen_or_not(
     np.testing.assert_array_equal(again.bounds, whole.bounds)
 
 
+@pytest.mark.slow
 def test_documents_without_a_topic_that_is_left_start_anew() -> None:
     """Mean field goes on from counts of topics; a document that had none but others would stay."""
     options = Options(num_candidates=12 * K, warm_start=True)

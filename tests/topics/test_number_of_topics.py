@@ -55,18 +55,17 @@ def test_a_search_ends_whatever_the_bounds_are() -> None:
         assert bounds[found] == bounds[asked].max() or bounds[25] == bounds[asked].max()
 
 
-@pytest.mark.some_cases(1)
+@pytest.mark.parametrize("seed", [0, slow_case(1)])
 @pytest.mark.parametrize("concentration", ["learned", slow_case(None)])
-def test_as_many_topics_are_found_as_there_are(concentration) -> None:
-    """Two keys of a corpus; twenty other pairs gave six each time."""
-    for seed in range(2):
-        corpus = topic_corpus(400, seed)
-        arguments = {"concentration": concentration, "num_passes": 4, "options": SOME}
-        fit = fit_topics(jax.random.key(seed), corpus, "learned", **arguments)
-        assert fit.posterior.shape == (K, V) and fit.num_active == K
-        blocks = fit.topics.reshape(K, K, -1).sum(axis=2)
-        assert sorted(blocks.argmax(axis=1)) == list(range(K)) and blocks.max(axis=1).min() > 0.8
-        assert fit.concentration.shape == (K,)
+def test_as_many_topics_are_found_as_there_are(concentration, seed) -> None:
+    """Twenty other pairs of a key and a corpus gave six each time."""
+    corpus = topic_corpus(400, seed)
+    arguments = {"concentration": concentration, "num_passes": 4, "options": SOME}
+    fit = fit_topics(jax.random.key(seed), corpus, "learned", **arguments)
+    assert fit.posterior.shape == (K, V) and fit.num_active == K
+    blocks = fit.topics.reshape(K, K, -1).sum(axis=2)
+    assert sorted(blocks.argmax(axis=1)) == list(range(K)) and blocks.max(axis=1).min() > 0.8
+    assert fit.concentration.shape == (K,)
 
 
 @pytest.mark.parametrize("num_topics", [slow_case(8), slow_case(20)])
@@ -98,7 +97,7 @@ def test_all_passes_asked_for_follow_the_last_choice() -> None:
     assert has_risen[:3] == [False, True, False] and has_risen[-4:] == [False, True, True, True]
 
 
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 5, 40, 6, 92, 7, 159, 96, 130])
 def test_a_fit_goes_on_wherever_it_stopped(stop, tmp_path, monkeypatch) -> None:
     """Also within trials of a number, from 6 to 89 and to 155, which then begin again."""
@@ -143,6 +142,7 @@ def test_topics_that_no_document_has_change_no_bound(monkeypatch) -> None:
         assert bound == pytest.approx(fit.bounds[5], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_too_few_candidates_are_warned_of() -> None:
     message = "was learned to be 3, all that there were at first"
     with pytest.warns(UserWarning, match=message) as found:
