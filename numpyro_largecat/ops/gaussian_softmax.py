@@ -13,6 +13,7 @@ The outer mean is over few draws: the log of a sum over many classes varies litt
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,7 @@ def shift_of(log_sums: Array) -> tuple[Array, Array]:
     return high, is_known.all()
 
 
+@jax.jit
 def log_sums_of_others(values: Array) -> Array:
     """For each of n values the log of the sum of the exponentials of the others, shape (..., n).
 
@@ -103,6 +105,7 @@ def log_sums_of_others(values: Array) -> Array:
     return jnp.where(is_largest, rest, jnp.where(total == -jnp.inf, total, own))
 
 
+@jax.jit
 def log_mean_sigmoid(loc: Array, variance: Array) -> Array:
     r"""Log of :math:`E \sigma(x)` for :math:`x \sim N(\mathrm{loc}, \mathrm{variance})`.
 
@@ -120,6 +123,7 @@ def log_mean_sigmoid(loc: Array, variance: Array) -> Array:
     return jax.nn.logsumexp(terms, axis=-1) + math.log(_STEP / math.sqrt(2 * math.pi))
 
 
+@partial(jax.jit, static_argnames=("num_draws", "dtype"))
 def stratified_normals(rng_key: Array, ids: Array, num_draws: int, dtype: jnp.dtype) -> Array:
     """Standard normal draws for each id, shape (num_draws,) + ids.shape, the same for equal ids.
 

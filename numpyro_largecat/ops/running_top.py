@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -76,6 +78,7 @@ class RunningTop(NamedTuple):
         size = self.values.shape[-1]
         return best, jnp.take_along_axis(self.first, place // size, axis=-1) + place % size
 
+    @partial(jax.jit, static_argnames="num_top")
     def places(self, num_top: int) -> tuple[Array, Array]:
         """The largest values, and their places among the n B of the blocks."""
         size = self.values.shape[-1]

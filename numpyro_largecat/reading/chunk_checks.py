@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
@@ -67,9 +68,7 @@ def rows_are_alone(
 
 def _refuse(of_starts: Array, message: Callable[[int], str]) -> Array:
     """Which classes differ among three chunks, (3, ..., size), at two starts and with two seeds."""
-    first, later, again = of_starts
-    is_fixed = ((first == again) | (jnp.isnan(first) & jnp.isnan(again))).all()
-    differ = _differ(first[..., 1:], later[..., :-1]) & is_fixed
+    differ = _differ_by_start(of_starts)
     if is_concrete(differ) and differ.any():
         raise ValueError(message(int(jnp.argmax(differ)) + 1))
     return differ
@@ -94,6 +93,13 @@ def _of_guide(plate: str, site: str, class_id: int) -> str:
         "rows and what is outside; move centring, sums over rows and what is done by place into "
         "the model, or draw the site outside of the plate, for all classes."
     )
+
+
+@jax.jit
+def _differ_by_start(of_starts: Array) -> Array:
+    first, later, again = of_starts
+    is_fixed = ((first == again) | (jnp.isnan(first) & jnp.isnan(again))).all()
+    return _differ(first[..., 1:], later[..., :-1]) & is_fixed
 
 
 def _differ(a: Array, b: Array) -> Array:

@@ -16,8 +16,9 @@ Of a mean field :math:`\Sigma_k` is diagonal, and the variance a product with th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +30,8 @@ from numpyro.handlers import substitute
 
 from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.guides.correlated_normal import CorrelatedNormal
+from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.handlers.internals import trace_state_clean
 from numpyro_largecat.handlers.run_model import (
     Around,
     as_drawn,
@@ -51,7 +54,7 @@ from numpyro_largecat.reading.rows_held import take_rows_held
 from numpyro_largecat.reading.static_result import static_result
 
 FEW_CLASSES, NEAR = 32, 1e-3  # classes looked at, and error of utilities for their size
-Slopes = dict[str, Array]  # of the utilities (..., P) in the P values of a row, by site
+Slopes = Mapping[str, Array]  # of the utilities (..., P) in the P values of a row, by site
 
 
 class Moments(NamedTuple):
@@ -70,6 +73,7 @@ class GaussianUtilities(NamedTuple):
         are_correlated: Whether values of a row are.
         is_drawn_outside: Whether something that is outside of the class plate is drawn too.
         is_affine: Whether utilities beside the centre are as slopes say; a tracer in ``jit``.
+        at_centre: The slopes with all that is drawn outside at its centre.
     """
 
     utilities: ChunkedUtilities
@@ -77,6 +81,7 @@ class GaussianUtilities(NamedTuple):
     are_correlated: bool
     is_drawn_outside: bool
     is_affine: ArrayLike = True
+    at_centre: Slopes = MappingProxyType({})
 
     @classmethod
     def of(cls, utilities: ChunkedUtilities) -> GaussianUtilities | None:
@@ -98,10 +103,13 @@ class GaussianUtilities(NamedTuple):
         are_correlated = static_result(lambda: _are_correlated(utilities))
         is_drawn_outside = utilities.runs.draws_sites(lambda plates: plate not in plates)
         found = cls(utilities, names, are_correlated, is_drawn_outside)
-        is_affine = found._follow_slopes()
-        if is_concrete(is_affine):
-            return found if is_affine else None
-        return found._replace(is_affine=is_affine)
+        if not names:
+            return found
+        look = compiled(found._look) if trace_state_clean() else found._look
+        is_affine, slopes = look()
+        if is_concrete(is_affine) and not is_affine:
+            return None
+        return found._replace(is_affine=is_affine, at_centre=slopes)
 
     def with_progress(self, num_passes: int) -> GaussianUtilities:
         """The same with a progress bar, if one is asked for, of passes over all chunks."""
@@ -110,18 +118,17 @@ class GaussianUtilities(NamedTuple):
     def slopes(self, key: Array | None) -> Slopes:
         """Slopes of the utilities in the values of a class's row, which all classes share.
 
-        Cost: O(P) runs of the model with one class.
+        Cost: O(P) runs of the model with one class; at the centre they are known.
         """
-        if not self.names:
-            return {}
-        found = _slopes(self.utilities, self.names, jnp.array(0), None, key)
+        found = self.at_centre if key is None or not self.names else self._slopes_at(key)
         return {name: jnp.where(self.is_affine, slope, jnp.nan) for name, slope in found.items()}
 
-    def _follow_slopes(self) -> Array:
-        """Whether some classes change as their slopes say, two sds to each side."""
-        if not self.names:
-            return jnp.array(True)
-        num, slopes = min(FEW_CLASSES, self.utilities.num_categories), self.slopes(None)
+    def _slopes_at(self, key: Array | None) -> Slopes:
+        return _slopes(self.utilities, self.names, jnp.array(0), None, key)
+
+    def _look(self) -> tuple[Array, Slopes]:
+        """Whether some classes change as the slopes say, two sds to each side, and these."""
+        num, slopes = min(FEW_CLASSES, self.utilities.num_categories), self._slopes_at(None)
         drawn, run_model = _run(self.utilities, 0, num, None, _centre_of_rows(self.utilities, None))
         sds = {name: jnp.sqrt(drawn[name]["fn"].variance) for name in self.names}
 
@@ -138,7 +145,7 @@ class GaussianUtilities(NamedTuple):
         size = jnp.where(jnp.isfinite(centre), abs(centre), 0).max() + abs(rise).max()
         off = [abs(utilities_at(step) - centre - step * rise) for step in (-2.0, 2.0)]
         near = max(NEAR, 32 * float(jnp.finfo(centre.dtype).eps)) * size
-        return ~jnp.any(jnp.where(centre > -jnp.inf, jnp.stack(off), 0) > near)
+        return ~jnp.any(jnp.where(centre > -jnp.inf, jnp.stack(off), 0) > near), slopes
 
     def of_chunk(
         self, part: ChunkedUtilities, chunk: ArrayLike, key: Array | None, slopes: Slopes

@@ -34,7 +34,7 @@ def log_mean_probs(gaussian: GaussianUtilities, classes: Array, keys: Array) -> 
     num_draws, noise_key = len(keys), apart_from_sites(keys[0])
     if not gaussian.is_drawn_outside:
         gaussian = gaussian.with_progress(1)
-        by_draw = _log_probs_by_draw(gaussian, classes, keys[0], noise_key, num_draws)
+        by_draw = _log_probs_by_draw(gaussian, classes, None, noise_key, num_draws)
     else:
         gaussian = gaussian.with_progress(num_draws)
         noise_keys = jax.random.split(noise_key, num_draws)
@@ -113,11 +113,16 @@ def _scores(mean: Array, scale: Array) -> Array:
 
 
 def _log_probs_by_draw(
-    gaussian: GaussianUtilities, classes: Array, key: Array, noise_key: Array, num_draws: int
+    gaussian: GaussianUtilities,
+    classes: Array,
+    key: Array | None,
+    noise_key: Array,
+    num_draws: int,
 ) -> Array:
     """Log probabilities of ``classes`` for each draw of utilities, shape (num_draws, ..., n).
 
-    All of these draws have the same values outside of the class plate, those of ``key``.
+    All of these draws have the same values outside of the class plate, those of ``key``, or at the
+    centre.
     """
     log_sums, own = _sums_and_moments(gaussian, classes, key, noise_key, num_draws)
     scale = jnp.sqrt(own.variance)
@@ -125,6 +130,7 @@ def _log_probs_by_draw(
     return _given_sums(log_sums, own.mean, scale, normals)
 
 
+@jax.jit
 def _given_sums(log_sums: Array, mean: Array, scale: Array, normals: Array) -> Array:
     """The same for some classes, given the log sums (num_draws, ...) of all others."""
 
@@ -137,7 +143,11 @@ def _given_sums(log_sums: Array, mean: Array, scale: Array, normals: Array) -> A
 
 
 def _sums_and_moments(
-    gaussian: GaussianUtilities, classes: Array, key: Array, noise_key: Array, num_draws: int
+    gaussian: GaussianUtilities,
+    classes: Array,
+    key: Array | None,
+    noise_key: Array,
+    num_draws: int,
 ) -> SumsAndMoments:
     """Log sums over all classes but ``classes``, for each draw, and the moments of these."""
     slopes, row_shape = gaussian.slopes(key), classes.shape[:-1]
