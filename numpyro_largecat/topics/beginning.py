@@ -67,10 +67,8 @@ def begin(
     corpus: Corpus,
     options: Options,
     num_passes: int,
-    *,
-    may_choose: bool,
 ) -> Beginning:
-    """Check what was given; ``may_choose`` if there are more topics at first by default."""
+    """Check what was given."""
     start, prior = asked.start, asked.prior
     before = None
     for name, fit in (("start", start), ("prior", prior)):
@@ -104,9 +102,7 @@ def begin(
             "topics will be alike or have no words.",
             stacklevel=3,
         )
-    candidates = _candidates(
-        options, num_topics, num_passes, goes_on=goes_on, may_choose=may_choose
-    )
+    candidates = _candidates(options, num_topics, num_passes, goes_on=goes_on)
     return Beginning(corpus, priors, candidates, goes_on, before)
 
 
@@ -152,16 +148,14 @@ def _of_unknown_number(
     return Candidates(min(CANDIDATE_PASSES, num_passes // 2), most, None)
 
 
-def _candidates(
-    options: Options, num_topics: int, num_passes: int, *, goes_on: bool, may_choose: bool
-) -> Candidates:
+def _candidates(options: Options, num_topics: int, num_passes: int, *, goes_on: bool) -> Candidates:
     """None where topics go on from a fit, since each has a place of its own."""
     asked = options.num_candidates
     if asked is not None and asked < num_topics:
         raise ValueError(
             f"`num_candidates` must be at least the number of topics, {num_topics}; got {asked}."
         )
-    if asked == num_topics or (asked is None and (goes_on or not may_choose or num_passes == 1)):
+    if asked == num_topics or (asked is None and (goes_on or num_passes == 1)):
         return Candidates(0, num_topics, num_topics)
     if goes_on or num_passes == 1:
         got = "one pass" if num_passes == 1 else "an earlier fit"

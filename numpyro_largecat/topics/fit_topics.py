@@ -124,8 +124,7 @@ def fit_topics(
             K if that is less.
         inference: "collapsed": a token's topics follow from what all others, in its document and
             of its word, say of them (CVB0, Asuncion et al.), which gives better topics.
-            "mean_field": from the best q(pi) q(phi), which is the paper's; it needs
-            ``lc.topics.Options(num_candidates=4 * K)`` lest it mix topics.
+            "mean_field": from the best q(pi) q(phi), which is the paper's.
         method: "memoized" or "stochastic".
         num_passes: Visits of each document, at least 1; two more each time that a learned number
             of topics falls. Few long documents need more than 8: see ``last_rise`` of the fit.
@@ -200,8 +199,7 @@ def fit_topics(
     asked = Asked(num_topics, concentration, word_concentration, start, prior)
     with attach_result():
         learns = learns_of(asked, inference, method)
-        may_choose = inference == "collapsed"
-        beginning = begin(asked, learns, corpus, options, num_passes, may_choose=may_choose)
+        beginning = begin(asked, learns, corpus, options, num_passes)
         corpus, priors = beginning.corpus, beginning.priors
         active = check_num_active(num_active, len(priors.topics), "topics")
         devices = mesh_of_one_process(mesh)

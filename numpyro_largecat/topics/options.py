@@ -31,10 +31,10 @@ class Options:
         num_candidates: Topics of the first two passes (of the first half, where there are fewer
             than four), at least K; then those remain that the others are mixtures of, so that, if
             documents tell them apart, a topic is seldom there twice or not at all. Topics whose
-            prior favours some words stay. K for none; None for K where topics go on from a fit or
-            are found by "mean_field", for 4 K else, and where the number of topics is learned for
-            300, or one for each document with words. With K "mean_field" mixes topics from most
-            keys, also of documents that are easy to tell apart; set 4 K there.
+            prior favours some words stay. K for none; None for K where topics go on from a fit,
+            for 4 K else, and where the number of topics is learned for 300, or one for each
+            document with words. With K "mean_field" mixes topics from most keys, also of documents
+            that are easy to tell apart.
         num_restarts: Topics that are proposed to leave a document, smallest first; what does not
             raise its bound is undone. For "mean_field" only.
 
