@@ -80,6 +80,23 @@ def at_values_of(sites: Sites) -> Around:
     return partial(replay, trace=sites)
 
 
+def at_values_or_centre(sites: Sites) -> Around:
+    """The same, and what these lack, which a guide leaves to the model, at the centre of its prior.
+
+    What has no centre is drawn.
+    """
+
+    def centre(msg: Site) -> Any:
+        if not is_latent(msg) or msg["name"] in sites:
+            return None
+        try:
+            return _centre_of_site(msg)
+        except NotImplementedError:
+            return None
+
+    return lambda model: substitute(at_values_of(sites)(model), substitute_fn=centre)
+
+
 def as_drawn(fn: Any) -> Any:
     """Run ``fn`` as it is, with what it draws."""
     return fn

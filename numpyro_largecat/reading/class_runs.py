@@ -26,6 +26,7 @@ from numpyro_largecat.handlers.run_model import (
     at_centre,
     at_feasible_values,
     at_values_of,
+    at_values_or_centre,
     sites_of,
 )
 from numpyro_largecat.handlers.sites import Sites, base_distribution, is_latent, plates_of
@@ -78,7 +79,8 @@ class ClassRuns:
     def sites(self, start: ArrayLike, size: int, key: Array | None) -> Sites:
         """The sites of the model with classes [start, start + size)."""
         guide_sites, run_model = self._traces(start, size, key, TouchedRows())
-        sites = run_model(at_values_of(guide_sites))
+        values = at_values_or_centre if key is None else at_values_of
+        sites = run_model(values(guide_sites))
         check_params(self.params, guide_sites | sites)
         classes = base_distribution(sites[self.site]["fn"]).classes
         if classes is None or classes.kind != "chunk":
@@ -96,13 +98,19 @@ class ClassRuns:
         """Whether the guide draws a site, rather than a point, whose plates are as asked."""
 
         def look() -> bool:
-            sites = self._traces(0, 1, jax.random.key(0), TouchedRows())[0]
-            return any(
-                site["type"] == "sample"
-                and not isinstance(base_distribution(site["fn"]), dist.Delta)
-                and in_plates(plates_of(site))
-                for site in sites.values()
-            )
+            return _draws(self._traces(0, 1, jax.random.key(0), TouchedRows())[0], in_plates)
+
+        return static_result(look)
+
+    @property
+    def draws_outside(self) -> bool:
+        """Whether a site outside of the class plate is drawn, by the guide or left to the model."""
+
+        def look() -> bool:
+            drawn, run_model = self._traces(0, 1, jax.random.key(0), TouchedRows())
+            sites = run_model(at_values_of(drawn))
+            left = {n: site for n, site in sites.items() if is_latent(site) and n not in drawn}
+            return _draws(drawn | left, lambda plates: self.plate not in plates)
 
         return static_result(look)
 
@@ -265,3 +273,13 @@ class ClassRuns:
                     f"site '{name}' in plate '{self.plate}' is not in the guide. To be drawn, a "
                     "model that reads classes by id needs a guide of all its sites there."
                 )
+
+
+def _draws(sites: Sites, in_plates: Callable[[set[str]], bool]) -> bool:
+    """Whether one of these, rather than a point, has plates as asked."""
+    return any(
+        site["type"] == "sample"
+        and not isinstance(base_distribution(site["fn"]), dist.Delta)
+        and in_plates(plates_of(site))
+        for site in sites.values()
+    )

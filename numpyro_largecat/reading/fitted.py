@@ -50,8 +50,8 @@ class Fitted:
     beside each chunk. Other class plates hold the classes of their ``labels`` or, without any, all
     of them. Data plates without ``rows`` stand for new data, of any length. The guide too is run
     for some classes, to be drawn for one after another: in the class plate its values may depend on
-    a class's own rows and on what is outside. (What it leaves to the prior of the model is drawn
-    chunk by chunk.)
+    a class's own rows and on what is outside. What it leaves to the model is at the centre of its
+    prior, or drawn from that, in the class plate chunk by chunk.
 
     **Under** ``jit``. Parameters that are closed over are constants of the compiled program, so
     make them an argument where they are large:

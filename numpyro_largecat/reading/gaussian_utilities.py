@@ -38,6 +38,7 @@ from numpyro_largecat.handlers.run_model import (
     at_centre,
     at_feasible_values,
     at_values_of,
+    at_values_or_centre,
 )
 from numpyro_largecat.handlers.sites import Site, Sites, base_distribution, is_latent, plates_of
 from numpyro_largecat.handlers.touched_rows import TouchedRows
@@ -99,9 +100,8 @@ class GaussianUtilities(NamedTuple):
         names = static_result(lambda: _normal_names(utilities))
         if not (_are_affine(utilities, names) if names else _declare_variances(utilities)):
             return None
-        plate = utilities.plate
         are_correlated = static_result(lambda: _are_correlated(utilities))
-        is_drawn_outside = utilities.runs.draws_sites(lambda plates: plate not in plates)
+        is_drawn_outside = utilities.runs.draws_outside
         found = cls(utilities, names, are_correlated, is_drawn_outside)
         if not names:
             return found
@@ -297,7 +297,8 @@ def _run(
     sites = run(utilities.runs.model, latent_values=at_feasible_values)
     drawn = run(utilities.runs.guide, latent_values=around)
     take_rows_held(drawn, sites, touched)
-    return drawn, lambda drawn: run(utilities.runs.model, latent_values=at_values_of(drawn))
+    values = at_values_or_centre if key is None else at_values_of
+    return drawn, lambda drawn: run(utilities.runs.model, latent_values=values(drawn))
 
 
 def _centre_of_rows(utilities: ChunkedUtilities, key: Array | None) -> Around:

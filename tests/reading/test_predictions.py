@@ -513,3 +513,30 @@ def test_masked_choices_have_no_log_probability(kind):
             np.testing.assert_allclose(some, np.where(keep, of_all, 0), rtol=1e-5)
     data = lc.Fitted(model, guide, params).on(x, keep, y).to_arviz(rng_key=jax.random.key(2), obs=y)
     np.testing.assert_array_equal(data["log_likelihood"]["y"].values[..., ~keep], 0)
+
+
+def test_a_site_that_the_guide_leaves_to_the_model_is_at_the_centre_of_its_prior_or_drawn():
+    """It was one draw for all, whichever the key. FALSE_ALARM = 1e-6: draws of it are the same."""
+
+    def model(x, y=None):
+        size = numpyro.sample("size", dist.LogNormal(0.5, 1.0))
+        with lc.class_plate("classes", 4, y, num_sampled=2) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        with lc.data_plate("data", len(x)) as rows:
+            lc.sample_choice("y", size * (x @ w.T), classes=classes, rows=rows, obs=y)
+
+    def guide(x, y=None):
+        with lc.class_plate("classes", 4, y, num_sampled=2):
+            loc = numpyro.param("loc", W, event_dim=1)
+            numpyro.sample("w", dist.Normal(loc, 0.1).to_event(1))
+
+    W = jnp.array([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
+    x, y = jnp.eye(2), jnp.array([2, 3])  # the least probable
+    new = lc.Fitted(model, guide, {"loc": W}).on(x)
+    at_centre = jax.nn.log_softmax(np.exp(0.5) * (x @ W.T))[jnp.arange(2), y]
+    np.testing.assert_allclose(new.log_likelihood(y), at_centre, rtol=1e-5)
+    draws = {"rng_key": jax.random.key(0), "num_draws": 2000}
+    by_draw = jax.nn.logsumexp(new.log_likelihood(y, **draws), axis=0) - np.log(2000)
+    assert np.abs(by_draw - at_centre).min() > 0.2
+    np.testing.assert_allclose(new.log_predictive(y, **draws), by_draw, atol=0.1)
+    np.testing.assert_allclose(new.top_classes(4, **draws).log_probs[:, 3], by_draw, atol=0.1)
