@@ -48,6 +48,15 @@ class no_statements(Messenger):
         )
 
 
+def refuse_names(site: str, values: Any) -> None:
+    """Refuse names in the place of values, as a guide's ``follow`` has them."""
+    if any(isinstance(x, str) for x in jax.tree.leaves(values)):
+        raise TypeError(
+            f"site '{site}': `follow` must have values, such as `people.rows_of(v, users)`; got "
+            f"names, {values!r}."
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class OwnValues:
     """Values that an observation has of its own, and its utilities as a function of them."""

@@ -16,7 +16,7 @@ from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtili
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily, error_family
 from numpyro_largecat.choices.kept_per_row import kept_per_row, on_all_classes
-from numpyro_largecat.choices.own_values import OwnValues, Utilities, no_statements
+from numpyro_largecat.choices.own_values import OwnValues, Utilities, no_statements, refuse_names
 from numpyro_largecat.choices.update_rules import Followed, MeanOfVisits, Own, UpdateRule
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
 from numpyro_largecat.handlers.internals import open_plates
@@ -116,14 +116,15 @@ def sample_choice(
             plate. Needed with a subset of classes.
         follow: Latent values of each observation that u follows, an array or a tree of arrays that
             have the axes of the observations in front: rows of an entity plate by its ``rows_of``,
-            and what all observations share by ``jnp.broadcast_to``. For the softmax. The utilities
-            must depend on each.
+            and what all observations share by ``jnp.broadcast_to``. A tree is one argument of the
+            function; of a sum that utilities depend on the sum will do. For the softmax. The
+            utilities must depend on each.
         noise: Distribution of the errors, see ``UtilityCategorical``.
         variances: Variances of the utilities under their Gaussian posterior, at least 0, of the
             shape of ``utilities``; for the softmax only. None for utilities that are as they are.
-        update_rule: How the local variable moves. By default ``NaturalGradient()`` for u, with
-            ``newton_steps`` where eta_hat depends on u (logistic errors, ``variances``), and
-            ``GaussianNaturalGradient()`` for a Gaussian error.
+        update_rule: How the local variable moves. One of ``lc.update_rules``, by default
+            ``NaturalGradient()`` for u, with ``newton_steps`` where eta_hat depends on u (logistic
+            errors, ``variances``), and ``GaussianNaturalGradient()`` for a Gaussian error.
         obs: Observed classes, integers in [0, K). None to draw them, which needs all classes.
 
     Returns:
@@ -135,7 +136,7 @@ def sample_choice(
             ``noise`` than "gumbel", or both; if the utilities do not depend on a value to follow.
         TypeError: If ``obs`` are not integers, or ``classes`` or ``rows`` not what their plates
             give; if ``follow`` is given without a function, a function without it, or one that
-            holds statements.
+            holds statements, or has names.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -181,6 +182,7 @@ def sample_choice(
         )
     of_values = utilities if callable(utilities) else None
     if callable(utilities):
+        refuse_names(name, follow)
         with no_statements(name):
             utilities = utilities(follow)
     if classes is None or classes.kind != "sample":
@@ -240,7 +242,8 @@ def _checked_rows(name: str, rows: RowSubset | None, shape: tuple[int, ...]) -> 
     if len(shape) < -rows.dim or shape[rows.dim] != rows.indices.shape[0]:
         raise ValueError(
             f"site '{name}' must have the {rows.indices.shape[0]} rows of plate '{rows.name}' at "
-            f"axis {rows.dim}; got choices of shape {shape}."
+            f"axis {rows.dim}; got choices of shape {shape}. Where rows have several choices each, "
+            "(B, T), give the data plate `dim=-2` and these a plate of their own, `dim=-1`."
         )
     plates = open_plates()
     if not any(isinstance(p, data_plate) and p.rows.name == rows.name for p in plates):
@@ -294,6 +297,7 @@ def _choice_shape(name: str, choice: ChoiceDistribution, obs: ArrayLike) -> tupl
         raise ValueError(
             f"site '{name}' must have one row of utilities for each observation; got "
             f"obs.shape={jnp.shape(obs)} and utilities.shape={choice.utilities.shape}. If labels "
-            "are a column, pass `y.squeeze(-1)`."
+            "are a column, pass `y.squeeze(-1)`; if the utilities are of all rows of an entity "
+            "plate, take those of the observations by `rows_of`."
         )
     return shape

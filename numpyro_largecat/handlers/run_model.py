@@ -81,9 +81,9 @@ def at_values_of(sites: Sites) -> Around:
 
 
 def at_values_or_centre(sites: Sites) -> Around:
-    """The same, and what these lack, which a guide leaves to the model, at the centre of its prior.
+    """Run a model at the latent values of a guide's sites, and at the centre of what this lacks.
 
-    What has no centre is drawn.
+    That is the centre of the prior; what has none is drawn.
     """
 
     def centre(msg: Site) -> Any:

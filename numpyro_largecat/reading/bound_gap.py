@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax import Array, lax
 
-from numpyro_largecat.handlers.run_model import at_centre, at_values_of, sites_of
+from numpyro_largecat.handlers.run_model import at_centre, at_values_or_centre, sites_of
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
@@ -33,7 +33,11 @@ def bound_gap(fit: BoundFit, observed: Observed, keys: Array) -> Finding:
     by_draw = gaps.reshape(len(keys), -1).sum(axis=1) / is_there.sum()
     gap, error = by_draw.mean(), by_draw.std(ddof=1) / len(keys) ** 0.5
     lags = gap - 2 * error > MOST_GAP
-    advice = "take more steps, larger minibatches, or a larger `num_sampled`" if lags else ""
+    advice = (
+        "take more steps, larger minibatches, or a larger `num_sampled`; or begin u anew at these "
+        f"weights: `init_params` of this fit without `{utilities.site}_u`"
+    )
+    advice = advice if lags else ""
     return Finding("exact log likelihood less bound", gap, error, advice)
 
 
@@ -44,7 +48,7 @@ def _bounds(fit: BoundFit, site: str, keys: Array) -> Array:
         known: dict[str, Any] = {"rng_key": key, "params": fit.params, "touched": TouchedRows()}
         sites_of(fit.model, fit.args, fit.kwargs, **known)  # which rows the plates hold
         in_guide = sites_of(fit.guide, fit.args, fit.kwargs, **known, around=at_centre)
-        around = at_values_of(in_guide)
+        around = at_values_or_centre(in_guide)
         choice = sites_of(fit.model, fit.args, fit.kwargs, **known, around=around)[site]
         return choice["fn"].log_prob(choice["value"])
 

@@ -144,7 +144,7 @@ class ClassRuns:
         guide = distinct(self.guide)
         drawn = run(guide, latent_values=at_centre)
         take_rows_held(drawn, sites, touched)
-        sites = run(distinct(self.model), latent_values=at_values_of(drawn))
+        sites = run(distinct(self.model), latent_values=at_values_or_centre(drawn))
         utilities = jnp.asarray(base_distribution(sites[self.site]["fn"]).utilities)
         return RowsSeen(utilities, guide.before)
 

@@ -74,7 +74,7 @@ class GaussianUtilities(NamedTuple):
         are_correlated: Whether values of a row are.
         is_drawn_outside: Whether something that is outside of the class plate is drawn too.
         is_affine: Whether utilities beside the centre are as slopes say; a tracer in ``jit``.
-        at_centre: The slopes with all that is drawn outside at its centre.
+        slopes_at_centre: The slopes with all that is drawn outside at its centre.
     """
 
     utilities: ChunkedUtilities
@@ -82,7 +82,7 @@ class GaussianUtilities(NamedTuple):
     are_correlated: bool
     is_drawn_outside: bool
     is_affine: ArrayLike = True
-    at_centre: Slopes = MappingProxyType({})
+    slopes_at_centre: Slopes = MappingProxyType({})
 
     @classmethod
     def of(cls, utilities: ChunkedUtilities) -> GaussianUtilities | None:
@@ -109,7 +109,7 @@ class GaussianUtilities(NamedTuple):
         is_affine, slopes = look()
         if is_concrete(is_affine) and not is_affine:
             return None
-        return found._replace(is_affine=is_affine, at_centre=slopes)
+        return found._replace(is_affine=is_affine, slopes_at_centre=slopes)
 
     def with_progress(self, num_passes: int) -> GaussianUtilities:
         """The same with a progress bar, if one is asked for, of passes over all chunks."""
@@ -120,7 +120,8 @@ class GaussianUtilities(NamedTuple):
 
         Cost: O(P) runs of the model with one class; at the centre they are known.
         """
-        found = self.at_centre if key is None or not self.names else self._slopes_at(key)
+        is_known = key is None or not self.names
+        found = self.slopes_at_centre if is_known else self._slopes_at(key)
         return {name: jnp.where(self.is_affine, slope, jnp.nan) for name, slope in found.items()}
 
     def _slopes_at(self, key: Array | None) -> Slopes:

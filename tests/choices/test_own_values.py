@@ -136,6 +136,7 @@ def with_a_key(values):
         (with_a_key, OWN, "gumbel", TypeError, "no statements; got a prng_key statement"),
         (lambda b: of_another(OWN), OWN, "gumbel", ValueError, "does not on 2 of 2"),
         (lambda b: jnp.zeros((N, 8)) + b, jnp.ones((N, 1), int), "gumbel", TypeError, "floats"),
+        (lambda b: b @ FEATURES, ["g"], "gumbel", TypeError, r"must have values, .* got names"),
     ],
     ids=[
         "no values",
@@ -147,6 +148,7 @@ def with_a_key(values):
         "key",
         "values around the argument",
         "whole numbers",
+        "names",
     ],
 )
 def test_what_cannot_be_followed_is_refused(utilities, follow, noise, error, message):

@@ -516,7 +516,7 @@ def test_masked_choices_have_no_log_probability(kind):
 
 
 def test_a_site_that_the_guide_leaves_to_the_model_is_at_the_centre_of_its_prior_or_drawn():
-    """It was one draw for all, whichever the key. FALSE_ALARM = 1e-6: draws of it are the same."""
+    """FALSE_ALARM = 1e-6: its draws are the same on both sides, those of the weights are narrow."""
 
     def model(x, y=None):
         size = numpyro.sample("size", dist.LogNormal(0.5, 1.0))

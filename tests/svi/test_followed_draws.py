@@ -148,7 +148,7 @@ def test_rows_that_come_after_a_choice_are_followed_by_the_next(distances):
 
 
 def test_a_site_without_a_mean_leaves_others_followed(distances):
-    """Of which nothing depends."""
+    """Nothing depends on it."""
 
     class OfUnknownMean(dist.Normal):
         @property

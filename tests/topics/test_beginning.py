@@ -208,7 +208,7 @@ def test_no_topic_is_missed(seed) -> None:
     """Twelve true topics.
 
     A hundred of a hundred seeds find all (98 with 2 K topics at first, 26 with K), so a correct
-    program would fail for less than one of the five seeds in twenty.
+    program would fail for less than one seed in thirty.
     """
     topics, corpus = many_topics(seed)
     fit = fit_topics(jax.random.key(seed), corpus, 12, num_passes=8)
