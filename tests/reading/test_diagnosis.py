@@ -161,6 +161,26 @@ def test_any_likelihood_and_layout_can_be_looked_at():
     assert found["exact log likelihood less bound"].value > 0.5  # what the bound costs
 
 
+def test_what_the_guide_leaves_to_the_model_makes_no_gap():
+    """With all classes the bound is the log likelihood, at one value of it."""
+
+    def model(x, y, rows):
+        size = numpyro.sample("size", dist.LogNormal(0, 1))
+        with lc.class_plate("classes", NUM_CATEGORIES) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+        with lc.data_plate("data", NUM_ROWS, rows) as rows:
+            lc.sample_choice("y", size * (x @ w.T), classes=classes, rows=rows, obs=y)
+
+    w = jax.random.normal(jax.random.key(0), (NUM_CATEGORIES, X.shape[1]))
+
+    def guide(x, y, rows):
+        with lc.class_plate("classes", NUM_CATEGORIES):
+            numpyro.sample("w", dist.Delta(numpyro.param("loc", w, event_dim=1)).to_event(1))
+
+    found, _ = diagnose(lc.Fitted(model, guide, {"loc": w}), num_repeats=3)
+    assert abs(found["exact log likelihood less bound"].value) < 1e-5
+
+
 def test_pareto_k_says_what_to_do():
     check = PartsCheck(0.2, np.array([0.9, 0.8, np.nan, 0.1]))
     small, median, share = check.findings("give more rows")
