@@ -27,7 +27,8 @@ from numpyro_largecat.choices.update_rules import (
     best_u_at,
 )
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
-from numpyro_largecat.ops.logistic_bound import log_eta_hat_logistic
+from numpyro_largecat.ops.logistic_bound import log_eta_hat_logistic, log_variance_logistic
+from numpyro_largecat.ops.softmax_bound import log_variance_of_sum, take_row
 from numpyro_largecat.plates.class_subset import ClassSubset
 
 MOST_NEWTON_STEPS = 15  # Newton steps of u on the first visit, at most; most rows take three
@@ -72,11 +73,16 @@ def _softmax(
         del u
         return UtilityCategorical(lax.stop_gradient(utilities), classes).optimal_u(obs)
 
+    def log_variance(u: Array) -> Array:
+        del u
+        distances, weights = _drawn(ChoiceDistribution(lax.stop_gradient(utilities), classes), obs)
+        return log_variance_of_sum(-distances, weights)
+
     return KeptPerRow(
         suffix="u",
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
         update_rule=NaturalGradient(),
-        statistic=_eta_statistic(log_eta_hat, classes),
+        statistic=_eta_statistic(log_eta_hat, log_variance, classes),
         at_distance=best_u_at,
         bound=lambda u: UtilityCategorical(utilities, classes, u=jnp.maximum(u, 0)),
     )
@@ -89,11 +95,15 @@ def _logistic(
         constant = ChoiceDistribution(lax.stop_gradient(utilities), classes)
         return log_eta_hat_logistic(*constant.competitors(obs), jnp.maximum(u, 0))
 
+    def log_variance(u: Array) -> Array:
+        constant = ChoiceDistribution(lax.stop_gradient(utilities), classes)
+        return log_variance_logistic(*_drawn(constant, obs), jnp.maximum(u, 0))
+
     return KeptPerRow(
         suffix="u",
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
         update_rule=NaturalGradient(newton_steps=MOST_NEWTON_STEPS),
-        statistic=_eta_statistic(log_eta_hat, classes),
+        statistic=_eta_statistic(log_eta_hat, log_variance, classes),
         at_distance=best_u_at,
         bound=lambda u: UtilityCategorical(utilities, classes, family, u=jnp.maximum(u, 0)),
     )
@@ -110,25 +120,51 @@ def _gaussian_utilities(
         constant = GaussianUtilityBound(means, spread, classes, u=u, slope=_best_slope(u))
         return constant.optimal_u(obs)
 
+    def log_variance(u: Array) -> Array:
+        means, spread = lax.stop_gradient((utilities, variances))
+        constant = ChoiceDistribution(means, classes)
+        distances, weights = _drawn(constant, obs)
+        spread = jnp.broadcast_to(spread, means.shape)
+        own = take_row(spread, constant.label_entries(obs)[1])
+        terms = 0.5 * spread[..., classes.first_drawn :] - distances
+        return log_variance_of_sum(terms, weights) + (1 + _best_slope(u)) ** 2 * own
+
     return KeptPerRow(
         suffix="u",
         start=jnp.full((), math.log(classes.num_categories), utilities.dtype),
         update_rule=NaturalGradient(newton_steps=MOST_NEWTON_STEPS),
-        statistic=_eta_statistic(log_eta_hat, classes),
+        statistic=_eta_statistic(log_eta_hat, log_variance, classes),
         at_distance=best_u_at,
         bound=bound,
     )
 
 
+def _drawn(choice: ChoiceDistribution, obs: ArrayLike) -> tuple[Array, Array]:
+    """Distances and weights as of ``competitors``, of the drawn classes alone."""
+    assert choice.classes is not None
+    distances, weights = choice.competitors(obs)
+    first = choice.classes.first_drawn
+    return distances[..., first:], weights[..., first:]
+
+
 def _eta_statistic(
-    log_eta_hat: Callable[[Array, ClassSubset], Array], classes: ClassSubset
+    log_eta_hat: Callable[[Array, ClassSubset], Array],
+    log_variance: Callable[[Array], Array],
+    classes: ClassSubset,
 ) -> Statistic:
-    """Give a rule for u both estimates of eta; XLA leaves out what the rule does not use."""
+    """Give a rule for u what it may ask of eta; XLA leaves out what the rule does not use.
+
+    Where the observed utility is ``distance`` lower, eta - 1 is exp(distance) times as large.
+    """
     at_hand = replace(classes, weights=jnp.minimum(classes.weights, 1))
 
     def statistic(u: Array, distance: Array) -> EtaEstimate:
-        drawn = (log_eta_hat(best_u_at(u, distance), some) for some in (classes, at_hand))
-        return EtaEstimate(*(best_u_at(u, -distance) for u in drawn))
+        here = best_u_at(u, distance)
+        return EtaEstimate(
+            best_u_at(log_eta_hat(here, classes), -distance),
+            best_u_at(log_eta_hat(here, at_hand), -distance),
+            log_variance(here) + 2 * distance,
+        )
 
     return statistic
 

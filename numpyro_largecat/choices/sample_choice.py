@@ -53,15 +53,17 @@ def sample_choice(
     nothing is kept, so the same model serves for training, exact or subsampled, and for prediction.
 
     **Under a posterior over the weights** no single u is best for all their draws, and a fixed one
-    makes posterior standard deviations too small. ``SubsampledSVI`` therefore lets u follow the
-    utility of the observed class in each draw,
+    makes posterior standard deviations too small. Where the classes of a step say nearly all that
+    can be known of the best u, ``NaturalGradient`` takes it from them, at the draw of that step.
+    What it keeps from earlier visits ``SubsampledSVI`` lets follow the utility of the observed
+    class in each draw,
 
     .. math:: u_n(\delta) = \log\big(1 + (e^{u_n} - 1) \, e^{-\delta}\big), \qquad
               \delta = \psi_{n y_n} - \bar\psi_{n y_n},
 
     where the reference has the rows of the class plate at the centre of the guide, and all other
     latent values as they are drawn. This is a bound too, since any u gives one. Where rows are
-    independent :math:`e^{u_n} - 1` goes to the mean of
+    independent and steps of u go to 0, :math:`e^{u_n} - 1` goes to the mean of
     :math:`\sum_{k \ne y_n} e^{\psi_{nk} - \bar\psi_{n y_n}}`, and the expected bound to
     :math:`-E \, u_n(\delta)`, which by Jensen's inequality is at least that of the best fixed u.
     The location of a Gaussian error follows to first order. Gradients take the value as a constant,
@@ -81,10 +83,10 @@ def sample_choice(
     with the reference at the centre of these values too, and slopes s that are kept for each row,
     ``name + "_slopes"``, as the mean of what its visits estimate. With the best slopes the bound is
     exact to second order in v, with any others it is one still. **Without it their posterior
-    standard deviations are about 0.7 of what they should be**, whatever ``num_sampled``: at a fixed
-    u the bound has about twice the curvature of the softmax. Not for values that the guide lets
-    rows of the class plate move with, as ``AutoRowNormal(follow=...)`` does: the slopes are those
-    at fixed rows.
+    standard deviations may be 0.7 of what they should be**, if the classes that are drawn are few
+    and of very different utilities: at a fixed u the bound has about twice the curvature of the
+    softmax. Not for values that the guide lets rows of the class plate move with, as
+    ``AutoRowNormal(follow=...)`` does: the slopes are those at fixed rows.
 
     **With** ``variances`` the utilities are Gaussian under a posterior that is not drawn from, see
     ``gaussian_weights``, and the likelihood is the expectation of the bound over them, that of
@@ -96,8 +98,9 @@ def sample_choice(
 
     **Bias.** The step that moves u uses the classes of the same step, as in the paper. On its
     first visit an observation takes the best u for them, as in the stateless form, whose ELBO is
-    too high; the bias fades with the step size of ``update_rule`` over later visits, some ten
-    where values to follow are uncertain. Rows that a mask hides move their u all the same.
+    too high. The bias fades over later visits, some ten where values to follow are uncertain, to
+    what ``NaturalGradient`` allows for, by default 0.002 nats for each observation at most, to
+    first order in the noise. Rows that a mask hides move their u all the same.
 
     Shapes: the choice has the shape of ``obs``, or ``utilities.shape[:-1]``.
 

@@ -17,6 +17,8 @@ MOST_FIRST_STEPS = 5  # Newton steps on the first visit of a row, at most
 FIRST_TOLERANCE = 1e-3  # of the value after them
 LEAST_U = 1e-37  # near the least positive float32, so that logarithms are finite
 LEAST_PRECISION = 1e-4  # of q(error)
+LEAST_VARIANCE = 1e-6  # of eta_hat / eta, below which all of it is taken
+MOST_LOG_VARIANCE = 10.0  # finite in float16
 
 __all__ = ["EtaEstimate", "GaussianNaturalGradient", "NaturalGradient", "UpdateRule"]
 
@@ -54,13 +56,15 @@ class EtaEstimate(NamedTuple):
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
-        >>> estimate = lc.update_rules.EtaEstimate(jnp.array([3.0]), log_least=jnp.array([0.7]))
+        >>> known = jnp.array([3.0]), jnp.array([0.7]), jnp.array([-jnp.inf])
+        >>> estimate = lc.update_rules.EtaEstimate(*known)
         >>> estimate.log_least[0]
         Array(0.7, dtype=float32)
     """
 
     log_eta_hat: Array  # (...), log of the estimate of eta, which is unbiased
     log_least: Array  # (...), log of the sum over the classes at hand alone: best u is not below
+    log_variance: Array | float = jnp.inf  # (...), of the estimate over draws of the classes
 
 
 def best_u_at(u: Array, distance: Array) -> Array:
@@ -111,12 +115,20 @@ class UpdateRule(Protocol):
         """Move ``value``, given the statistic of the site as a function of it, for some rows."""
 
 
+class Averaged(NamedTuple):
+    """What ``NaturalGradient`` keeps of each observation besides u."""
+
+    visits: Array  # (...), integers
+    variance: Array  # (...), that of eta_hat / eta over draws of the classes, mean over visits
+
+
 @dataclass(frozen=True)
 class NaturalGradient:
     r"""Natural-gradient step on eta, for a local variable u = log eta.
 
     .. math:: \eta \leftarrow (1 - \alpha)\,\eta + \alpha\,\hat\eta, \qquad
-              \alpha = (1 + \mathrm{visits})^{-\mathrm{exponent}},
+              \alpha = \max\big((1 + \mathrm{visits})^{-\mathrm{exponent}}, \;
+                                 \min(1, \mathrm{excess} / v)\big),
 
     with the estimate eta_hat of the ``statistic``, an ``EtaEstimate`` of the classes of this step:
     eta is the natural parameter of q(error) = Gumbel(log eta, 1). In u the step is
@@ -127,65 +139,85 @@ class NaturalGradient:
     same at any u. That of logistic errors is not, and Newton steps on the first visit find the u
     that it leaves where it is.
 
-    The steps satisfy the Robbins-Monro conditions, the sum of alpha infinite and that of its
-    squares finite, for exponents in (0.5, 1]. Small exponents follow weights that still move and
-    leave a bad start, large ones average more: of 5,000 classes and 10,000 observations, visited 10
-    to 120 times, 0.6 predicts better than 0.9 by 0.01 to 0.05 nats with 100 sampled classes, and
-    worse by 0.08 to 0.14 with 5. After the step exp(-u) eta_hat is at most 1 / alpha, so gradients
-    of the utilities stay bounded.
+    **It averages no more than the draw of the classes asks for.** With v the variance of eta_hat /
+    eta over such draws, of which the mean over visits is kept, a u that has just taken eta_hat of
+    the same classes makes the bound too high by :math:`v\,(\alpha - \alpha^2 / 2)` to first order.
+    ``excess`` allows for so much. Where v is small, because many classes are drawn, utilities are
+    alike, or all that count are labels, u is as good as new in each step: it leaves a bad start at
+    once, is where weights have moved to, and follows the draw of all latent values, so that their
+    standard deviations are those of the softmax. Where v is large the steps are those of
+    Robbins and Monro, for which the sum of alpha must be infinite and that of its squares finite,
+    exponents in (0.5, 1]. After the step exp(-u) eta_hat is at most 1 / alpha, so gradients of the
+    utilities stay bounded.
 
     Cost: O(1) per observation and visit and one evaluation of the statistic; ``newton_steps`` more,
-    with their derivatives, if a row is new. One float and one int kept per observation.
+    with their derivatives, if a row is new. Two floats and one int kept per observation.
 
     Args:
         exponent: Decay of the step size, in (0.5, 1].
+        excess: Nats by which the bound of an observation may be too high on average, at least 0.
         newton_steps: Most Newton steps on the first visit of an observation, for a statistic that
             depends on u; 0 for one that does not.
 
     Raises:
-        ValueError: If ``exponent`` is outside (0.5, 1], or ``newton_steps`` is negative.
+        ValueError: If ``exponent`` is outside (0.5, 1], or ``excess`` or ``newton_steps`` is
+            negative.
 
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_largecat as lc
         >>> rule = lc.update_rules.NaturalGradient()
-        >>> estimate = lc.update_rules.EtaEstimate(jnp.array([3.0]), jnp.array([0.7]))
-        >>> u, visits = rule.update(jnp.zeros(1), jnp.array([0]), lambda u: estimate)
-        >>> u.tolist(), visits.tolist()
+        >>> known = jnp.array([3.0]), jnp.array([0.7]), jnp.array([-jnp.inf])
+        >>> estimate = lc.update_rules.EtaEstimate(*known)
+        >>> u, state = rule.update(jnp.zeros(1), rule.init(jnp.zeros(1)), lambda u: estimate)
+        >>> u.tolist(), state.visits.tolist()
         ([3.0], [1])
 
     References:
-        Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 1 (local step).
+        Ruiz, Titsias, Dieng and Blei, Augment and Reduce, ICML 2018, Algorithm 1 (local step, with
+        excess 0).
     """
 
     exponent: float = 0.9
+    excess: float = 0.002
     newton_steps: int = 0
 
     def __post_init__(self) -> None:
         check_interval("exponent", self.exponent, "(0.5, 1]", "to converge")
+        check_interval("excess", self.excess, "[0, inf)", "nats")
         check_count("newton_steps", self.newton_steps, 0)
 
-    def init(self, value: Array) -> Array:
+    def init(self, value: Array) -> Averaged:
         """No observation has been visited."""
-        return jnp.zeros(value.shape, jnp.int32)
+        return Averaged(jnp.zeros(value.shape, jnp.int32), jnp.zeros_like(value))
 
     def update(
-        self, value: Array, state: Array, statistic: Callable[[Array], EtaEstimate]
-    ) -> tuple[Array, Array]:
+        self, value: Array, state: Averaged, statistic: Callable[[Array], EtaEstimate]
+    ) -> tuple[Array, Averaged]:
         """Move u = ``value`` towards log eta_hat; ``state`` counts visits."""
-
-        def log_eta_hat(value: Array) -> Array:
-            return statistic(value).log_eta_hat
-
         if self.newton_steps:
 
             def newton(value: Array, number: Array) -> Array:
+                def log_eta_hat(value: Array) -> Array:
+                    return statistic(value).log_eta_hat
+
                 return newton_step(log_eta_hat, value, LONGEST_STEP * 2.0**number)
 
-            value = _on_new_rows(state == 0, value, self.newton_steps, newton)
-        log_kept, log_new = _log_step_sizes(state, self.exponent, value.dtype)
-        moved = jnp.logaddexp(log_kept + value, log_new + log_eta_hat(value))
-        return moved.astype(value.dtype), state + 1
+            value = _on_new_rows(state.visits == 0, value, self.newton_steps, newton)
+        estimate = statistic(value)
+        log_kept, log_new = _log_step_sizes(self.step_sizes(state))
+        moved = jnp.logaddexp(log_kept + value, log_new + estimate.log_eta_hat)
+        log_variance = jnp.minimum(estimate.log_variance - 2 * moved, MOST_LOG_VARIANCE)
+        share = _decaying(state.visits, self.exponent, value.dtype)
+        variance = state.variance + share * (jnp.exp(log_variance) - state.variance)
+        averaged = Averaged(state.visits + 1, variance.astype(value.dtype))
+        return moved.astype(value.dtype), averaged
+
+    def step_sizes(self, state: Averaged) -> Array:
+        """Alpha of the next visit of each observation."""
+        allowed = self.excess / jnp.maximum(state.variance, LEAST_VARIANCE)
+        decaying = _decaying(state.visits, self.exponent, allowed.dtype)
+        return jnp.maximum(decaying, jnp.minimum(allowed, 1))
 
 
 @dataclass(frozen=True)
@@ -206,7 +238,7 @@ class MeanOfVisits:
         self, value: Array, state: Array, statistic: Callable[[Array], Array]
     ) -> tuple[Array, Array]:
         """Move ``value`` (..., D) towards the statistic; ``state`` counts visits."""
-        alpha = (1.0 + state.astype(value.dtype)) ** -self.exponent
+        alpha = _decaying(state, self.exponent, value.dtype)
         moved = value + alpha[..., None] * (statistic(value) - value)
         return moved.astype(value.dtype), state + 1
 
@@ -288,7 +320,7 @@ class GaussianNaturalGradient:
             return _gaussian_step(value, -jnp.inf, 0.0, statistic(value))
 
         value = _on_new_rows((state == 0)[..., None], value, MOST_FIRST_STEPS, newton)
-        log_kept, log_new = _log_step_sizes(state, self.exponent, value.dtype)
+        log_kept, log_new = _log_step_sizes(_decaying(state, self.exponent, value.dtype))
         return _gaussian_step(value, log_kept, log_new, statistic(value)), state + 1
 
 
@@ -304,9 +336,13 @@ def _gaussian_step(
     return jnp.stack([moved, log_precision], axis=-1).astype(value.dtype)
 
 
-def _log_step_sizes(visits: Array, exponent: float, dtype: Any) -> tuple[Array, Array]:
-    """log(1 - alpha) and log(alpha) for alpha = (1 + visits)^-exponent."""
-    alpha = (1.0 + visits.astype(dtype)) ** -exponent
-    is_later = visits > 0
-    log_kept = jnp.where(is_later, jnp.log1p(-jnp.where(is_later, alpha, 0.0)), -jnp.inf)
+def _decaying(visits: Array, exponent: float, dtype: Any) -> Array:
+    """Step sizes alpha = (1 + visits)^-exponent."""
+    return (1.0 + visits.astype(dtype)) ** -exponent
+
+
+def _log_step_sizes(alpha: Array) -> tuple[Array, Array]:
+    """log(1 - alpha) and log(alpha)."""
+    is_part = alpha < 1
+    log_kept = jnp.where(is_part, jnp.log1p(-jnp.where(is_part, alpha, 0.0)), -jnp.inf)
     return log_kept, jnp.log(alpha)

@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from numpyro_largecat.ops.fixed_point import newton_step
 from numpyro_largecat.ops.log_cdf import logistic_log_cdf
+from numpyro_largecat.ops.softmax_bound import log_variance_of_sum
 
 BIGGEST = 80.0  # argument of an exponential in float32
 U_TOLERANCE = 1e-6  # what a step of length one would change in it
@@ -83,6 +84,23 @@ def log_eta_hat_logistic(distances: Array, weights: Array, u: Array) -> Array:
 
 
 @jax.jit
+def log_variance_logistic(distances: Array, weights: Array, u: Array) -> Array:
+    """Log of the variance of a_hat of ``log_eta_hat_logistic``, as ``log_variance_of_sum`` says.
+
+    Shapes and cost: as ``logistic_bound``.
+    """
+    terms = jnp.zeros(())
+    shift = None
+    for node, node_weight in zip(NODES[::-1], NODE_WEIGHTS[::-1], strict=True):
+        error, speed = _error_and_speed(u, node)
+        x = -error[..., None] - distances
+        shift = _shift(x, weights) if shift is None else shift  # greatest at the first of them
+        terms = terms + (node_weight * speed)[..., None] * _shifted_sigmoids(x, shift)
+    assert shift is not None
+    return log_variance_of_sum(jnp.log(terms), weights) + 2 * (u + shift[..., 0])
+
+
+@jax.jit
 def best_u_logistic(distances: Array, weights: Array) -> Array:
     """Best u for these classes, by Newton steps down from a u that is too high.
 
@@ -123,12 +141,23 @@ def _error_and_speed(u: Array, node: float) -> tuple[Array, Array]:
 
 def _log_sum_of_sigmoids(x: Array, weights: Array) -> Array:
     """Return log sum_m w_m / (1 + exp(-x_m)), also where all x are far below 0."""
-    highest = jnp.where(weights != 0, x, -jnp.inf).max(axis=-1, keepdims=True)
-    shift = lax.stop_gradient(jnp.where(jnp.isfinite(highest), jnp.minimum(highest, 0), 0))
-    below = jnp.minimum(shift - x, BIGGEST)  # so far below that it adds nothing
-    total = _weighed(1 / (jnp.exp(shift) + jnp.exp(below)), weights)
+    shift = _shift(x, weights)
+    total = _weighed(_shifted_sigmoids(x, shift), weights)
     log_total = jnp.log(jnp.where(total > 0, total, 1)) + shift[..., 0]
     return jnp.where(total > 0, log_total, -jnp.inf)
+
+
+def _shift(x: Array, weights: Array) -> Array:
+    """Return the highest x of a weight, at most 0, shape (..., 1)."""
+    counted = jnp.where(weights != 0, x, -jnp.inf)
+    highest = counted.max(axis=-1, keepdims=True, initial=-jnp.inf)
+    return lax.stop_gradient(jnp.where(jnp.isfinite(highest), jnp.minimum(highest, 0), 0))
+
+
+def _shifted_sigmoids(x: Array, shift: Array) -> Array:
+    """exp(-shift) / (1 + exp(-x))."""
+    below = jnp.minimum(shift - x, BIGGEST)  # so far below that it adds nothing
+    return 1 / (jnp.exp(shift) + jnp.exp(below))
 
 
 def _weighed(terms: Array, weights: Array) -> Array:

@@ -47,6 +47,33 @@ def log_eta_hat(utilities: Array, label_rows: Array, weights: Array) -> Array:
 
 
 @jax.jit
+def log_variance_of_sum(log_terms: Array, weights: Array) -> Array:
+    r"""Estimate log Var[sum_m w_m exp(x_m)] over draws of the classes.
+
+    .. math:: \sum_m w_m (w_m - 1) \, e^{2 x_m}
+
+    Its mean is the variance if each class is drawn with probability 1 / w, whatever others are. Of
+    classes drawn without replacement or in layers it is more than that: of S terms that are alike
+    1 / S of the square of their sum, where the variance is 0.
+
+    Cost: O(B M).
+
+    Args:
+        log_terms: x, shape (..., M).
+        weights: Weights of the terms, shape (..., M) or (M,); those of at most 1 are in each draw.
+
+    Returns:
+        The logarithm, -inf where no term is drawn, shape (...).
+
+    References:
+        Horvitz and Thompson, A Generalization of Sampling Without Replacement From a Finite
+        Universe, JASA 1952 (for draws that are independent of each other).
+    """
+    weights = weights.astype(log_terms.dtype)
+    return jax.nn.logsumexp(2 * log_terms, b=jnp.maximum(weights * (weights - 1), 0), axis=-1)
+
+
+@jax.jit
 def softmax_bound(log_eta_hat: Array, u: Array) -> Array:
     r"""Bound log p(y | psi) from below with one local variable u per observation.
 

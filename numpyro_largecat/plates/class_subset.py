@@ -96,6 +96,12 @@ class ClassSubset:
         return self.kind in ("chunk", "labels")
 
     @property
+    def first_drawn(self) -> int:
+        """Number of labels on the last axis of ``weights``, which come before the drawn classes."""
+        assert self.labels is not None
+        return self.labels.shape[0] if self.negatives == "batch" else 1
+
+    @property
     def row_weights(self) -> Array:
         """Weight of each row of the plate, shape (M,), as prior and KL terms have them.
 

@@ -22,7 +22,7 @@ from numpyro_largecat.reading.gradient_signal import gradient_signals
 from numpyro_largecat.reading.learned_rows import centred_priors
 from numpyro_largecat.reading.observed_choice import observed_choice
 from numpyro_largecat.reading.parts_check import check_on_batches, check_on_rows
-from numpyro_largecat.reading.unfollowed_rows import unfollowed_rows
+from numpyro_largecat.reading.unfollowed_values import unfollowed_values
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.plan import Plan
 
@@ -76,7 +76,7 @@ def diagnose(
     if labels is None:
         labels = np.asarray(everything.labels)[np.asarray(everything.rows.weights) > 0]
     labels = np.ravel(labels)
-    findings += unfollowed_rows(batch, choice.site)
+    findings += unfollowed_values(batch, choice.site, training.state)
     findings += _classes_seen(labels, choice.num_categories)
     share_seen = len(np.unique(labels)) / choice.num_categories
     return Diagnosis(findings + centred_priors(batch, choice.plate, share_seen))

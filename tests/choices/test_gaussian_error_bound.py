@@ -96,9 +96,8 @@ def test_the_first_visit_of_a_row_leaves_everything_finite(noise, label_at):
         classes = lc.class_plate("classes", 10**5, labels, 50).classes
     psi = jnp.zeros(51).at[0].set(label_at)[None]
     local = kept_per_row(psi, classes, FAMILIES[noise], labels)
-    q, _ = local.update_rule.update(
-        local.start[None], jnp.zeros(1, jnp.int32), lambda q: local.statistic(q, 0.0)
-    )
+    rule, start = local.update_rule, local.start[None]
+    q, _ = rule.update(start, rule.init(start), lambda q: local.statistic(q, 0.0))
     value, gradient = jax.value_and_grad(
         lambda psi: (
             kept_per_row(psi, classes, FAMILIES[noise], labels).bound(q).log_prob(labels).sum()

@@ -34,10 +34,10 @@ def test_the_first_visit_ends_at_the_best_u(noise):
     state = state_of(noise)
     start = jnp.broadcast_to(state.start, Y.shape)
     rule = state.update_rule
-    first, visits = rule.update(start, rule.init(start), lambda u: state.statistic(u, 0.0))
+    first, kept = rule.update(start, rule.init(start), lambda u: state.statistic(u, 0.0))
     best = lc.UtilityCategorical(UTILITIES, EVERYTHING, noise).optimal_u(Y)
     np.testing.assert_allclose(first, best, rtol=2e-3)
-    np.testing.assert_array_equal(visits, 1)
+    np.testing.assert_array_equal(kept.visits, 1)
 
 
 @KEEPS_U
@@ -59,6 +59,31 @@ def test_the_least_u_counts_each_class_at_hand_once(noise):
     estimate = kept_per_row(UTILITIES, heavy, FAMILIES[noise], Y).statistic(u, 0.0)
     np.testing.assert_array_equal(estimate.log_least, state_of(noise).statistic(u, 0.0).log_eta_hat)
     assert (estimate.log_least < estimate.log_eta_hat).all()
+
+
+@pytest.mark.parametrize("distance", [0.0, 0.7])
+@pytest.mark.parametrize("form", ["gumbel", "logistic", "variances"])
+def test_the_variance_is_that_of_independent_draws_of_the_classes(form, distance):
+    """sum_k w_k (w_k - 1) g_k^2, with g_k the derivative of eta_hat in the weight of class k."""
+    u, weights = jnp.array([1.0, 2.0, 3.0]), np.array([1, 1, 1, 7.0, 3.5, 50.0])
+    some = replace(EVERYTHING, indices=jnp.array([0, 2, 4, 1, 3, 5]), labels=jnp.array([0, 2, 4]))
+    spread = jnp.linspace(0.1, 0.9, K) if form == "variances" else None
+    noise = "logistic" if form == "logistic" else "gumbel"
+
+    def estimate(weights):
+        classes = replace(some, weights=weights)
+        kept = kept_per_row(UTILITIES, classes, FAMILIES[noise], Y, spread)
+        return kept.statistic(u, distance)
+
+    by_weight = jax.jacfwd(lambda weights: jnp.exp(estimate(weights).log_eta_hat))(weights)
+    expected = (by_weight**2) @ (weights * (weights - 1))
+    np.testing.assert_allclose(jnp.exp(estimate(weights).log_variance), expected, rtol=1e-3)
+
+
+def test_nothing_is_drawn_where_all_classes_are_at_hand():
+    np.testing.assert_array_equal(
+        state_of("gumbel").statistic(jnp.ones(3), 0.0).log_variance, -jnp.inf
+    )
 
 
 @pytest.mark.some_cases(1)

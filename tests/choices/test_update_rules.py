@@ -13,7 +13,7 @@ from jax import lax
 from scipy.stats import norm
 
 import numpyro_largecat as lc
-from numpyro_largecat.choices.update_rules import NaturalGradient, UpdateRule
+from numpyro_largecat.choices.update_rules import Averaged, NaturalGradient, UpdateRule
 from numpyro_largecat.ops.softmax_bound import softmax_bound
 
 FALSE_ALARM = 1e-5  # how often a correct program fails a random check
@@ -23,11 +23,17 @@ def step_size(visits, exponent):
     return (1 + visits) ** -exponent
 
 
-def says(log_eta_hat):
+def says(log_eta_hat, log_variance=jnp.inf):
     """A statistic that is the same at any u."""
     return lambda u: lc.update_rules.EtaEstimate(
-        jnp.asarray(log_eta_hat), jnp.zeros_like(log_eta_hat)
+        jnp.asarray(log_eta_hat), jnp.zeros_like(log_eta_hat), log_variance
     )
+
+
+def after(visits, variance=1e4):
+    """What is kept of rows, by default of such whose estimates are of little worth."""
+    visits = jnp.asarray(visits)
+    return Averaged(visits, jnp.full(visits.shape, variance))
 
 
 @given(
@@ -39,40 +45,37 @@ def says(log_eta_hat):
 def test_a_step_averages_eta(u, statistic, visits, exponent):
     """eta <- (1 - alpha) eta + alpha eta_hat, with alpha = (1 + visits)**-exponent."""
     moved, counted = NaturalGradient(exponent).update(
-        jnp.float32(u), jnp.array(visits), says(jnp.float32(statistic))
+        jnp.float32(u), after(visits), says(jnp.float32(statistic))
     )
     alpha = step_size(visits, exponent)
     expected = math.log((1 - alpha) * math.exp(u) + alpha * math.exp(statistic))
     np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-5)
-    assert int(counted) == visits + 1
+    assert int(counted.visits) == visits + 1
 
 
 def test_a_step_follows_the_gradient_of_the_observations_own_bound():
     """u <- u + log1p(alpha g), g = d bound / du."""
     u, statistic = jnp.array([0.0, 1.0, 3.0]), jnp.array([2.0, 1.0, 0.5])
-    visits = jnp.array([1, 4, 9])
     gradient = jax.vmap(jax.grad(softmax_bound, argnums=1))(statistic, u)
     alpha = step_size(np.array([1, 4, 9]), 0.7)
-    moved, _ = NaturalGradient(0.7).update(u, visits, says(statistic))
+    moved, _ = NaturalGradient(0.7).update(u, after([1, 4, 9]), says(statistic))
     np.testing.assert_allclose(moved, u + jnp.log1p(alpha * gradient), rtol=1e-5)
 
 
 @pytest.mark.parametrize("start", [0.0, 1e4, -1e4])
 def test_the_first_visit_takes_the_estimate_as_it_is(start):
-    moved, visits = NaturalGradient().update(
-        jnp.array([start]), jnp.zeros(1, jnp.int32), says(jnp.array([3.25]))
-    )
+    moved, state = NaturalGradient().update(jnp.array([start]), after([0]), says(jnp.array([3.25])))
     assert moved.tolist() == [3.25]
-    assert visits.tolist() == [1]
+    assert state.visits.tolist() == [1]
 
 
 def test_visits_are_counted_for_each_row_alone():
     rule = NaturalGradient(1.0)
-    u, visits = jnp.zeros((2, 2)), jnp.array([[0, 1], [2, 3]])
-    moved, visits = rule.update(u, visits, says(jnp.full((2, 2), math.log(9.0))))
+    u, state = jnp.zeros((2, 2)), after([[0, 1], [2, 3]])
+    moved, state = rule.update(u, state, says(jnp.full((2, 2), math.log(9.0))))
     # eta = 1 + alpha (9 - 1) with alpha = 1, 1/2, 1/3, 1/4
     np.testing.assert_allclose(jnp.exp(moved), [[9, 5], [1 + 8 / 3, 3]], rtol=1e-5)
-    assert visits.tolist() == [[1, 2], [3, 4]]
+    assert state.visits.tolist() == [[1, 2], [3, 4]]
 
 
 def run_steps(rule, log_eta_hats, start):
@@ -87,9 +90,9 @@ def run_steps(rule, log_eta_hats, start):
 @pytest.mark.smoke
 def test_with_exponent_one_eta_is_the_mean_of_all_estimates(x64):
     eta_hats = np.random.default_rng(0).gamma(2.0, 3.0, (50, 4))
-    u, visits = run_steps(NaturalGradient(1.0), jnp.log(eta_hats), jnp.full(4, 7.0))
+    u, state = run_steps(NaturalGradient(1.0), jnp.log(eta_hats), jnp.full(4, 7.0))
     np.testing.assert_allclose(u, np.log(eta_hats.mean(axis=0)), rtol=1e-10)
-    assert visits.tolist() == [50] * 4
+    assert state.visits.tolist() == [50] * 4
 
 
 @pytest.mark.some_cases(1)
@@ -114,7 +117,7 @@ def test_u_converges_to_the_logarithm_of_the_mean_estimate(x64, exponent):
 @pytest.mark.parametrize("statistic", [1e4, 0.0, -1e4])
 @pytest.mark.parametrize("visits", [0, 1, 10**6])
 def test_far_off_values_stay_finite(u, statistic, visits):
-    moved, _ = NaturalGradient().update(jnp.array(u), jnp.array(visits), says(jnp.array(statistic)))
+    moved, _ = NaturalGradient().update(jnp.array(u), after(visits), says(jnp.array(statistic)))
     alpha = step_size(visits, 0.9)
     kept = -np.inf if alpha == 1 else math.log1p(-alpha)
     expected = np.logaddexp(kept + u, math.log(alpha) + statistic)
@@ -123,8 +126,8 @@ def test_far_off_values_stay_finite(u, statistic, visits):
 
 def test_after_a_step_the_gradient_of_the_bound_is_at_most_one_over_alpha():
     """exp(-u) eta_hat <= 1 / alpha, so a u that is far too small does no harm."""
-    visits = jnp.arange(1, 6)
-    moved, _ = NaturalGradient().update(jnp.full(5, -50.0), visits, says(jnp.full(5, 30.0)))
+    state = after(jnp.arange(1, 6))
+    moved, _ = NaturalGradient().update(jnp.full(5, -50.0), state, says(jnp.full(5, 30.0)))
     weight = np.exp(30.0 - np.asarray(moved))
     np.testing.assert_allclose(weight, 1 / step_size(np.arange(1, 6), 0.9), rtol=1e-5)
 
@@ -144,9 +147,9 @@ def test_exponents_that_satisfy_them_are_taken(exponent):
 def test_newton_steps_find_on_the_first_visit_what_the_statistic_leaves_where_it_is(start):
     """log(2 + e^u / 2) is u at log 4; without Newton steps one visit goes half of the way."""
     rule = NaturalGradient(newton_steps=8)
-    u, visits = jnp.array([start, start]), jnp.array([0, 3])
+    u = jnp.array([start, start])
     moved, _ = rule.update(
-        u, visits, lambda u: lc.update_rules.EtaEstimate(jnp.log(2 + jnp.exp(u) / 2), u)
+        u, after([0, 3]), lambda u: lc.update_rules.EtaEstimate(jnp.log(2 + jnp.exp(u) / 2), u)
     )
     np.testing.assert_allclose(moved[0], np.log(4), rtol=1e-5)
     assert abs(float(moved[1]) - np.log(4)) > 0.1  # a later visit takes one step
@@ -155,7 +158,7 @@ def test_newton_steps_find_on_the_first_visit_what_the_statistic_leaves_where_it
 def test_the_rule_is_an_update_rule_and_says_its_exponent():
     rule = lc.update_rules.NaturalGradient(0.75)
     assert isinstance(rule, UpdateRule)
-    assert repr(rule) == "NaturalGradient(exponent=0.75, newton_steps=0)"
+    assert repr(rule) == "NaturalGradient(exponent=0.75, excess=0.002, newton_steps=0)"
     assert not isinstance(object(), UpdateRule)
 
 
@@ -164,8 +167,54 @@ def test_state_and_value_keep_their_types():
     for dtype in (jnp.float32, jnp.float16):
         value = jnp.zeros((3, 2), dtype)
         state = rule.init(value)
-        assert state.shape == (3, 2)
-        assert state.dtype == jnp.int32
-        moved, visits = rule.update(value, state, says(jnp.ones((3, 2), dtype)))
+        assert state.visits.shape == state.variance.shape == (3, 2)
+        assert (state.visits.dtype, state.variance.dtype) == (jnp.int32, dtype)
+        moved, new = rule.update(value, state, says(jnp.ones((3, 2), dtype)))
         assert moved.dtype == dtype
-        assert visits.dtype == jnp.int32
+        assert (new.visits.dtype, new.variance.dtype) == (jnp.int32, dtype)
+        assert jnp.isfinite(new.variance).all()
+    np.testing.assert_array_equal(new.visits, 1)
+
+
+@pytest.mark.parametrize("excess", [-1e-3, math.inf, math.nan])
+def test_an_excess_that_is_none_is_refused(excess):
+    with pytest.raises(ValueError, match=r"`excess` must be in \[0, inf\), nats; got"):
+        NaturalGradient(excess=excess)
+
+
+@pytest.mark.parametrize(
+    ("variance", "alpha"), [(0.0, 1.0), (0.001, 1.0), (0.01, 0.2), (1.0, step_size(99, 0.9))]
+)
+def test_u_takes_as_much_of_an_estimate_as_its_noise_allows(variance, alpha):
+    """alpha * v = 0.002 if that is more than the share of this visit, and no more than 1."""
+    u, statistic = 2.0, 3.0
+    moved, _ = NaturalGradient().update(jnp.array(u), after(99, variance), says(statistic))
+    expected = math.log((1 - alpha) * math.exp(u) + alpha * math.exp(statistic))
+    np.testing.assert_allclose(moved, expected, rtol=1e-5)
+
+
+def test_the_variance_that_is_kept_is_the_mean_over_visits_and_relative_to_eta(x64):
+    variances = jnp.array([[8.0], [2.0], [5.0]])
+    rule, u = NaturalGradient(1.0, excess=0.0), jnp.zeros(1)
+    state = rule.init(u)
+    for variance in variances:
+        u, state = rule.update(u, state, says(jnp.full(1, math.log(10.0)), jnp.log(variance)))
+    np.testing.assert_allclose(state.variance, variances.mean() / 10.0**2, rtol=1e-12)
+
+
+@pytest.mark.parametrize("excess", [0.002, 0.02])
+def test_the_bound_exceeds_what_it_should_be_by_what_is_allowed(x64, excess):
+    """E[1 - u' - exp(-u') eta_hat] + u is v (alpha - alpha^2 / 2) to first order in v."""
+    variance, number = 0.09, 200_000
+    rule = NaturalGradient(excess=excess)
+    alpha = excess / variance
+    noise = np.random.default_rng(0).gamma(1 / variance, variance, number)  # mean 1
+    log_eta_hat = 2 + jnp.log(noise)
+    u, _ = rule.update(
+        jnp.full(number, 2.0), after(np.full(number, 10**6), variance), says(log_eta_hat)
+    )
+    found = softmax_bound(log_eta_hat, u) + 2 + (noise - 1)  # without noise of mean 0
+    error = float(found.std()) / math.sqrt(number)
+    expected = variance * (alpha - alpha**2 / 2)
+    assert abs(float(found.mean()) - expected) < norm.isf(FALSE_ALARM / 2) * error + 0.1 * expected
+    assert error < 0.05 * expected

@@ -36,7 +36,7 @@ def test_a_model_may_be_there_twice_in_two_scopes():
     svi = lc.SubsampledSVI(twice, guide, optax.adagrad(0.1), Trace_ELBO())
     batches = lc.ArrayBatches(x, y, batch_size=8)
     result = svi.run(jax.random.key(0), 5, batches=batches, progress_bar=False)
-    visits = [result.state.local_state[name].rule_state for name in ("a/y_u", "by_u")]
+    visits = [result.state.local_state[name].rule_state.visits for name in ("a/y_u", "by_u")]
     assert np.sum(visits, axis=1).tolist() == [40, 40]  # 5 batches of 8
     w, b = (result.params[name] for name in ("bw_auto_loc", "bb_auto_loc"))
     assert not np.allclose(w, result.params["a/w_auto_loc"])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
 import math
 
 import jax
@@ -11,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from numpyro_largecat.ops.softmax_bound import log_eta_hat, softmax_bound, take_row
+from numpyro_largecat.ops.softmax_bound import (
+    log_eta_hat,
+    log_variance_of_sum,
+    softmax_bound,
+    take_row,
+)
 from tests import reference
 
 UTILITIES = arrays(np.float32, 5, elements=st.floats(-10, 10, width=32))
@@ -91,3 +97,24 @@ def test_take_row_reads_one_entry_and_ignores_the_others():
     assert take_row(utilities[0], jnp.array(2)).tolist() == 3.0
     gradient = jax.grad(lambda x: take_row(x, jnp.array([0, 2])) @ jnp.array([2.0, 5.0]))
     np.testing.assert_array_equal(gradient(utilities), [[2.0, 0, 0], [0, 0, 5.0]])
+
+
+def test_the_variance_of_a_sum_is_estimated_without_bias(x64):
+    """Over all subsets of terms, each drawn with probability 1 / w on its own."""
+    x, weights = np.array([0.3, -1.0, 2.0, 0.0]), np.array([1.0, 2.5, 4.0, 1.5])
+    sums, estimates, probabilities = [], [], []
+    for drawn in itertools.product([0, 1], repeat=4):
+        kept = np.array(drawn) * weights
+        probabilities.append(np.where(drawn, 1 / weights, 1 - 1 / weights).prod())
+        sums.append(kept @ np.exp(x))
+        estimates.append(jnp.exp(log_variance_of_sum(jnp.array(x), jnp.array(kept))))
+    mean = np.dot(probabilities, sums)
+    variance = np.dot(probabilities, (np.array(sums) - mean) ** 2)
+    np.testing.assert_allclose(np.dot(probabilities, estimates), variance, rtol=1e-12)
+
+
+def test_a_sum_of_which_nothing_is_drawn_has_no_variance():
+    x = jnp.array([[0.0, 900.0], [-jnp.inf, -jnp.inf]])
+    assert log_variance_of_sum(x, jnp.array([1.0, 0.0])).tolist() == [-jnp.inf] * 2
+    found = log_variance_of_sum(x, jnp.array([1.0, 3.0]))
+    np.testing.assert_allclose(found, [1800 + math.log(6), -np.inf], rtol=1e-6)

@@ -42,7 +42,7 @@ def test_run_draws_minibatches_and_improves(shared):
     result = svi.run(jax.random.key(0), 250, batches=batches, progress_bar=False)
     assert result.losses.shape == (250,)
     assert result.losses[-50:].mean() < result.losses[:50].mean() - 20
-    visits = result.state.local_state["y_u"].rule_state
+    visits = result.state.local_state["y_u"].rule_state.visits
     assert visits.sum() == 250 * 8
     assert result.params["y_u"].shape == (NUM_ROWS,)
 
@@ -57,7 +57,7 @@ def test_local_rows_are_those_of_the_batch(shared):
     moved = np.flatnonzero(state.local_state["y_u"].value != before)
     assert sorted(rows.tolist()) == moved.tolist()
     np.testing.assert_array_equal(
-        np.flatnonzero(state.local_state["y_u"].rule_state), np.sort(rows)
+        np.flatnonzero(state.local_state["y_u"].rule_state.visits), np.sort(rows)
     )
 
 
@@ -72,7 +72,7 @@ def test_repeated_rows_take_the_mean_of_their_updates():
     once, _ = update(state, x[rows], y[rows], jnp.array([6, 3, 5]))
     state, _ = update(state, x[rows], y[rows], rows)
     local, other = state.local_state["y_u"], once.local_state["y_u"]
-    assert local.rule_state.sum() == 2
+    assert local.rule_state.visits.sum() == 2
     np.testing.assert_allclose(local.value[6], other.value[6], rtol=1e-5)
     np.testing.assert_allclose(local.value[3], other.value[3], rtol=1e-5)
 
@@ -228,7 +228,7 @@ def test_stable_update_skips_bad_steps_and_counts_them():
             progress_bar=False,
         )
     assert np.isnan(result.losses).tolist() == [False, True, False, True, False]
-    assert (result.state.local_state["y_u"].rule_state[rows] == 3).all()
+    assert (result.state.local_state["y_u"].rule_state.visits[rows] == 3).all()
     state = svi.init(jax.random.key(0), *good)
     stable_update = jax.jit(svi.stable_update)
     new, loss = stable_update(state, *bad)

@@ -43,7 +43,7 @@ def test_a_row_id_out_of_range_in_a_later_batch_ends_the_fit_and_writes_nothing(
     batches = [(x[:4], y[:4], good), (x[:4], y[:4], good.at[2].set(bad))]
     with pytest.warns(RuntimeWarning, match="ended at step 1 of 3"):
         result = sampled.run(jax.random.key(0), 3, batches=batches, progress_bar=False)
-    visits = result.state.local_state["y_u"].rule_state
+    visits = result.state.local_state["y_u"].rule_state.visits
     assert np.flatnonzero(visits).tolist() == [0, 1, 2, 3] and visits.max() == 1
 
 

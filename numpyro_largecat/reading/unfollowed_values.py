@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent values that move the utilities of a choice, and that its u does not follow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.handlers import substitute
+
+from numpyro_largecat.choices.update_rules import NaturalGradient
+from numpyro_largecat.handlers.internals import eval_provenance
+from numpyro_largecat.handlers.plate_facts import row_plates
+from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
+from numpyro_largecat.handlers.sites import (
+    Site,
+    Sites,
+    base_distribution,
+    is_continuous_latent,
+    is_latent,
+    param_options,
+    plates_of,
+)
+from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.reading.bound_fit import BoundFit
+from numpyro_largecat.reading.findings import Finding
+from numpyro_largecat.reading.static_result import static_result
+
+LEAST_SHARE = 0.7  # of u that is of the draw of a step: sds are 0.9 of what they should be
+
+
+def unfollowed_values(fit: BoundFit, choice: str, state: Any) -> list[Finding]:
+    """A finding for each site that moves the utilities of a choice around the values to follow.
+
+    It has the share of u that is taken from the draw of each step, on average over observations
+    that have been visited; 0 if that is not known. There is none of rows of class plates, of which
+    u follows the label's, nor of points, which have no width.
+
+    Args:
+        fit: The fit, on a batch.
+        choice: Name of the choice.
+        state: The last state of the fit; None if it is not known.
+
+    Cost: traces of model and guide, and O(N) for what is kept of the observations.
+    """
+    name = f"{choice}_u"
+    if name not in fit.params:
+        return []
+    share = _share_of_draws(fit, name, state)
+    advice = "sds may be 0.7 of what they should be: `sample_choice(..., follow=)`"
+    advice *= share < LEAST_SHARE
+    group = "share of draws that u follows"
+    return [
+        Finding(f"{group}, {site}", share, advice=advice, group=group)
+        for site in _sites_around(fit, name)
+    ]
+
+
+def _sites_around(fit: BoundFit, name: str) -> list[str]:
+    """Sites that have a width in the guide and move the utilities while the values are held."""
+    touched = TouchedRows()  # of the model, then given to the guide
+    sites, guide_sites = static_result(
+        lambda: (_sites(fit.model, fit, touched), _sites(fit.guide, fit, touched))
+    )
+    facts = row_plates(sites)
+    of_classes = {plate for plate, known in facts.items() if known.kind == "classes"}
+    values = {
+        site: jax.ShapeDtypeStruct(jnp.shape(found["value"]), jnp.result_type(found["value"]))
+        for site, found in sites.items()
+        if is_latent(found) and is_continuous_latent(found) and not plates_of(found) & of_classes
+        if not _is_point(guide_sites.get(site))
+    }
+
+    def utilities(**values: Any) -> Any:
+        followed = param_options(_sites(fit.model, fit, TouchedRows(), values)[name]).follow
+        if followed.own is None:
+            return followed.values
+        return followed.own.values_at(jnp.zeros_like(followed.own.drawn))
+
+    return sorted(eval_provenance(utilities, **values)) if values else []
+
+
+def _sites(
+    fn: Any, fit: BoundFit, touched: TouchedRows, values: dict[str, Any] | None = None
+) -> Sites:
+    """The sites of a model or guide, some of the latent ones at values that are given."""
+
+    def around(fn: Any) -> Any:
+        return substitute(at_feasible_values(fn), substitute_fn=given)
+
+    def given(msg: Site) -> Any:
+        return (values or {}).get(msg["name"])
+
+    known: dict[str, Any] = {"params": fit.params, "touched": touched}
+    return sites_of(fn, fit.args, fit.kwargs, **known, around=around)
+
+
+def _is_point(site: Site | None) -> bool:
+    """Whether a guide has no width for a site, or not this site."""
+    return site is None or isinstance(base_distribution(site["fn"]), dist.Delta)
+
+
+def _share_of_draws(fit: BoundFit, name: str, state: Any) -> float:
+    rule = static_result(
+        lambda: param_options(_sites(fit.model, fit, TouchedRows())[name]).update_rule
+    )
+    if state is None or not isinstance(rule, NaturalGradient):
+        return 0.0
+    kept = state.local_state[name].rule_state
+    is_visited = kept.visits > 0
+    number = jnp.maximum(is_visited.sum(), 1)
+    return float(jnp.where(is_visited, rule.step_sizes(kept), 0).sum() / number)
