@@ -13,6 +13,7 @@ likelihood is a bound, since any u gives one.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +47,20 @@ class no_statements(Messenger):
             f"in a step, so it must hold no statements; got a {what}. Make it before, and use its "
             "value in the function."
         )
+
+
+def check_takes_one(site: str, utilities: Utilities) -> None:
+    """Refuse a function of several arguments, where values to follow are one."""
+    try:
+        inspect.signature(utilities).bind(None)
+    except ValueError:  # it has no signature
+        return
+    except TypeError as error:
+        raise TypeError(
+            f"site '{site}': with `follow` the function `utilities` must take one argument, all "
+            "that is followed, such as `lambda values: values[0] @ w.T + values[1]`; its signature "
+            f"says: {error}."
+        ) from error
 
 
 def refuse_names(site: str, values: Any) -> None:

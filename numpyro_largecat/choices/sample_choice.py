@@ -16,7 +16,13 @@ from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtili
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily, error_family
 from numpyro_largecat.choices.kept_per_row import kept_per_row, on_all_classes
-from numpyro_largecat.choices.own_values import OwnValues, Utilities, no_statements, refuse_names
+from numpyro_largecat.choices.own_values import (
+    OwnValues,
+    Utilities,
+    check_takes_one,
+    no_statements,
+    refuse_names,
+)
 from numpyro_largecat.choices.update_rules import Followed, MeanOfVisits, Own, UpdateRule
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
 from numpyro_largecat.handlers.internals import open_plates
@@ -139,7 +145,7 @@ def sample_choice(
             ``noise`` than "gumbel", or both; if the utilities do not depend on a value to follow.
         TypeError: If ``obs`` are not integers, or ``classes`` or ``rows`` not what their plates
             give; if ``follow`` is given without a function, a function without it, or one that
-            holds statements, or has names.
+            holds statements or takes several arguments, or has names.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -186,6 +192,7 @@ def sample_choice(
     of_values = utilities if callable(utilities) else None
     if callable(utilities):
         refuse_names(name, follow)
+        check_takes_one(name, utilities)
         with no_statements(name):
             utilities = utilities(follow)
     if classes is None or classes.kind != "sample":

@@ -137,6 +137,7 @@ def with_a_key(values):
         (lambda b: of_another(OWN), OWN, "gumbel", ValueError, "does not on 2 of 2"),
         (lambda b: jnp.zeros((N, 8)) + b, jnp.ones((N, 1), int), "gumbel", TypeError, "floats"),
         (lambda b: b @ FEATURES, ["g"], "gumbel", TypeError, r"must have values, .* got names"),
+        (lambda b, g: g @ FEATURES.T, OWN, "gumbel", TypeError, "must take one argument, all that"),
     ],
     ids=[
         "no values",
@@ -149,6 +150,7 @@ def with_a_key(values):
         "values around the argument",
         "whole numbers",
         "names",
+        "two arguments",
     ],
 )
 def test_what_cannot_be_followed_is_refused(utilities, follow, noise, error, message):
