@@ -152,10 +152,7 @@ def _eta_statistic(
     log_variance: Callable[[Array], Array],
     classes: ClassSubset,
 ) -> Statistic:
-    """Give a rule for u what it may ask of eta; XLA leaves out what the rule does not use.
-
-    Where the observed utility is ``distance`` lower, eta - 1 is exp(distance) times as large.
-    """
+    """Give a rule for u what it may ask of eta; XLA leaves out what the rule does not use."""
     at_hand = replace(classes, weights=jnp.minimum(classes.weights, 1))
 
     def statistic(u: Array, distance: Array) -> EtaEstimate:
@@ -163,7 +160,7 @@ def _eta_statistic(
         return EtaEstimate(
             best_u_at(log_eta_hat(here, classes), -distance),
             best_u_at(log_eta_hat(here, at_hand), -distance),
-            log_variance(here) + 2 * distance,
+            log_variance(here) - 2 * here,
         )
 
     return statistic

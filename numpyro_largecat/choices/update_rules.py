@@ -17,8 +17,8 @@ MOST_FIRST_STEPS = 5  # Newton steps on the first visit of a row, at most
 FIRST_TOLERANCE = 1e-3  # of the value after them
 LEAST_U = 1e-37  # near the least positive float32, so that logarithms are finite
 LEAST_PRECISION = 1e-4  # of q(error)
-LEAST_VARIANCE = 1e-6  # of eta_hat / eta, below which all of it is taken
-MOST_LOG_VARIANCE = 10.0  # finite in float16
+LEAST_NOISE = 1e-6  # variance of eta_hat / eta, below which all of it is taken
+MOST_LOG_NOISE = 15.0
 
 __all__ = ["EtaEstimate", "GaussianNaturalGradient", "NaturalGradient", "UpdateRule"]
 
@@ -64,7 +64,7 @@ class EtaEstimate(NamedTuple):
 
     log_eta_hat: Array  # (...), log of the estimate of eta, which is unbiased
     log_least: Array  # (...), log of the sum over the classes at hand alone: best u is not below
-    log_variance: Array | float = jnp.inf  # (...), of the estimate over draws of the classes
+    log_noise: Array | float = jnp.inf  # (...), log of its variance over draws of classes / eta^2
 
 
 def best_u_at(u: Array, distance: Array) -> Array:
@@ -119,7 +119,7 @@ class Averaged(NamedTuple):
     """What ``NaturalGradient`` keeps of each observation besides u."""
 
     visits: Array  # (...), integers
-    variance: Array  # (...), that of eta_hat / eta over draws of the classes, mean over visits
+    noise: Array  # (...), variance of eta_hat / eta over draws of the classes, mean over visits
 
 
 @dataclass(frozen=True)
@@ -140,22 +140,24 @@ class NaturalGradient:
     that it leaves where it is.
 
     **It averages no more than the draw of the classes asks for.** With v the variance of eta_hat /
-    eta over such draws, of which the mean over visits is kept, a u that has just taken eta_hat of
-    the same classes makes the bound too high by :math:`v\,(\alpha - \alpha^2 / 2)` to first order.
-    ``excess`` allows for so much. Where v is small, because many classes are drawn, utilities are
-    alike, or all that count are labels, u is as good as new in each step: it leaves a bad start at
-    once, is where weights have moved to, and follows the draw of all latent values, so that their
-    standard deviations are those of the softmax. Where v is large the steps are those of
-    Robbins and Monro, for which the sum of alpha must be infinite and that of its squares finite,
-    exponents in (0.5, 1]. After the step exp(-u) eta_hat is at most 1 / alpha, so gradients of the
-    utilities stay bounded.
+    eta over such draws, a u that has just taken eta_hat of the same classes makes the bound too
+    high by :math:`v\,(\alpha - \alpha^2 / 2)` to first order. ``excess`` allows for so much, where
+    the share of this visit is not more already. Where v is small, because many classes are drawn or
+    all that count are labels, u is as good as new in each step: it leaves a bad start at once, is
+    where weights have moved to, and follows the draw of all latent values, so that their standard
+    deviations are those of the softmax. Where v is large the steps are those of Robbins and Monro,
+    for which the sum of alpha must be infinite and that of its squares finite, exponents in (0.5,
+    1]. After the step exp(-u) eta_hat is at most 1 / alpha, so gradients of the utilities stay
+    bounded. Of v the mean over visits is kept, this one with them, each relative to the eta before
+    it: a class that is seldom drawn, and then most of eta_hat, so shows when it is drawn first.
 
     Cost: O(1) per observation and visit and one evaluation of the statistic; ``newton_steps`` more,
     with their derivatives, if a row is new. Two floats and one int kept per observation.
 
     Args:
         exponent: Decay of the step size, in (0.5, 1].
-        excess: Nats by which the bound of an observation may be too high on average, at least 0.
+        excess: Nats by which the bound of an observation may be too high on average where alpha is
+            not (1 + visits)^-exponent, at least 0.
         newton_steps: Most Newton steps on the first visit of an observation, for a statistic that
             depends on u; 0 for one that does not.
 
@@ -189,7 +191,8 @@ class NaturalGradient:
 
     def init(self, value: Array) -> Averaged:
         """No observation has been visited."""
-        return Averaged(jnp.zeros(value.shape, jnp.int32), jnp.zeros_like(value))
+        noise = jnp.zeros(value.shape, jnp.promote_types(value.dtype, jnp.float32))
+        return Averaged(jnp.zeros(value.shape, jnp.int32), noise)
 
     def update(
         self, value: Array, state: Averaged, statistic: Callable[[Array], EtaEstimate]
@@ -205,18 +208,22 @@ class NaturalGradient:
 
             value = _on_new_rows(state.visits == 0, value, self.newton_steps, newton)
         estimate = statistic(value)
-        log_kept, log_new = _log_step_sizes(self.step_sizes(state))
+        log_noise = jnp.asarray(estimate.log_noise, state.noise.dtype)
+        if not self.newton_steps:  # before the first visit there is no eta to compare with
+            first = 2 * (value - estimate.log_eta_hat)
+            log_noise = log_noise + jnp.where(state.visits == 0, first, 0)
+        log_noise = jnp.where(log_noise < MOST_LOG_NOISE, log_noise, MOST_LOG_NOISE)  # not NaN
+        share = _decaying(state.visits, self.exponent, state.noise.dtype)
+        noise = state.noise + share * (jnp.exp(log_noise) - state.noise)
+        state = Averaged(state.visits + 1, noise.astype(state.noise.dtype))
+        log_kept, log_new = _log_step_sizes(self.step_sizes(state).astype(value.dtype))
         moved = jnp.logaddexp(log_kept + value, log_new + estimate.log_eta_hat)
-        log_variance = jnp.minimum(estimate.log_variance - 2 * moved, MOST_LOG_VARIANCE)
-        share = _decaying(state.visits, self.exponent, value.dtype)
-        variance = state.variance + share * (jnp.exp(log_variance) - state.variance)
-        averaged = Averaged(state.visits + 1, variance.astype(value.dtype))
-        return moved.astype(value.dtype), averaged
+        return moved.astype(value.dtype), state
 
     def step_sizes(self, state: Averaged) -> Array:
-        """Alpha of the next visit of each observation."""
-        allowed = self.excess / jnp.maximum(state.variance, LEAST_VARIANCE)
-        decaying = _decaying(state.visits, self.exponent, allowed.dtype)
+        """Alpha of the last visit of each observation."""
+        allowed = self.excess / jnp.maximum(state.noise, LEAST_NOISE)
+        decaying = _decaying(jnp.maximum(state.visits - 1, 0), self.exponent, allowed.dtype)
         return jnp.maximum(decaying, jnp.minimum(allowed, 1))
 
 

@@ -63,8 +63,8 @@ def test_the_least_u_counts_each_class_at_hand_once(noise):
 
 @pytest.mark.parametrize("distance", [0.0, 0.7])
 @pytest.mark.parametrize("form", ["gumbel", "logistic", "variances"])
-def test_the_variance_is_that_of_independent_draws_of_the_classes(form, distance):
-    """sum_k w_k (w_k - 1) g_k^2, with g_k the derivative of eta_hat in the weight of class k."""
+def test_the_noise_is_that_of_independent_draws_of_the_classes(form, distance):
+    """sum_k w_k (w_k - 1) g_k^2 / eta^2, g_k the derivative of eta_hat in the weight of class k."""
     u, weights = jnp.array([1.0, 2.0, 3.0]), np.array([1, 1, 1, 7.0, 3.5, 50.0])
     some = replace(EVERYTHING, indices=jnp.array([0, 2, 4, 1, 3, 5]), labels=jnp.array([0, 2, 4]))
     spread = jnp.linspace(0.1, 0.9, K) if form == "variances" else None
@@ -76,13 +76,15 @@ def test_the_variance_is_that_of_independent_draws_of_the_classes(form, distance
         return kept.statistic(u, distance)
 
     by_weight = jax.jacfwd(lambda weights: jnp.exp(estimate(weights).log_eta_hat))(weights)
-    expected = (by_weight**2) @ (weights * (weights - 1))
-    np.testing.assert_allclose(jnp.exp(estimate(weights).log_variance), expected, rtol=1e-3)
+    eta = jnp.exp(best_u_at(u, distance))
+    by_weight *= jnp.exp(-distance)  # at the draw
+    expected = (by_weight**2) @ (weights * (weights - 1)) / eta**2
+    np.testing.assert_allclose(jnp.exp(estimate(weights).log_noise), expected, rtol=1e-3)
 
 
 def test_nothing_is_drawn_where_all_classes_are_at_hand():
     np.testing.assert_array_equal(
-        state_of("gumbel").statistic(jnp.ones(3), 0.0).log_variance, -jnp.inf
+        state_of("gumbel").statistic(jnp.ones(3), 0.0).log_noise, -jnp.inf
     )
 
 
