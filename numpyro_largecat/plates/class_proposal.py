@@ -75,7 +75,8 @@ class ClassProposal(Protocol):
 
         Returns:
             Classes, integers in [0, K), and their weights, 0 or above; both shape (L,) of any fixed
-            length.
+            length. Draw them apart from each other, or spread more evenly: of neighbours that come
+            together ``NaturalGradient`` takes the noise for less than it is.
         """
         ...
 

@@ -8,23 +8,29 @@ from typing import Any
 import numpy as np
 from jax import Array, lax
 
+from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtilityBound
 from numpyro_largecat.handlers.run_model import at_centre, at_values_or_centre, sites_of
+from numpyro_largecat.handlers.sites import base_distribution
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.findings import Finding
 from numpyro_largecat.reading.observed_choice import Observed
 from numpyro_largecat.reading.predictions import labels_of_rows, log_likelihood
+from numpyro_largecat.reading.static_result import static_result
 
 MOST_GAP = 0.05  # nats per observation
 
 
-def bound_gap(fit: BoundFit, observed: Observed, keys: Array) -> Finding:
+def bound_gap(fit: BoundFit, observed: Observed, keys: Array) -> list[Finding]:
     """The gap for each observation on average, of those that are not masked.
 
-    Both at the centre of the guide; the bound over draws of classes, one for each key.
+    Both at the centre of the guide; the bound over draws of classes, one for each key. None of
+    Gaussian utilities, whose bound is an expectation over the posterior and not at its centre.
     """
     utilities = ChunkedUtilities.of(fit)
+    if _is_expected(fit, utilities.site):
+        return []
     bounds = np.asarray(_bounds(fit, utilities.site, keys), np.float64)
     labels, rows = observed
     exact = log_likelihood(utilities, labels_of_rows(labels, utilities), None)
@@ -32,13 +38,26 @@ def bound_gap(fit: BoundFit, observed: Observed, keys: Array) -> Finding:
     gaps = np.where(is_there, np.asarray(exact) - bounds, 0)
     by_draw = gaps.reshape(len(keys), -1).sum(axis=1) / is_there.sum()
     gap, error = by_draw.mean(), by_draw.std(ddof=1) / len(keys) ** 0.5
-    lags = gap - 2 * error > MOST_GAP
+    lags, is_above = gap - 2 * error > MOST_GAP, gap + 2 * error < -MOST_GAP
     advice = (
         "take more steps, larger minibatches, or a larger `num_sampled`; or begin u anew at these "
         f"weights: `init_params` of this fit without `{utilities.site}_u`"
     )
-    advice = advice if lags else ""
-    return Finding("exact log likelihood less bound", gap, error, advice)
+    if is_above:  # no bound is, so draws of the classes miss those that matter
+        advice = "seldom drawn classes matter: raise `num_sampled`, or take a FrequencyProposal"
+    advice = advice if lags or is_above else ""
+    return [Finding("exact log likelihood less bound", gap, error, advice)]
+
+
+def _is_expected(fit: BoundFit, site: str) -> bool:
+    """Whether the likelihood of a choice is an expectation over Gaussian utilities."""
+
+    def found() -> bool:
+        known: dict[str, Any] = {"params": fit.params, "touched": TouchedRows()}
+        choice = sites_of(fit.model, fit.args, fit.kwargs, **known)[site]
+        return isinstance(base_distribution(choice["fn"]), GaussianUtilityBound)
+
+    return static_result(found)
 
 
 def _bounds(fit: BoundFit, site: str, keys: Array) -> Array:

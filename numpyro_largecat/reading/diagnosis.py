@@ -55,7 +55,7 @@ def diagnose(
     keys = jax.random.split(rng_key, num_repeats)
     findings = [] if training.losses is None else [elbo_convergence(training.losses)]
     r_hats = parameter_convergence(training.iterates)
-    findings += [*r_hats.values(), bound_gap(batch, observed, keys)]
+    findings += [*r_hats.values(), *bound_gap(batch, observed, keys)]
     if training.plan is not None and training.state is not None:
         still_rises = any(finding.advice for finding in findings[:1])
         drifting = {name for name, finding in r_hats.items() if finding.advice}

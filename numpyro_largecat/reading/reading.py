@@ -344,8 +344,8 @@ class Reading:
           the rest. Below 0.8 the guide lacks a covariance, or is not done; above 1.25 it is not
           done. Left out if ``num_draws`` are fewer than twice the products of two values.
         - **Sd of the log** of each positive small site: above 0.5 it may well be 0.
-        - **Values that u follows**: 0 for each site of an entity plate, where classes are sampled
-          and the choice has no ``follow``, see ``sample_choice``.
+        - **Share of draws that u follows**, for each site that moves utilities around what the
+          choice has as ``follow``, where classes are sampled: below 0.7 its sds are too small.
         - **Share of rows seen** where the prior of rows of the classes is learned and w is drawn
           around it: below a half, untouched rows pull the scale, see ``not_centred``.
         - **Classes seen**: how many of the K classes have labels, and how many equally frequent

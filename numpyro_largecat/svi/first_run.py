@@ -30,7 +30,7 @@ from numpyro_largecat.handlers.internals import (
     trace_state_clean,
 )
 from numpyro_largecat.handlers.plate_facts import plate_facts, rows_request
-from numpyro_largecat.handlers.run_model import as_drawn, sites_of
+from numpyro_largecat.handlers.run_model import Around, as_drawn, at_feasible_values, sites_of
 from numpyro_largecat.handlers.sites import Sites, is_latent, of_type
 from numpyro_largecat.handlers.static_arguments import split_arguments
 from numpyro_largecat.handlers.touched_rows import TouchedRows
@@ -43,6 +43,7 @@ from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.reading_by_place import plates_that_may_be_read, refuse_reading_by_place
 from numpyro_largecat.svi.row_optimizer import Rows
 from numpyro_largecat.svi.sharding import Sharding, with_padding
+from numpyro_largecat.svi.start_values import check_start_values
 from numpyro_largecat.svi.state import RuledParam, SubsampledSVIState, shapes_of
 from numpyro_largecat.svi.stored_params import StoredParam, describe_param
 
@@ -290,7 +291,9 @@ def _run_model(
     def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
         args, kwargs = static.restore(arrays)
         touched = TouchedRows()
-        sites = sites_of(plan.model, args, kwargs, rng_key=rng_key, params=given, touched=touched)
+        how: dict[str, Any] = {"rng_key": rng_key, "params": given, "touched": touched}
+        around = _checked(at_feasible_values, given)
+        sites = sites_of(plan.model, args, kwargs, **how, around=around)
         _warn_of_discrete_sites(sites, plan.loss)
         found = _found(sites, touched, plan.sharding)
         kinds.update(_kinds_of_plates(sites))
@@ -301,6 +304,10 @@ def _run_model(
 
     seen, values, mutable = compiled(run)(rng_key, arrays, given)
     return _OfModel(seen, _Found(described, values, mutable), read_plates, kinds)
+
+
+def _checked(around: Around, given: dict[str, Any]) -> Around:
+    return lambda fn: check_start_values(around(fn), given)
 
 
 def _kinds_of_plates(sites: Sites) -> dict[str, str]:
@@ -318,7 +325,8 @@ def _run_guide(
         What it has shown, and whether its distributions have arguments that they can take.
     """
     set_up_anew(plan.guide)
-    how: dict[str, Any] = {"rng_key": rng_key, "params": given, "around": as_drawn}
+    around = _checked(as_drawn, given)
+    how: dict[str, Any] = {"rng_key": rng_key, "params": given, "around": around}
     sites = sites_of(plan.guide, args, kwargs, touched=touched, **how)
     return _found(sites, touched, plan.sharding), have_valid_arguments(sites)
 

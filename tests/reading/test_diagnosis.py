@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDelta
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
 from numpyro_largecat.reading.findings import Finding
@@ -179,6 +179,55 @@ def test_what_the_guide_leaves_to_the_model_makes_no_gap():
 
     found, _ = diagnose(lc.Fitted(model, guide, {"loc": w}), num_repeats=3)
     assert abs(found["exact log likelihood less bound"].value) < 1e-5
+
+
+def test_rows_of_several_choices_are_looked_at_row_by_row():
+    """All rows of batches, where each has a sequence of choices, say what they say at once."""
+    num_rows, length = 20, 3
+    x = np.random.default_rng(0).normal(size=(num_rows, length, 2)).astype(np.float32)
+    y = np.random.default_rng(1).integers(0, NUM_CATEGORIES, (num_rows, length))
+
+    def model(x, y=None, rows=None):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+        with lc.class_plate("classes", NUM_CATEGORIES, y, 4) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        with lc.data_plate("data", num_rows, rows, dim=-2) as rows, numpyro.plate("time", length):
+            lc.sample_choice("y", (x + b) @ w.T, classes=classes, rows=rows, obs=y)
+
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.02), TraceMeanField_ELBO())
+    batches = lc.ArrayBatches(x, y, batch_size=5)
+    result = svi.run(jax.random.key(0), 100, batches=batches, progress_bar=False)
+    fitted = lc.Fitted.from_svi(svi, result)
+    how = {"rng_key": jax.random.key(1), "num_draws": 100, "num_repeats": 2}
+    of_batches = fitted.on().diagnose(batches=batches, num_rows=num_rows * length, **how)
+    at_once = fitted.on(x, y, np.arange(num_rows)).diagnose(**how)
+
+    def of_parts(found):
+        parts = [f for f in found.findings if f.name.startswith(("Pareto", "sd ", "share of cl"))]
+        return [f.name for f in parts], [f.value for f in parts]
+
+    names, values = of_parts(of_batches)
+    assert "Pareto k of the small sites" in names
+    assert names == of_parts(at_once)[0]
+    np.testing.assert_allclose(values, of_parts(at_once)[1], rtol=0.02)
+    few = fitted.on().diagnose(batches=batches, num_rows=5, **how)  # a sample of the rows
+    assert any(finding.name == "Pareto k of the small sites" for finding in few.findings)
+
+
+def test_the_bound_of_gaussian_utilities_is_not_compared_with_the_centre():
+    """It is an expectation over the posterior, so what is between them is no lag of u."""
+
+    def model(x, y, rows):
+        with lc.class_plate("classes", NUM_CATEGORIES, y, 4) as classes:
+            w = lc.gaussian_weights("w", classes, (x.shape[1],))
+        with lc.data_plate("data", NUM_ROWS, rows) as rows:
+            how = {"classes": classes, "rows": rows, "obs": y}
+            lc.sample_choice("y", x @ w.loc.T, variances=x**2 @ w.variance.T, **how)
+
+    svi = lc.SubsampledSVI(model, lambda *_: None, optax.adam(0.05), TraceMeanField_ELBO())
+    result = svi.run(jax.random.key(0), 20, X, Y, ROWS, progress_bar=False)
+    found, _ = diagnose(lc.Fitted.from_svi(svi, result), num_repeats=2)
+    assert "exact log likelihood less bound" not in found
 
 
 def test_pareto_k_says_what_to_do():

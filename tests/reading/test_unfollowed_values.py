@@ -55,7 +55,7 @@ def named(make_guide=AutoNormal, **options):
         own_model, make_guide(own_model), optax.adam(0.01), TraceMeanField_ELBO()
     )
     batches = lc.ArrayBatches(USERS, Y, batch_size=20)
-    result = svi.run(jax.random.key(0), 5, batches=batches, progress_bar=False)
+    result = svi.run(jax.random.key(0), 30, batches=batches, progress_bar=False)
     found = (
         lc.Fitted.from_svi(svi, result)
         .on()
