@@ -252,8 +252,9 @@ def _checked_rows(name: str, rows: RowSubset | None, shape: tuple[int, ...]) -> 
     if len(shape) < -rows.dim or shape[rows.dim] != rows.indices.shape[0]:
         raise ValueError(
             f"site '{name}' must have the {rows.indices.shape[0]} rows of plate '{rows.name}' at "
-            f"axis {rows.dim}; got choices of shape {shape}. Where rows have several choices each, "
-            "(B, T), give the data plate `dim=-2` and these a plate of their own, `dim=-1`."
+            f"axis {rows.dim}; got choices of shape {shape}. Of a minibatch give the plate its row "
+            f"numbers, `lc.data_plate('{rows.name}', {rows.size}, rows)`; where rows have several "
+            "choices each, (B, T), give it `dim=-2` and these a plate of their own, `dim=-1`."
         )
     plates = open_plates()
     if not any(isinstance(p, data_plate) and p.rows.name == rows.name for p in plates):

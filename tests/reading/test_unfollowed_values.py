@@ -67,7 +67,7 @@ def named(make_guide=AutoNormal, **options):
 @pytest.mark.parametrize(
     ("options", "sites"),
     [
-        ({}, ["b", "v"]),
+        slow_case({}, ["b", "v"]),
         ({"how": "a part"}, ["b"]),
         slow_case({"how": "half"}, ["v"]),
         slow_case({"how": "a sum"}, []),
