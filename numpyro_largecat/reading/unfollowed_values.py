@@ -49,7 +49,7 @@ def unfollowed_values(fit: BoundFit, choice: str, state: Any) -> list[Finding]:
     if name not in fit.params:
         return []
     share = _share_of_draws(fit, name, state)
-    advice = "sds may be 0.7 of what they should be: `sample_choice(..., follow=)`"
+    advice = "sds may be 0.7 to 0.9 of what they should be: `sample_choice(..., follow=)`"
     advice *= share < LEAST_SHARE
     group = "share of draws that u follows"
     return [
