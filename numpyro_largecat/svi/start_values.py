@@ -32,7 +32,7 @@ class check_start_values(Messenger):
         """Compare what is given with what the statement itself starts at."""
         if msg["type"] != "param" or msg["name"] not in self._given:
             return
-        own, given = msg["args"][0] if msg["args"] else _made(msg["fn"]), self._given[msg["name"]]
+        own, given = _own(msg), self._given[msg["name"]]
         wanted, got = (jax.tree.map(jnp.shape, x) for x in (own, given))
         if wanted != got:
             raise ValueError(
@@ -47,7 +47,9 @@ class check_start_values(Messenger):
                 )
 
 
-def _made(fn: Callable[[], Any]) -> Any:
-    """What a statement makes by a key, in shapes; no handler around sees the key."""
+def _own(msg: Site) -> Any:
+    """What a statement starts at; in shapes where it is made by a key, which no handler sees."""
+    if msg["args"] and not callable(msg["args"][0]):
+        return msg["args"][0]
     with block(), seed(rng_seed=0):
-        return jax.eval_shape(fn)
+        return jax.eval_shape(lambda: msg["fn"](*msg["args"]))
