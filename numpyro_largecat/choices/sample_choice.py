@@ -104,9 +104,9 @@ def sample_choice(
 
     **Bias.** The step that moves u uses the classes of the same step, as in the paper. On its
     first visit an observation takes the best u for them, as in the stateless form, whose ELBO is
-    too high. The bias fades with the visits, as the noise of the drawn classes over their number,
-    to what ``NaturalGradient`` allows for, by default 0.002 nats for each observation. Rows that a
-    mask hides move their u all the same.
+    too high. The bias is in proportion to the noise of the drawn classes, and fades with the number
+    of visits to what ``NaturalGradient`` allows for, by default 0.002 nats for each observation.
+    Rows that a mask hides move their u all the same.
 
     Shapes: the choice has the shape of ``obs``, or ``utilities.shape[:-1]``.
 

@@ -215,7 +215,7 @@ class NaturalGradient:
         log_noise = jnp.where(log_noise < MOST_LOG_NOISE, log_noise, MOST_LOG_NOISE)  # not NaN
         share = _decaying(state.visits, self.exponent, state.noise.dtype)
         noise = state.noise + share * (jnp.exp(log_noise) - state.noise)
-        state = Averaged(state.visits + 1, noise.astype(state.noise.dtype))
+        state = Averaged(state.visits + 1, noise)
         log_kept, log_new = _log_step_sizes(self.step_sizes(state).astype(value.dtype))
         moved = jnp.logaddexp(log_kept + value, log_new + estimate.log_eta_hat)
         return moved.astype(value.dtype), state
