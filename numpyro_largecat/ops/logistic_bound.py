@@ -14,7 +14,6 @@ from numpyro_largecat.ops.fixed_point import newton_step
 from numpyro_largecat.ops.log_cdf import logistic_log_cdf
 from numpyro_largecat.ops.softmax_bound import log_variance_of_sum
 
-BIGGEST = 80.0  # argument of an exponential in float32
 U_TOLERANCE = 1e-6  # what a step of length one would change in it
 MOST_U_STEPS = 60  # the search ends where all are within the tolerance
 NODES, NODE_WEIGHTS = (a.tolist() for a in np.polynomial.laguerre.laggauss(3))  # Exp(1)
@@ -156,7 +155,8 @@ def _shift(x: Array, weights: Array) -> Array:
 
 def _shifted_sigmoids(x: Array, shift: Array) -> Array:
     """exp(-shift) / (1 + exp(-x))."""
-    below = jnp.minimum(shift - x, BIGGEST)  # so far below that it adds nothing
+    biggest = 0.9 * math.log(jnp.finfo(x.dtype).max)  # that an exponential can take
+    below = jnp.minimum(shift - x, biggest)  # so far below that it adds nothing
     return 1 / (jnp.exp(shift) + jnp.exp(below))
 
 

@@ -20,7 +20,7 @@ from numpyro_largecat.reading.convergence import elbo_convergence, parameter_con
 from numpyro_largecat.reading.findings import Diagnosis, Finding
 from numpyro_largecat.reading.gradient_signal import gradient_signals
 from numpyro_largecat.reading.learned_rows import centred_priors
-from numpyro_largecat.reading.observed_choice import observed_choice
+from numpyro_largecat.reading.observed_choice import observed_choice, observed_in_batches
 from numpyro_largecat.reading.parts_check import check_on_batches, check_on_rows
 from numpyro_largecat.reading.unfollowed_values import unfollowed_values
 from numpyro_largecat.svi.array_batches import ArrayBatches
@@ -63,8 +63,7 @@ def diagnose(
         findings += gradient_signals(batch, training.plan, training.state, drifting, keys)
     everything = observed
     if batches is not None:
-        rows = fit.followed_by(batches.take(jnp.arange(batches.size)))
-        everything = observed_choice(rows, choice.site)
+        everything = observed_in_batches(fit, batches, choice.site)
     if num_draws and batches is None:
         ratios = check_on_rows(rng_key, batch, observed, num_draws)
         findings += ratios.findings("give `batches`, and more `num_rows`")

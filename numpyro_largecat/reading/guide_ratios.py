@@ -314,23 +314,32 @@ def pareto_k(log_ratios: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _ratios(priors: Array, log_probs: Array, rows: RowWeights, found: FreeValues) -> Ratios:
-    """Sum over observations, in float64: priors (T, S) and log_probs (T, S, ...)."""
+    """Sum over observations, in float64: priors (T, S) and log_probs (T, S, ...).
+
+    The noise is that of rows, of which the choices come and go together.
+    """
     drawn = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
-    by_row = np.asarray(log_probs, np.float64).reshape(*priors.shape, -1)
-    if by_row.shape[-1] == 1 != rows.weights.size:  # the same for all draws
+    weights, counts = np.atleast_1d(np.asarray(rows.weights, np.float64), np.asarray(rows.counts))
+    by_choice = np.asarray(log_probs, np.float64)
+    if by_choice.size == priors.size and weights.size != 1:  # the same for all draws
         return Ratios(np.asarray(priors, np.float64), np.zeros(len(priors)), drawn)
-    weights = np.asarray(rows.weights, np.float64).ravel()
-    is_sampled = np.asarray(rows.is_sampled).ravel()
-    by_row = np.where(weights > 0, by_row, 0)
+    by_choice = np.where(weights > 0, by_choice.reshape(*priors.shape, *weights.shape), 0)
+    by_row = _by_row(weights * by_choice, rows.axis, 2).sum(axis=-2)
     by_row -= by_row.mean(axis=1, keepdims=True)
-    noise = np.zeros(len(priors))
-    number = is_sampled.sum()
+    stands_for = _by_row(counts, rows.axis, 0).max(axis=0)
+    is_sampled = stands_for > 1
+    noise, number = np.zeros(len(priors)), is_sampled.sum()
     if number > 1:
-        size = np.asarray(rows.counts).ravel()[is_sampled].sum()
-        parts = by_row[..., is_sampled] * weights[is_sampled]
-        variance = parts.var(axis=-1, ddof=1).mean(axis=1)
-        noise = np.sqrt(number * np.maximum(1 - number / size, 0) * variance)
-    return Ratios(np.asarray(priors, np.float64) + by_row @ weights, noise, drawn)
+        variance = by_row[..., is_sampled].var(axis=-1, ddof=1).mean(axis=1)
+        share = number / stands_for[is_sampled].sum()
+        noise = np.sqrt(number * np.maximum(1 - share, 0) * variance)
+    return Ratios(np.asarray(priors, np.float64) + by_row.sum(axis=-1), noise, drawn)
+
+
+def _by_row(values: NDArray[Any], axis: int, num_leading: int) -> NDArray[Any]:
+    """Leading axes, then all axes of the choice but that of the rows as one, then the rows."""
+    moved = np.moveaxis(values, axis, -1)
+    return moved.reshape(*moved.shape[:num_leading], -1, moved.shape[-1])
 
 
 def _choice(site: dict[str, Any]) -> tuple[Array, Array]:

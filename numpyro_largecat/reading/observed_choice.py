@@ -15,6 +15,7 @@ from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
 from numpyro_largecat.handlers.sites import is_observed, scale_of, site_of_plate, unmasked
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.bound_fit import BoundFit
+from numpyro_largecat.svi.array_batches import ArrayBatches
 
 
 class RowWeights(NamedTuple):
@@ -22,6 +23,7 @@ class RowWeights(NamedTuple):
 
     weights: Array  # (...), like the choice; what their log probabilities are multiplied by
     stands_for: Array  # (...), how many each stands for in that; 1 if it is there with certainty
+    axis: int = -1  # of the rows that are a sample; those of one row come together
 
     @property
     def counts(self) -> Array:
@@ -51,28 +53,56 @@ def observed_choice(fit: BoundFit, site: str) -> Observed:
     def around(model: Any) -> Any:
         return only_read(at_feasible_values(model), is_choice=is_choice)
 
-    def look() -> Observed:
+    def look() -> tuple[Array, Array, Array, int]:
         known: dict[str, Any] = {"params": fit.params, "touched": TouchedRows()}
         sites = sites_of(fit.model, fit.args, fit.kwargs, **known, around=around)
         if not is_observed(sites[site]):
             need = f"the model must observe choice '{site}' to be diagnosed"
             raise ValueError(f"{need}: give its classes to `fitted.on(...)`, or give `batches`.")
-        return _observed(sites[site], _stands_for(sites, site))
+        return _observed(sites[site], *_sampled(sites, site))
 
-    return compiled(look)()
+    labels, weights, stands_for, axis = compiled(look)()
+    return Observed(labels, RowWeights(weights, stands_for, int(axis)))
 
 
-def _stands_for(sites: Any, site: str) -> float:
-    """How many observations of its plates one of a choice stands for."""
-    found = 1.0
+def observed_in_batches(fit: BoundFit, batches: ArrayBatches, site: str) -> Observed:
+    """Look at what the model observes in all rows of ``batches``, with the axis that they are on.
+
+    Raises:
+        ValueError: If the model does not observe the choice, or its rows are on no axis of it.
+    """
+
+    def observed(number: int) -> Observed:
+        return observed_choice(fit.followed_by(batches.take(jnp.arange(number))), site)
+
+    everything, size = observed(batches.size), batches.size
+    shape = everything.labels.shape
+    axes = [axis for axis in range(-len(shape), 0) if shape[axis] == size]
+    if len(axes) > 1 and size > 1:  # the one that is as long as there are rows
+        fewer = observed(size - 1).labels.shape
+        axes = [axis for axis in axes if fewer[axis] == size - 1]
+    if not axes:
+        raise ValueError(
+            f"the observations must have an axis for the {size} rows of `batches`; got shape "
+            f"{shape}. Leave this part out by `num_draws=0`."
+        )
+    return everything._replace(rows=everything.rows._replace(axis=axes[0]))
+
+
+def _sampled(sites: Any, site: str) -> tuple[float, int]:
+    """How many observations of its plates one of a choice stands for; axis of the sampled rows."""
+    found, axes = 1.0, {}
     for frame in sites[site]["cond_indep_stack"]:
-        found *= site_of_plate(frame, sites)["args"][0] / frame.size
-    return found
+        share = site_of_plate(frame, sites)["args"][0] / frame.size
+        axes[frame.dim - sites[site]["fn"].event_dim] = share
+        found *= share
+    return found, max(axes, key=axes.__getitem__, default=-1)
 
 
-def _observed(site: dict[str, Any], stands_for: float) -> Observed:
+def _observed(
+    site: dict[str, Any], stands_for: float, axis: int
+) -> tuple[Array, Array, Array, int]:
     """How the observations of a choice weigh in the model; 0 where it masks them."""
     shape = site["fn"].shape()
     weights = jnp.broadcast_to(jnp.where(unmasked(site["fn"])[1], scale_of(site), 0.0), shape)
-    rows = RowWeights(weights, jnp.full(shape, stands_for))
-    return Observed(jnp.broadcast_to(site["value"], shape), rows)
+    return jnp.broadcast_to(site["value"], shape), weights, jnp.full(shape, stands_for), axis

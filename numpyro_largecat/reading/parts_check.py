@@ -106,16 +106,10 @@ def check_on_batches(
 ) -> PartsCheck:
     """Look at the guide on all rows of some classes, and on a sample of the others.
 
-    ``everything`` are the observations of all rows of ``batches``, several for each row if choices
-    have more axes.
+    ``everything`` are the observations of all rows of ``batches``, see ``observed_in_batches``.
     """
     labels, weights = np.asarray(everything.labels), np.asarray(everything.rows.weights)
-    if batches.size not in labels.shape:
-        raise ValueError(
-            f"the observations must have an axis for the {batches.size} rows of `batches`; got "
-            f"shape {labels.shape}. Leave this part out by `num_draws=0`."
-        )
-    axis = labels.shape.index(batches.size)
+    axis = everything.rows.axis
     chosen = _choose_classes(rng_key, num_categories, labels, num_rows)
     by_row = np.moveaxis(labels, axis, 0).reshape(batches.size, -1)
     is_own = np.asarray(np.isin(by_row, chosen).any(axis=1))
@@ -125,9 +119,9 @@ def check_on_batches(
     ids = np.concatenate([np.flatnonzero(is_own), rng.choice(others, number, replace=False)])
     of_rows = np.where(is_own[ids], 1.0, others.size / max(number, 1))
     weights = np.take(weights, ids, axis)
-    along = of_rows.reshape([-1 if i == axis else 1 for i in range(labels.ndim)])
+    along = np.moveaxis(of_rows.reshape(-1, *[1] * (labels.ndim - 1)), 0, axis)
     stands_for = np.broadcast_to(along, weights.shape)
-    rows = RowWeights(jnp.asarray(stands_for * weights), jnp.asarray(stands_for))
+    rows = RowWeights(jnp.asarray(stands_for * weights), jnp.asarray(stands_for), axis)
     chosen_rows = fit.followed_by(batches.take(jnp.asarray(ids)))
     utilities = ChunkedUtilities.of(chosen_rows, is_drawn=True)
     return _check(rng_key, utilities, rows, chosen, num_draws)

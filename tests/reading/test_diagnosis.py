@@ -181,9 +181,11 @@ def test_what_the_guide_leaves_to_the_model_makes_no_gap():
     assert abs(found["exact log likelihood less bound"].value) < 1e-5
 
 
-def test_rows_of_several_choices_are_looked_at_row_by_row():
+@pytest.mark.parametrize("length", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dim", [-2, -1])
+def test_rows_of_several_choices_are_looked_at_row_by_row(length, dim):
     """All rows of batches, where each has a sequence of choices, say what they say at once."""
-    num_rows, length = 20, 3
+    num_rows = 20
     x = np.random.default_rng(0).normal(size=(num_rows, length, 2)).astype(np.float32)
     y = np.random.default_rng(1).integers(0, NUM_CATEGORIES, (num_rows, length))
 
@@ -191,7 +193,10 @@ def test_rows_of_several_choices_are_looked_at_row_by_row():
         b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
         with lc.class_plate("classes", NUM_CATEGORIES, y, 4) as classes:
             w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
-        with lc.data_plate("data", num_rows, rows, dim=-2) as rows, numpyro.plate("time", length):
+        if dim == -1:
+            x, y = jnp.swapaxes(x, 0, 1), jnp.swapaxes(y, 0, 1)
+        time = numpyro.plate("time", length, dim=-3 - dim)
+        with lc.data_plate("data", num_rows, rows, dim=dim) as rows, time:
             lc.sample_choice("y", (x + b) @ w.T, classes=classes, rows=rows, obs=y)
 
     svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.02), TraceMeanField_ELBO())

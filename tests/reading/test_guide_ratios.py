@@ -134,6 +134,21 @@ def test_the_noise_of_a_sample_of_rows_is_its_standard_deviation():
     )
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_the_noise_of_rows_of_several_choices_is_that_of_rows(axis):
+    """Two choices of one row that say the same are no more than one that counts twice."""
+    by_row = np.random.default_rng(0).normal(size=(1, 50, 20))
+    once = RowWeights(jnp.full(20, 10.0), jnp.full(20, 5.0))
+    shape = (2, 20) if axis == -1 else (20, 2)
+    twice = RowWeights(jnp.full(shape, 5.0), jnp.full(shape, 5.0), axis)
+    repeated = np.stack([by_row, by_row], axis=axis - 1 if axis == -1 else -1)
+    noise_of = [
+        _ratios(jnp.zeros((1, 50)), found, rows, FreeValues({}, 0.0)).noise
+        for found, rows in ((by_row, once), (repeated, twice))
+    ]
+    np.testing.assert_allclose(*noise_of)
+
+
 @pytest.mark.slow
 def test_rows_of_the_classes_and_a_sample_of_others_stand_for_all(guide):
     """Too few of the others to tell about the slope, where all rows do."""
