@@ -289,6 +289,17 @@ def check_finite(named_values: Iterable[tuple[str, Any]]) -> None:
             raise BadDataError(text)
 
 
+def why_not_taken(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TypeError | None:
+    """What the signature of ``fn`` says against these arguments; None if nothing."""
+    try:
+        inspect.signature(fn).bind(*args, **kwargs)
+    except ValueError:  # it has no signature
+        return None
+    except TypeError as error:
+        return error
+    return None
+
+
 def check_arguments(fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """Refuse arrays among the arguments of a model that are not finite, or overflow, by name.
 

@@ -13,7 +13,6 @@ likelihood is a bound, since any u gives one.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.primitives import Messenger
 
+from numpyro_largecat._checks import why_not_taken
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.handlers.internals import eval_provenance
 from numpyro_largecat.plates.class_subset import ClassSubset
@@ -51,16 +51,13 @@ class no_statements(Messenger):
 
 def check_takes_one(site: str, utilities: Utilities) -> None:
     """Refuse a function of several arguments, where values to follow are one."""
-    try:
-        inspect.signature(utilities).bind(None)
-    except ValueError:  # it has no signature
-        return
-    except TypeError as error:
+    reason = why_not_taken(utilities, None)
+    if reason is not None:
         raise TypeError(
             f"site '{site}': with `follow` the function `utilities` must take one argument, all "
             "that is followed, such as `lambda values: values[0] @ w.T + values[1]`; its signature "
-            f"says: {error}."
-        ) from error
+            f"says: {reason}."
+        )
 
 
 def refuse_names(site: str, values: Any) -> None:

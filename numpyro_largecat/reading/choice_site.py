@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from numpyro_largecat._checks import why_not_taken
 from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.choices.error_guides import without_errors
 from numpyro_largecat.handlers.chosen_rows import only_read, without_training_rows
@@ -34,7 +35,9 @@ def find_choice(fit: BoundFit) -> ChoiceSite:
 
     Raises:
         ValueError: If a name is not one of the model's, or there are several choices to read.
+        TypeError: If the arguments are none of the model.
     """
+    _check_takes(fit)
     model, _ = without_errors(fit.model, fit.guide)
     plates, choices = _look(fit, model)
     if not choices:
@@ -74,6 +77,17 @@ def find_choice(fit: BoundFit) -> ChoiceSite:
             f"the model are {list(choices)}, and its class plates {list(plates)}."
         )
     return found[0]
+
+
+def _check_takes(fit: BoundFit) -> None:
+    """Refuse arguments that the model does not take, saying where they are given."""
+    reason = why_not_taken(fit.model, *fit.args, **fit.kwargs)
+    if reason is not None:
+        raise TypeError(
+            "the arguments of `fitted.on(...)` must be those of the model, most often without the "
+            f"observed choices; its signature says: {reason}. (Batches of a fit are given to "
+            "`diagnose(batches=batches, ...)`.)"
+        )
 
 
 def _look(fit: BoundFit, model: Any) -> tuple[dict[str, int], dict[str, Any]]:

@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from numpyro_largecat._checks import why_not_taken
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.bound_gap import bound_gap
 from numpyro_largecat.reading.choice_site import find_choice
@@ -87,16 +86,13 @@ def _check_followed(fit: BoundFit, batches: ArrayBatches) -> None:
     Raises:
         TypeError: With the way to call it.
     """
-    try:
-        inspect.signature(fit.model).bind(*fit.args, *batches.batch(0), **fit.kwargs)
-    except ValueError:  # it has no signature
-        return
-    except TypeError as error:
+    reason = why_not_taken(fit.model, *fit.args, *batches.batch(0), **fit.kwargs)
+    if reason is not None:
         raise TypeError(
             "with `batches` only the arguments that are the same in each step of the fit belong in "
             "`fitted.on(...)`, most often none, since the arrays of a batch come after them: "
-            f"`fitted.on().diagnose(batches=batches, ...)`; the model's signature says: {error}."
-        ) from error
+            f"`fitted.on().diagnose(batches=batches, ...)`; the model's signature says: {reason}."
+        )
 
 
 def _classes_seen(labels: np.ndarray, num_categories: int) -> list[Finding]:

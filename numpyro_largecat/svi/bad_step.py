@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a step was not finite: the first parameter, site or gradient, and its row."""
+"""What of a start or step was not finite: the first parameter, site or gradient, and its row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.handlers.run_model import sites_of
 from numpyro_largecat.handlers.sites import Site, log_prob_of
 from numpyro_largecat.handlers.static_arguments import split_arguments
 from numpyro_largecat.handlers.touched_rows import TouchedRows
@@ -58,6 +60,45 @@ def first_not_finite(
     for (what, plates), found in zip(described, looks, strict=True):
         if found.bad.any():
             return f"{what} is {found.value}{_where(plates, found)}"
+    return None
+
+
+@contextmanager
+def explained_search(
+    model: Callable[..., Any], params: Mapping[str, Any], args: Any, kwargs: Any
+) -> Iterator[None]:
+    """Add to NumPyro's error that no start is valid which site of the model is why.
+
+    Args:
+        model: The model.
+        params: Values of parameters, by name; the others start at their own.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "valid initial parameters" in str(error):
+            what = _not_finite_at_zero(model, params, args, kwargs)
+            if what is not None:
+                error.add_note(
+                    f"With all latent values at 0 {what}. Look for an observed class that is not "
+                    "available (-inf), or data that are not finite or outside of the support."
+                )
+        raise
+
+
+def _not_finite_at_zero(
+    model: Callable[..., Any], params: Mapping[str, Any], args: Any, kwargs: Any
+) -> str | None:
+    """Say which site's log density is not finite with all free latent values at 0."""
+    touched = TouchedRows()
+    for site in sites_of(model, args, kwargs, params=params, touched=touched).values():
+        if site["type"] == "sample":
+            density = "the model's log density"
+            what, plates, found = _of_site(density, site, log_prob_of(site), 0, touched)
+            if found.bad.any():
+                return f"{what} is {found.value}{_where(plates, found)}"
     return None
 
 

@@ -35,6 +35,7 @@ from numpyro_largecat.handlers.sites import Sites, is_latent, of_type
 from numpyro_largecat.handlers.static_arguments import split_arguments
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.handlers.valid_arguments import have_valid_arguments
+from numpyro_largecat.svi.bad_step import explained_search
 from numpyro_largecat.svi.iterates import choose_entries
 from numpyro_largecat.svi.joint_guides import refuse_joint_guides
 from numpyro_largecat.svi.labels import GivenLabels, check_labels, labels_of
@@ -116,7 +117,9 @@ def _first_run(
     if are_valid is None:
         check_labels(seen.labels)
     refuse_joint_guides(plan.guide, seen.touched, args, kwargs)
-    with search_for_start_values(_compiled_search if are_valid is None else _noting(are_valid)):
+    wrapped = _compiled_search if are_valid is None else _noting(are_valid)
+    explained = explained_search(plan.model, given, args, kwargs)
+    with search_for_start_values(wrapped), explained:
         of_guide, is_valid = _run_guide(plan, guide_key, given, seen.touched, args, kwargs)
     seen = seen._replace(is_valid=seen.is_valid & is_valid)
     sites, values, mutable = (a | b for a, b in zip(of_model.found, of_guide, strict=True))

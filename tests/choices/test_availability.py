@@ -198,7 +198,8 @@ def test_predictions_give_unavailable_classes_no_probability(num_sampled):
 
 def test_a_choice_that_is_not_available_stops_the_fit():
     y = Y.at[3].set(jnp.argmin(AVAILABLE[3]))
-    with pytest.raises(RuntimeError, match="Cannot find valid initial parameters"):
+    needed = r"valid initial parameters[\s\S]*at site 'y' is -inf in row 3 of plate 'data'"
+    with pytest.raises(RuntimeError, match=needed):
         guide = AutoDelta(model := make_model(None), init_loc_fn=init_to_feasible)
         point_fit(model, X, AVAILABLE, y, num_steps=5, guide=guide)
 

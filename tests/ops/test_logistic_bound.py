@@ -106,3 +106,17 @@ def test_far_from_the_best_u_everything_is_finite(distance, u):
     assert jnp.isfinite(value)
     assert jnp.isfinite(slope)
     assert jnp.isfinite(log_eta_hat_logistic(distances, weights, jnp.array(u)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_gradients_are_finite_in_narrow_types(dtype):
+    """Where the exponential of a distance overflows, and the best u is looked for."""
+    distances, weights = competitors(jnp.array([0.0, 9.0, -30.0, 60.0], dtype), 1)
+
+    def bound(distances):
+        return logistic_bound(distances, weights, best_u_logistic(distances, weights))
+
+    found, slopes = jax.value_and_grad(bound)(distances)
+    exact, exact_slopes = jax.value_and_grad(bound)(distances.astype(jnp.float32))
+    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=0.02)
+    np.testing.assert_allclose(slopes.astype(jnp.float32), exact_slopes, rtol=0.02, atol=0.02)

@@ -77,6 +77,16 @@ def test_arguments_beside_those_of_batches_get_the_way_to_call_it(svi, short):
             new.diagnose(rng_key=jax.random.key(0), batches=batches)
 
 
+def test_a_reading_without_the_arguments_of_the_model_says_where_they_go(svi, short):
+    """Also where the batches are forgotten that would have them."""
+    without = lc.Fitted.from_svi(svi, short[0]).on()
+    needed = r"`fitted\.on\(\.\.\.\)`.*missing a required argument: 'x'"
+    with pytest.raises(TypeError, match=needed):
+        without.diagnose(rng_key=jax.random.key(0))
+    with pytest.raises(TypeError, match=needed):
+        without.top_classes(2)
+
+
 def test_a_guide_of_points_has_no_importance_ratios(short):
     assert not any("Pareto" in name for name in short[1])
 
