@@ -261,7 +261,7 @@ def _on_new_rows(
 
     def repeat(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         value, number, _ = carry
-        moved = jnp.where(is_new, step(value, number), value)
+        moved = jnp.where(is_new, step(value, number).astype(value.dtype), value)
         moves = (jnp.abs(moved - value) > FIRST_TOLERANCE * jnp.maximum(1, jnp.abs(value))).any()
         return moved, number + 1, moves
 

@@ -14,6 +14,7 @@ from numpyro_largecat.ops.fixed_point import newton_step
 from numpyro_largecat.ops.log_cdf import logistic_log_cdf
 from numpyro_largecat.ops.softmax_bound import log_variance_of_sum
 
+BIGGEST = 80.0  # argument of an exponential in float32
 U_TOLERANCE = 1e-6  # what a step of length one would change in it
 MOST_U_STEPS = 60  # the search ends where all are within the tolerance
 NODES, NODE_WEIGHTS = (a.tolist() for a in np.polynomial.laguerre.laggauss(3))  # Exp(1)
@@ -51,12 +52,14 @@ def logistic_bound(distances: Array, weights: Array, u: Array) -> Array:
     References:
         Ruiz et al., Augment and Reduce, ICML 2018, Eq. 7, with another q than in the paper.
     """
+    dtype = jnp.result_type(distances, weights, u)
+    distances, weights, u = _at_least_float32(distances, weights, u)
     bound = 1 - jnp.exp(-u) - u
     for node, node_weight in zip(NODES, NODE_WEIGHTS, strict=True):
         error, _ = _error_and_speed(u, node)
         log_cdf = logistic_log_cdf(error[..., None] + distances)
         bound = bound + node_weight * _weighed(log_cdf, weights)
-    return bound
+    return bound.astype(dtype)
 
 
 @jax.jit
@@ -72,8 +75,9 @@ def log_eta_hat_logistic(distances: Array, weights: Array, u: Array) -> Array:
     :math:`\hat a(u)\, e^{-u} - 1`. So a_hat is unbiased where the weights are, and u is best where
     ``log_eta_hat_logistic`` is u.
 
-    Shapes and cost: as ``logistic_bound``.
+    Shapes and cost: as ``logistic_bound``; float32 at least.
     """
+    distances, weights, u = _at_least_float32(distances, weights, u)
     log_total = -u
     for node, node_weight in zip(NODES, NODE_WEIGHTS, strict=True):
         error, speed = _error_and_speed(u, node)
@@ -88,6 +92,7 @@ def log_variance_logistic(distances: Array, weights: Array, u: Array) -> Array:
 
     Shapes and cost: as ``logistic_bound``.
     """
+    distances, weights, u = _at_least_float32(distances, weights, u)
     terms = jnp.zeros(())
     shift = None
     for node, node_weight in zip(NODES[::-1], NODE_WEIGHTS[::-1], strict=True):
@@ -107,7 +112,8 @@ def best_u_logistic(distances: Array, weights: Array) -> Array:
 
     Shapes: as ``logistic_bound``. Cost: O(M) for each step, usually three to eight.
     """
-    distances, weights = lax.stop_gradient((distances, weights))
+    dtype = jnp.result_type(distances, weights)
+    distances, weights = _at_least_float32(*lax.stop_gradient((distances, weights)))
     most = jnp.where(weights != 0, jnp.maximum(-distances, 0), -jnp.inf)  # log ratios at most
     own = jnp.zeros((*most.shape[:-1], 1), most.dtype)
     start = jax.nn.logsumexp(
@@ -125,7 +131,12 @@ def best_u_logistic(distances: Array, weights: Array) -> Array:
     def step(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         return newton_step(function, carry[0]), carry[1] + 1
 
-    return lax.while_loop(goes_on, step, (start, jnp.array(0)))[0]
+    return lax.while_loop(goes_on, step, (start, jnp.array(0)))[0].astype(dtype)
+
+
+def _at_least_float32(*arrays: Array) -> tuple[Array, ...]:
+    """Narrow types round more than the differences that Newton steps divide by."""
+    return tuple(a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in arrays)
 
 
 def _error_and_speed(u: Array, node: float) -> tuple[Array, Array]:
@@ -155,8 +166,7 @@ def _shift(x: Array, weights: Array) -> Array:
 
 def _shifted_sigmoids(x: Array, shift: Array) -> Array:
     """exp(-shift) / (1 + exp(-x))."""
-    biggest = 0.9 * math.log(jnp.finfo(x.dtype).max)  # that an exponential can take
-    below = jnp.minimum(shift - x, biggest)  # so far below that it adds nothing
+    below = jnp.minimum(shift - x, BIGGEST)  # so far below that it adds nothing
     return 1 / (jnp.exp(shift) + jnp.exp(below))
 
 

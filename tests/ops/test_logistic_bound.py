@@ -108,15 +108,20 @@ def test_far_from_the_best_u_everything_is_finite(distance, u):
     assert jnp.isfinite(log_eta_hat_logistic(distances, weights, jnp.array(u)))
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_gradients_are_finite_in_narrow_types(dtype):
-    """Where the exponential of a distance overflows, and the best u is looked for."""
-    distances, weights = competitors(jnp.array([0.0, 9.0, -30.0, 60.0], dtype), 1)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_narrow_types_are_as_good_as_their_rounding(dtype):
+    """The first of these was 21 nats off in float16, where Newton steps divided by rounding."""
+    rng = np.random.default_rng(0)
+    distances = jnp.asarray(4 * rng.normal(size=(200, 12)), dtype)
+    of_class = np.r_[0.0, np.ones(5), np.full(6, 6.5)]
+    weights = jnp.asarray(np.broadcast_to(of_class, distances.shape), dtype)
 
-    def bound(distances):
-        return logistic_bound(distances, weights, best_u_logistic(distances, weights))
+    def bound_of(distances, weights):
+        u = best_u_logistic(distances, weights)
+        return logistic_bound(distances, weights, u), log_eta_hat_logistic(distances, weights, u)
 
-    found, slopes = jax.value_and_grad(bound)(distances)
-    exact, exact_slopes = jax.value_and_grad(bound)(distances.astype(jnp.float32))
-    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=0.02)
-    np.testing.assert_allclose(slopes.astype(jnp.float32), exact_slopes, rtol=0.02, atol=0.02)
+    found = bound_of(distances, weights)
+    exact = bound_of(distances.astype(jnp.float32), weights.astype(jnp.float32))
+    assert found[0].dtype == dtype
+    for own, wanted in zip(found, exact, strict=True):
+        np.testing.assert_allclose(own.astype(jnp.float32), wanted, rtol=0.01, atol=0.01)
