@@ -193,6 +193,7 @@ class UtilityCategorical(ChoiceDistribution):
                 "over `log_prob(jnp.arange(K))`."
             )
         log_probs = jax.nn.log_softmax(self.utilities, axis=-1)
+        log_probs = jnp.where(log_probs == -jnp.inf, 0, log_probs)  # 0 log 0 is 0
         return -(jnp.exp(log_probs) * log_probs).sum(axis=-1)
 
 

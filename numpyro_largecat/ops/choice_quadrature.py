@@ -37,8 +37,8 @@ def choice_log_prob(
               \frac{\phi}{\Phi}(\varepsilon_j + \psi_y - \psi_k), \quad k \ne y, \qquad
               q_j \propto w_j \exp f(\varepsilon_j),
 
-    and that in psi_y makes them sum to zero. Second derivatives need forward over reverse mode
-    (``jax.hessian``).
+    and that in psi_y makes them sum to zero. Second derivatives, in which the q_j move too, need
+    forward over reverse mode (``jax.hessian``).
 
     The relative error of the probability is below 1e-5 in float32 and 1e-8 in float64, and that of
     its logarithm some 1e-7 and 1e-15, whichever is larger, for smooth densities whose scale is
@@ -184,35 +184,73 @@ def _mode(choice: _Choice) -> Array:
 
 
 def _gradient(choice: _Choice, integral: Integral) -> Array:
-    """Gradient in the utilities, shape (..., K)."""
-    nodes, log_weights = integral.nodes, integral.log_weights
-    log_shares = integral.values + log_weights - integral.log_value[..., None]
-    shares = jnp.where(choice.available[..., None], jnp.exp(log_shares), 0)
+    """Gradient in the utilities, shape (..., K): a mean over nodes, whose shares move with them."""
+    nodes, log_weights, log_value = integral.nodes, integral.log_weights, integral.log_value
     size, num_chunks = choice.chunks(nodes.shape[1:])
 
-    def add(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        panel, gradient = state
+    def add(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        panel, gradient, total = state
+        values = _known_value(choice, nodes[panel], integral.values[panel])
+        log_shares = values + log_weights[panel] - log_value[..., None]
+        shares = jnp.where(choice.available[..., None], jnp.exp(log_shares), 0)
 
         def add_chunk(chunk: Array, gradient: Array) -> Array:
             start, is_new, distances, counts = choice.chunk(chunk, size)
             counts = counts & is_new
             errors = nodes[panel][..., None] + distances[..., None, :]
             slopes = _slope(choice.log_cdf, jnp.where(counts[..., None, :], errors, 0))
-            mean = (shares[panel][..., None] * slopes).sum(axis=-2)
+            mean = (shares[..., None] * slopes).sum(axis=-2)
             old = lax.dynamic_slice_in_dim(gradient, start, size, axis=-1)
             new = old - jnp.where(counts, mean, 0)
             return lax.dynamic_update_slice_in_dim(gradient, new, start, axis=-1)
 
-        return panel + 1, lax.fori_loop(0, num_chunks, add_chunk, gradient)
+        gradient = lax.fori_loop(0, num_chunks, add_chunk, gradient)
+        return panel + 1, gradient, total + shares.sum(axis=-1)
 
-    shape = (*choice.labels.shape, choice.utilities.shape[-1])
-    begin = jnp.zeros((), jnp.int32), jnp.zeros(shape, choice.utilities.dtype)
-    _, gradient = lax.while_loop(partial(_is_used, log_weights), add, begin)
+    shape, dtype = (*choice.labels.shape, choice.utilities.shape[-1]), choice.utilities.dtype
+    begin = jnp.zeros((), jnp.int32), jnp.zeros(shape, dtype), jnp.zeros(shape[:-1], dtype)
+    _, gradient, total = lax.while_loop(partial(_is_used, log_weights), add, begin)
+    gradient = gradient / jnp.where(choice.available, total, 1)[..., None]
     is_label = jnp.arange(shape[-1]) == choice.labels[..., None]
     return jnp.where(is_label, -gradient.sum(axis=-1, keepdims=True), gradient)
 
 
-def _is_used(log_weights: Array, state: tuple[Array, Array]) -> Array:
+def _known_value(choice: _Choice, points: Array, values: Array) -> Array:
+    """``choice.value(points)``, which is known; that takes a pass over the classes if it moves."""
+    *arrays, log_density, log_cdf = choice
+    return _value_that_moves((log_density, log_cdf), *arrays, points, values)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _value_that_moves(
+    functions: tuple[ElementWise, ElementWise],
+    utilities: Array,
+    labels: Array,
+    own: Array,
+    available: Array,
+    points: Array,
+    values: Array,
+) -> Array:
+    del functions, utilities, labels, own, available, points
+    return values
+
+
+@_value_that_moves.defjvp
+def _value_that_moves_jvp(
+    functions: tuple[ElementWise, ElementWise],
+    primals: tuple[Array, Array, Array, Array, Array, Array],
+    tangents: tuple[Array, Any, Array, Any, Any, Any],
+) -> tuple[Array, Array]:
+    """In the utilities; the points are those of a rule, and stay."""
+    utilities, labels, own, available, points, values = primals
+
+    def value(utilities: Array, own: Array) -> Array:
+        return _Choice(utilities, labels, own, available, *functions).value(points)
+
+    return values, jax.jvp(value, (utilities, own), (tangents[0], tangents[2]))[1]
+
+
+def _is_used(log_weights: Array, state: tuple[Array, Array, Array]) -> Array:
     """Whether any observation has a panel of this number; those of length zero come last."""
     num_panels = log_weights.shape[0]
     return (state[0] < num_panels) & (log_weights[state[0]] > -jnp.inf).any()

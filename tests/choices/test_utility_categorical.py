@@ -286,6 +286,10 @@ def test_entropy_is_that_of_the_probabilities():
     log_probs = np.array([[reference.softmax_log_prob(x, k) for k in range(6)] for x in UTILITIES])
     expected = -(np.exp(log_probs) * log_probs).sum(axis=1)
     np.testing.assert_allclose(lc.UtilityCategorical(UTILITIES).entropy(), expected, rtol=1e-5)
+    missing = jax.value_and_grad(lambda psi: lc.UtilityCategorical(psi).entropy())
+    value, slopes = missing(jnp.array([0.0, -jnp.inf, 0.0]))
+    np.testing.assert_allclose(value, np.log(2), rtol=1e-6)
+    assert jnp.isfinite(slopes).all()
     far = lc.UtilityCategorical(jnp.array([1e4, -1e4, 1e4])).entropy()
     np.testing.assert_allclose(far, math.log(2), rtol=1e-5)
 

@@ -109,6 +109,20 @@ def test_gradients_agree_with_finite_differences_and_sum_to_zero(x64, noise):
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.some_cases(1)
+def test_second_derivatives_are_those_of_the_gradient(x64, noise):
+    """Also between two classes that lose, and with one that is not available."""
+    utilities = jnp.array([0.0, 0.5, -jnp.inf, 1.0, -3.0])
+    gradient = jax.grad(log_prob)
+    hessian = jax.hessian(log_prob)(utilities, 3, noise)
+    for k in (0, 1, 3, 4):
+        step = 1e-4 * jnp.eye(5)[k]
+        up, down = (gradient(utilities + sign * step, 3, noise) for sign in (1, -1))
+        np.testing.assert_allclose(hessian[k], (up - down) / 2e-4, atol=1e-7)
+    assert (hessian[2] == 0).all() and (hessian[:, 2] == 0).all()
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.some_cases(1)
 def test_utilities_far_apart_leave_value_and_gradient_finite(noise):
     psi = jnp.array([1e4, -1e4, 0.0, 9999.0])
     for y in range(4):
