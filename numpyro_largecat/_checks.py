@@ -271,6 +271,8 @@ def describe_bad(
 def check_finite(named_values: Iterable[tuple[str, Any]]) -> None:
     """Raise BadDataError at the first NaN or infinite entry of any concrete float array.
 
+    A float64 that float32 does not hold is infinite where 64 bits are not enabled.
+
     Cost: O(size) time; memory for a few rows, since data may fill most of it.
     """
     for name, value in named_values:
@@ -280,13 +282,23 @@ def check_finite(named_values: Iterable[tuple[str, Any]]) -> None:
         size = max(1, CHECKED_AT_ONCE * len(array) // max(array.size, 1))
         starts = range(0, len(array), size)
         parts = (array[i : i + size] if size < len(array) else array for i in starts)
-        num_bad = [int((~np.isfinite(np.asarray(part))).sum()) for part in parts]
+        num_bad = [int(not_finite(part).sum()) for part in parts]
         if any(num_bad):
             start = next(i for i, num in zip(starts, num_bad, strict=True) if num)
             part = np.asarray(array[start : start + size])
-            bad = ~np.isfinite(part)
-            text = describe_bad(name, part, bad, "finite", sum(num_bad), array.size, start=start)
-            raise BadDataError(text)
+            need = "finite"
+            if np.isfinite(part).all():
+                need = "at most 3.4e38 in float32 (or enable 64 bits)"
+            bad, how_many = not_finite(part), (sum(num_bad), array.size)
+            raise BadDataError(describe_bad(name, part, bad, need, *how_many, start=start))
+
+
+def not_finite(values: Any) -> np.ndarray:
+    """Which entries are NaN, or infinite on a device."""
+    with np.errstate(over="ignore"):
+        array = np.asarray(values)
+        found: np.ndarray = ~np.isfinite(array.astype(jax.dtypes.canonicalize_dtype(array.dtype)))
+    return found
 
 
 def why_not_taken(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TypeError | None:

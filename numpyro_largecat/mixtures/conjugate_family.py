@@ -117,3 +117,10 @@ class ConjugateFamily(Hyperparameters):
 
     def check_rows(self, x: np.ndarray) -> None:
         """Raise ValueError if rows cannot be of this family; they are known to be finite."""
+
+    def without_offset(self) -> tuple[ConjugateFamily, np.ndarray | None]:
+        """This family for rows less an offset, with the same features; and the offset, if any.
+
+        Rows lose it before they are rounded to the float type of the fit.
+        """
+        return self, None

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import as_positive
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
-from numpyro_largecat.mixtures.gaussian_families import check_columns, max_gaussian
+from numpyro_largecat.mixtures.gaussian_families import about_zero, check_columns, max_gaussian
 from numpyro_largecat.mixtures.hyperparameters import vector
 
 
@@ -125,6 +125,10 @@ class DiagonalGaussianFamily(ConjugateFamily):
     def check_rows(self, x: np.ndarray) -> None:
         """Rows must have D columns."""
         check_columns(x, len(self.loc))
+
+    def without_offset(self) -> tuple[ConjugateFamily, np.ndarray]:
+        """The same about 0, and ``loc``."""
+        return about_zero(self), np.asarray(self.loc)
 
     def _variance_count(self, natural: Array) -> Array:
         return natural[..., 0] - self.loc_strength + self.strength

@@ -234,8 +234,10 @@ def _start_statistics(
         raise ValueError(
             f"`start` must have {num_components} components too; got {start.num_components}."
         )
-    old, new = (f.features(jnp.asarray(rows[:1], start.dtype)) for f in (start.family, family))
-    if old.shape != new.shape or not jnp.allclose(old, new):
+    with jax.enable_x64(True):
+        row = jnp.asarray(rows[:1], jnp.float64)
+        old, new = (np.asarray(f.features(row)) for f in (start.family, family))
+    if old.shape != new.shape or not np.allclose(old, new):
         raise ValueError(
             "`start` must be a fit whose family has the same features, such as a GaussianFamily "
             f"with the same `loc`; got {start.family!r}, for {family!r}."

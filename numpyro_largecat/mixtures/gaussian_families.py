@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from copy import copy
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +19,7 @@ from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.hyperparameters import positive_definite, vector
 from numpyro_largecat.ops.symmetric import log_det, pack, packed_products, unpack
 
+T = TypeVar("T", bound=Any)
 NOT_POSITIVE = (
     "its covariance is no longer positive definite. Give the prior more `strength` or a larger "
     "covariance, subtract a common offset from the data, or use float64"
@@ -141,7 +143,9 @@ class GaussianFamily(ConjugateFamily):
     Features are of x - loc: a 1, the columns, and their products, P = 1 + D + D (D + 1) / 2. In
     float32 a distance of c standard deviations between a component and ``loc`` makes an error of
     about 1e-7 c^2 in log densities and covariances: put ``loc`` among the data, and use float64
-    from c = 1,000 on.
+    from c = 1,000 on. Rows of float64 or integers, such as times in seconds since 1970, lose
+    ``loc`` before they are rounded to float32; ``components()`` and ``posterior()`` have it again,
+    with the 7 digits of float32.
 
     Args:
         loc: Prior mean of the means, shape (D,).
@@ -233,6 +237,10 @@ class GaussianFamily(ConjugateFamily):
         """Rows must have D columns."""
         check_columns(x, len(self.loc))
 
+    def without_offset(self) -> tuple[ConjugateFamily, np.ndarray]:
+        """The same about 0, and ``loc``."""
+        return about_zero(self), np.asarray(self.loc)
+
     def _covariance_count(self, natural: Array) -> Array:
         """Observations behind the covariance: those behind the mean, with another prior."""
         return natural[..., 0] - self.loc_strength + self.strength
@@ -255,6 +263,13 @@ def max_gaussian(count: Array, log_det_square: Array, size: int) -> Array:
 def _weighted_squares(x: Array, weights: Array) -> Array:
     """Packed sum of w x x^T."""
     return pack(jnp.matmul((x * weights[:, None]).T, x, precision="highest"))
+
+
+def about_zero(family: T) -> T:
+    """The same family with ``loc`` 0, for rows less ``loc``."""
+    moved = copy(family)
+    moved.loc = np.zeros_like(family.loc)
+    return moved
 
 
 def check_columns(x: np.ndarray, size: int) -> None:

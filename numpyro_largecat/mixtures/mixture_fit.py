@@ -162,8 +162,14 @@ class MixtureFit:
         return self._of_rows(_log_likelihood, x, self._mean_globals)
 
     def score(self, x: ArrayLike) -> float:
-        """Mean of ``log_likelihood`` over rows, nats per row: higher is better, on new rows."""
-        return float(self.log_likelihood(x).mean())
+        """Mean of ``log_likelihood`` over rows, nats per row: higher is better, on new rows.
+
+        Raises:
+            ValueError: If there are no rows, or one is not finite.
+        """
+        if len(values := self.log_likelihood(x)) == 0:
+            raise ValueError(f"`x` must hold at least one row; got shape {np.shape(x)}.")
+        return float(values.mean())
 
     def responsibilities(self, x: ArrayLike, num_active: int | None = None) -> TopLCategorical:
         """Soft assignments of rows under the posterior, the best L-sparse ones, batch shape (N,).
@@ -214,14 +220,18 @@ class MixtureFit:
 
     def _of_rows(self, run: Any, x: ArrayLike, parameters: Globals) -> Any:
         x = np.asarray(x) if isinstance(x, (list, tuple)) else as_rows(x)
-        num_rows, *shape = np.shape(x)
         if is_concrete(x):
+            x = np.asarray(x)
             check_finite([("`x`", x)])
-            self.family.check_rows(np.asarray(x))
+            self.family.check_rows(x)
+        num_rows, *shape = np.shape(x)
+        family, offset = self.family.without_offset()
         chunk = chunk_rows(num_rows, self.statistics.shape[1], self.num_components)
-        rows, _ = padded(x, self.dtype, chunk)
-        result = run(self.family, rows.reshape(-1, chunk, *shape), parameters)
-        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:num_rows], result)
+        rows, _ = padded(x, self.dtype, chunk, offset=offset)
+        result = run(family, rows.reshape(-1, chunk, *shape), parameters)
+        if is_concrete(x):  # JAX would compile the rest anew for each number of rows
+            result = jax.tree.map(np.asarray, result)
+        return jax.tree.map(lambda a: jnp.asarray(a.reshape(-1, *a.shape[2:])[:num_rows]), result)
 
 
 def _normalised(log_weights: np.ndarray) -> np.ndarray:

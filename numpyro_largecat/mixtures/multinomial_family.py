@@ -88,9 +88,9 @@ class MultinomialFamily(ConjugateFamily):
         return dist.Multinomial(self.total_count, probs, validate_args=True)
 
     def check_rows(self, x: np.ndarray) -> None:
-        """Rows must hold V counts, each at least 0, that sum to ``total_count`` if it is given."""
+        """Rows must hold V whole counts of at least 0, of sum ``total_count`` if it is given."""
         check_shape("rows", x, ("N", len(self.concentration)), "a count for each outcome")
-        refuse_entries("counts", x, x < 0, "at least 0")
+        refuse_entries("counts", x, (x < 0) | (x != np.floor(x)), "whole numbers of at least 0")
         if self.total_count is not None:
             totals, need = x.sum(axis=1, dtype=float), f"`total_count`, {self.total_count}"
             fix = "If totals differ, leave out `total_count`, which only `components()` needs."

@@ -42,9 +42,10 @@ class Model(NamedTuple):
         num_components, num_features = posterior.expectations.shape
         rows_of_device = -(-len(rows) // num_devices(self.mesh))
         chunk = chunk_rows(rows_of_device, num_features, num_components)
-        x, is_row = padded(rows, self.look.dtype, chunk, self.mesh)
+        family, offset = self.family.without_offset()
+        x, is_row = padded(as_rows(rows), self.look.dtype, chunk, self.mesh, offset)
         options = {"num_active": self.num_active, "chunk": chunk, "mesh": self.mesh}
-        return sum_batch(self.family, x, is_row, posterior.parameters(self.look.dtype), **options)
+        return sum_batch(family, x, is_row, posterior.parameters(self.look.dtype), **options)
 
 
 class KeptSums(NamedTuple):

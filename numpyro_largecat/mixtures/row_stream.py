@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
+from scipy.sparse import issparse
 
-from numpyro_largecat._checks import check_count, check_shape, describe
+from numpyro_largecat._checks import check_count, check_shape, describe, is_concrete, not_finite
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.ops.rows_by_device import num_devices, over_all_devices
 
@@ -28,7 +29,13 @@ def as_rows(data: Any) -> Any:
 
     Raises:
         ValueError: If an entry is masked, since what is under the mask would be taken for data.
+        TypeError: If they are sparse.
     """
+    if issparse(data):
+        raise TypeError(
+            f"rows must be dense; got a sparse array of shape {data.shape}. Give `x.toarray()`, or "
+            "batches of it that fit in memory, `[x[i : i + 1000].toarray() for i in ...]`."
+        )
     if np.ma.is_masked(data):
         count = int(np.ma.getmaskarray(data).sum())
         raise ValueError(
@@ -151,12 +158,13 @@ def _check_rows(
         raise TypeError(f"{name} must hold real numbers; got dtype {rows.dtype}.")
     if shape is not None:
         check_shape(name, rows, ("B", *shape), "rows like those before")
-    bad = ~np.isfinite(rows)
+    bad = not_finite(rows)
     if bad.any():
         row, *column = (int(i) for i in np.unravel_index(int(np.argmax(bad)), rows.shape))
         where = f"row {start + row}" + (f", column {', '.join(map(str, column))}" if column else "")
         value = rows[(row, *column)]
-        raise ValueError(f"{name} must be finite; got {value} at {where}. Leave it out.")
+        fix = "In float32 it is not: enable 64 bits" if np.isfinite(value) else "Leave it out"
+        raise ValueError(f"{name} must be finite; got {value} at {where}. {fix}.")
 
 
 def _name_errors(
@@ -169,15 +177,33 @@ def _name_errors(
         raise ValueError(f"{name}, from row {start} on: {error}{hint}") from None
 
 
-def padded(rows: Any, dtype: np.dtype, chunk: int, mesh: Mesh | None = None) -> tuple[Array, Array]:
-    """Rows on the devices, filled up to a multiple of ``chunk`` on each, and which are rows.
+def padded(
+    rows: Any,
+    dtype: np.dtype,
+    chunk: int,
+    mesh: Mesh | None = None,
+    offset: np.ndarray | None = None,
+) -> tuple[Array, Array]:
+    """Rows less ``offset`` on the devices, a multiple of ``chunk`` on each, and which are rows.
 
-    The filling is copies of the last row: their features are finite, whatever the family.
+    What fills them up are copies of the last row: their features are finite, whatever the family.
     """
-    x = jnp.asarray(rows, dtype) if mesh is None else np.asarray(rows, dtype)
+    x = _less(rows, offset, dtype) if mesh is None else np.asarray(_less(rows, offset, dtype))
     missing = -x.shape[0] % (chunk * num_devices(mesh))
     is_row = (np.arange(x.shape[0] + missing) < x.shape[0]).astype(dtype)
     padding = [(0, missing)] + [(0, 0)] * (x.ndim - 1)
+    pad = jnp.pad if isinstance(x, jax.Array) else np.pad  # for each shape JAX compiles it anew
     if mesh is None:
-        return jnp.pad(x, padding, mode="edge"), jnp.asarray(is_row)
+        return jnp.asarray(pad(x, padding, mode="edge")), jnp.asarray(is_row)
     return jax.device_put((np.pad(x, padding, mode="edge"), is_row), over_all_devices(mesh))
+
+
+def _less(rows: Any, offset: np.ndarray | None, dtype: np.dtype) -> Any:
+    """Rows less ``offset`` in ``dtype``, rounded after it is gone where ``dtype`` is narrower."""
+    if not isinstance(rows, jax.Array):
+        rows = np.asarray(rows)
+    elif offset is not None and is_concrete(rows) and not np.can_cast(rows.dtype, dtype):
+        rows = np.asarray(rows)
+    if offset is None:
+        return rows.astype(dtype)
+    return (rows - offset).astype(dtype)

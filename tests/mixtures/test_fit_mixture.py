@@ -15,6 +15,7 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 from scipy import stats
+from scipy.sparse import csr_array
 from scipy.special import gammaln, softmax
 
 import numpyro_largecat as lc
@@ -274,6 +275,27 @@ def test_the_type_of_the_data_is_kept() -> None:
         found = fit(x, 3, CASES["gaussian"].family, start="random", num_passes=1)
         assert found.log_likelihood(POINTS).dtype == found.components().loc.dtype == dtype
         assert found.mixing().logits.dtype == found.responsibilities(POINTS).probs.dtype == dtype
+
+
+@pytest.mark.parametrize("family", [lc.mixtures.GaussianFamily, lc.mixtures.DiagonalGaussianFamily])
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+def test_rows_lose_a_common_offset_before_they_are_rounded(family: Any, dtype: Any) -> None:
+    """Seconds since 1970 are no worse than those since the first row; float32 has five of them."""
+    x = np.random.default_rng(0).normal([0.0, 600.0], 30, (200, 2)).T.reshape(-1, 1).round()
+    variance = np.eye(1) * 900 if family is lc.mixtures.GaussianFamily else np.full(1, 900.0)
+    offset, found = 1_700_000_000, {}
+    for added in (0, offset):
+        rows = (x + added).astype(dtype)
+        fitted = fit(rows, 2, family(rows.mean(axis=0), variance), num_passes=5)
+        found[added] = fitted.statistics, fitted.log_likelihood(rows), fitted.assign(rows)
+    for own, moved in zip(found[0], found[offset], strict=True):
+        np.testing.assert_allclose(own, moved, rtol=1e-5, atol=1e-5)
+
+
+def test_a_score_of_no_rows_is_refused() -> None:
+    found = fit(POINTS, 2, CASES["gaussian"].family, num_passes=1)
+    with pytest.raises(ValueError, match=r"at least one row; got shape \(0, 2\)"):
+        found.score(POINTS[:0])
 
 
 def test_more_components_than_rows() -> None:
@@ -547,7 +569,10 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         "`rng_key` must be one JAX random key; got 0",
     ),
     ((POINTS.astype(str), 3, GAUSSIAN), {}, TypeError, "real numbers"),
+    ((POINTS * 1e39, 3, GAUSSIAN), {}, ValueError, r"column \d\. In float32 it is not"),
+    ((csr_array(POINTS), 3, GAUSSIAN), {}, TypeError, "rows must be dense; .*toarray"),
     ((-ROWS["counts"], 3, CASES["multinomial"].family), {}, ValueError, "counts must be"),
+    ((ROWS["counts"] / 2, 3, CASES["multinomial"].family), {}, ValueError, "counts must be whole"),
     (
         (ROWS["counts"][:, :3], 3, CASES["multinomial"].family),
         {},
