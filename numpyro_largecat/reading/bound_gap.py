@@ -39,10 +39,10 @@ def bound_gap(fit: BoundFit, observed: Observed, keys: Array) -> list[Finding]:
     by_draw = gaps.reshape(len(keys), -1).sum(axis=1) / is_there.sum()
     gap, error = by_draw.mean(), by_draw.std(ddof=1) / len(keys) ** 0.5
     lags, is_above = gap - 2 * error > MOST_GAP, gap + 2 * error < -MOST_GAP
-    advice = (
-        "take more steps, larger minibatches, or a larger `num_sampled`; or begin u anew at these "
-        f"weights: `init_params` of this fit without `{utilities.site}_u`"
-    )
+    advice = "take more steps, larger minibatches, or a larger `num_sampled`"
+    kept = {f"{utilities.site}_{suffix}" for suffix in ("u", "error")} & fit.params.keys()
+    if kept:
+        advice += f"; or `init_params` of this fit without `{kept.pop()}`, which then begins anew"
     if is_above:  # no bound is, so draws of the classes miss those that matter
         advice = "seldom drawn classes matter: raise `num_sampled`, or take a FrequencyProposal"
     advice = advice if lags or is_above else ""

@@ -22,7 +22,11 @@ from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.plates.row_subset import refuse_repeated_rows
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.labels import Labels, labels_of
-from numpyro_largecat.svi.unscaled_sites import refuse_unscaled, unscaled_sites
+from numpyro_largecat.svi.unscaled_sites import (
+    refuse_unscaled,
+    subsampled_plate,
+    unscaled_sites,
+)
 
 
 class _SeenLabels(NamedTuple):
@@ -105,16 +109,56 @@ def check_batches(model: Callable[..., Any], batches: ArrayBatches, args: Any, k
         if name in looks.row_ids:
             _check_row_ids(name, looks.row_ids[name], found, batches)
     suspects = [name for name, is_wrong in unscaled.items() if is_wrong.all()]
+    _refuse_what_is_of_the_batch(suspects, looks.sites, 0, batches.size, batches.batch_size)
 
-    def observed(chunk: Array) -> list[Array]:
-        sites = looks.sites(chunk)
-        return [jnp.asarray(sites[name]["value"]) for name in suspects]
+
+def check_scale(
+    model: Callable[..., Any],
+    batch: tuple[Any, ...],
+    args: Any,
+    kwargs: Any,
+    sizes: tuple[int, int] | None,
+) -> None:
+    """Refuse likelihoods that are not scaled from one batch to all rows.
+
+    ``sizes`` are the numbers of all rows and of those of a batch; by default those of a data plate
+    of the model, and where it has none of which some rows are missing, nothing can be said.
+
+    Cost: two runs of the model on the batch, of which nothing but scales is computed.
+    """
+
+    def sites_with(batch: tuple[Any, ...]) -> Sites:
+        return sites_of(model, (*args, *batch), kwargs, touched=TouchedRows())
+
+    seen: list[tuple[int, int] | None] = []
+
+    def unscaled(batch: tuple[Any, ...]) -> dict[str, Array]:
+        sites = sites_with(batch)
+        seen[:] = [subsampled_plate(sites) if sizes is None else sizes]
+        if seen[0] is None or seen[0][0] == seen[0][1]:
+            return {}
+        return unscaled_sites(sites, seen[0][1])
+
+    found = compiled(unscaled)(batch)
+    suspects = [name for name, is_wrong in found.items() if is_wrong]
+    if seen[0] is not None:
+        _refuse_what_is_of_the_batch(suspects, sites_with, batch, *seen[0])
+
+
+def _refuse_what_is_of_the_batch(
+    suspects: list[str], sites: Callable[[Any], Sites], batch: Any, size: int, batch_size: int
+) -> None:
+    """Refuse those of the suspects that observe what follows from the batch."""
+
+    def observed(batch: Any) -> list[Array]:
+        values = sites(batch)
+        return [jnp.asarray(values[name]["value"]) for name in suspects]
 
     if not suspects:
         return
-    for name, inputs in zip(suspects, eval_provenance(observed, chunk=0), strict=True):
-        if inputs:  # what it observes is the minibatch's own, not the same in each step
-            refuse_unscaled(name, batches.size, batches.batch_size)
+    for name, inputs in zip(suspects, eval_provenance(observed, batch=batch), strict=True):
+        if inputs:  # it is not the same in each step
+            refuse_unscaled(name, size, batch_size)
 
 
 def _check_row_ids(name: str, ids: Labels, seen: _SeenLabels, batches: ArrayBatches) -> None:

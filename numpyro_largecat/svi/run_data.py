@@ -14,7 +14,7 @@ import numpy as np
 from numpyro_largecat._checks import BadDataError, describe
 from numpyro_largecat._conversions import with_arrays
 from numpyro_largecat.svi.array_batches import ArrayBatches
-from numpyro_largecat.svi.batch_checks import check_batches
+from numpyro_largecat.svi.batch_checks import check_batches, check_scale
 from numpyro_largecat.svi.loss_log import LossLog
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.state import SubsampledSVIState
@@ -82,6 +82,7 @@ class RunData:
             try:
                 refuse_empty(batch)
                 made = init(*batch)
+                self._check_scale(made[0], batch)
             except BadDataError as error:
                 if not log.skip_bad_steps:
                     raise
@@ -93,6 +94,13 @@ class RunData:
                     self.stream = chain([batch], self.stream)
                 return made
         raise bad or ValueError("`batches` gave no batch.")
+
+    def _check_scale(self, plan: Plan, batch: Any) -> None:
+        """Check by the first batch what ``check`` cannot check of all."""
+        if self.read is None and self.stream is None:
+            return
+        sizes = None if self.read is None else (self.read.size, self.read.batch_size)
+        check_scale(plan.model, batch, self.args, plan.with_static(self.kwargs), sizes)
 
     def pass_over(self, num_steps: int) -> None:
         """Leave out the batches of a stream on which steps were taken."""

@@ -278,8 +278,9 @@ class SubsampledSVI(SVI):
     ) -> SubsampledSVIRunResult:
         """Fit for ``num_steps`` steps in compiled loops that reuse the memory of the tables.
 
-        The labels and float data of ``batches`` are checked, all of them, before the first step,
-        and so is whether the likelihood is scaled from a minibatch to all its rows. A step whose
+        The labels and float data of ``ArrayBatches`` are checked, all of them, before the first
+        step; and of any ``batches`` whether the likelihood is scaled from a minibatch to all rows,
+        as many as there are or, of an iterator, as a data plate of the model says. A step whose
         loss or new parameters are not finite is not taken: the fit ends there with a RuntimeWarning
         that names the step, and the argument, parameter, site or gradient with its row that is the
         first not to be finite; the result holds the last good state (with ``stable_update`` such

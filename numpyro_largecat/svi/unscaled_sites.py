@@ -33,13 +33,23 @@ def unscaled_sites(sites: Sites, batch_size: int) -> dict[str, Array]:
     for name, site in sampled.items():
         around = [f for f in site["cond_indep_stack"] if f.name in plates.keys() - classes]
         subsampled = any(plates[frame.name]["args"][0] != frame.size for frame in around)
-        if not site["is_observed"] or subsampled or plates_of(site) & entities:
+        is_of_rows = not plates_of(site) & classes or _has_rows(site, classes, batch_size)
+        if not site["is_observed"] or subsampled or plates_of(site) & entities or not is_of_rows:
             continue
         if plates_of(site) in kept:
             found[name] = jnp.array(True)
         elif shared:
             found[name] = jnp.stack(unscaled).any() & _is_unscaled(site, plates)
     return found
+
+
+def subsampled_plate(sites: Sites) -> tuple[int, int] | None:
+    """Size of the greatest plate of data of which some rows are there, and their number."""
+    plates, classes = of_type("plate", sites), set(row_plates(sites))
+    frames = [frame for site in sites.values() for frame in site.get("cond_indep_stack", [])]
+    of_data = [frame for frame in frames if frame.name in plates.keys() - classes]
+    sizes = [(plates[frame.name]["args"][0], frame.size) for frame in of_data]
+    return max((pair for pair in sizes if pair[0] != pair[1]), default=None)
 
 
 def refuse_unscaled(name: str, size: int, batch_size: int) -> None:
@@ -70,6 +80,16 @@ def _is_shared(site: Site, classes: set[str], batch_size: int) -> bool:
     if not plates_of(site) & classes:
         sizes |= set(jnp.shape(site["value"]))
     return not any(size and size % batch_size == 0 for size in sizes)
+
+
+def _has_rows(site: Site, classes: set[str], batch_size: int) -> bool:
+    """Whether a site of class plates has an axis of a minibatch besides those of the plates."""
+    shape = list(jnp.shape(site["value"]))
+    shape = shape[: len(shape) - site["fn"].event_dim]
+    for frame in site["cond_indep_stack"]:
+        if frame.name in classes and len(shape) >= -frame.dim:
+            shape[frame.dim] = 0
+    return any(size and size % batch_size == 0 for size in shape)
 
 
 def _is_unscaled(site: Site, plates: dict[str, Any]) -> Array:

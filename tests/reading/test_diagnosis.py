@@ -107,7 +107,7 @@ def test_local_variables_that_lag_show_in_the_gap(svi):
     for off, cost in ((-1.0, np.e - 2), (1.0, np.exp(-1))):
         gap = gap_of(result.params | {"y_u": jnp.asarray(best + off, jnp.float32)})
         assert abs(gap.value - cost) < 0.01 + 3 * gap.error
-        assert gap.advice.startswith("take more steps")
+        assert gap.advice.startswith("take more steps") and "without `y_u`" in gap.advice
 
 
 def test_signal_to_noise_is_that_of_the_gradients(svi, short):
@@ -168,7 +168,24 @@ def test_any_likelihood_and_layout_can_be_looked_at():
     svi = lc.SubsampledSVI(model, AutoDelta(model), optax.adam(0.05), Trace_ELBO())
     result = svi.run(jax.random.key(0), 100, X, Y, ROWS, progress_bar=False)
     found, _ = diagnose(lc.Fitted.from_svi(svi, result), num_repeats=5)
-    assert found["exact log likelihood less bound"].value > 0.5  # what the bound costs
+    gap = found["exact log likelihood less bound"]
+    assert gap.value > 0.5  # what the bound costs
+    assert gap.advice.endswith("or a larger `num_sampled`")  # nothing is kept that could lag
+
+
+def test_an_error_that_is_kept_is_named_where_it_lags():
+    def model(x, y, rows):
+        with lc.class_plate("classes", NUM_CATEGORIES, y, 3) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with lc.data_plate("data", NUM_ROWS, rows) as rows:
+            lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, noise="normal", obs=y)
+
+    guide = AutoDelta(model)
+    svi = lc.SubsampledSVI(model, guide, optax.adam(0.05), Trace_ELBO())
+    params = svi.run(jax.random.key(0), 5, X, Y, ROWS, progress_bar=False).params
+    lagging = params | {"y_error": params["y_error"] + jnp.array([3.0, 0.0])}
+    found, _ = diagnose(lc.Fitted(model, guide, lagging), num_repeats=2)
+    assert "without `y_error`" in found["exact log likelihood less bound"].advice
 
 
 def test_what_the_guide_leaves_to_the_model_makes_no_gap():

@@ -343,3 +343,34 @@ def test_minibatches_are_refused_only_where_their_scale_matters():
         check_batches(prior_as_a_factor, batches, (), {})
     for model in (likelihood, other_data, prior_scaled_down):
         check_batches(model, batches, (), {})
+
+
+def with_forgotten_plate(x, y, rows):
+    forgotten_rows([whole], True, x, y, rows)
+    a = numpyro.sample("a", dist.Normal(0, 1))
+    numpyro.sample("z", dist.Normal(a, 1).expand([len(x)]).to_event(1), obs=x)
+
+
+def with_data_of_classes(x, y, rows):
+    """Each class has a price, which follows from its weight: nothing of the minibatch."""
+    with lc.class_plate("classes", K, y, 5) as classes:
+        w = numpyro.sample("w", dist.Normal(0, 1))
+        numpyro.sample("price", dist.Normal(w, 1), obs=jnp.arange(1.0 * K)[classes.indices])
+    with lc.data_plate("data", N, rows) as rows:
+        lc.sample_choice("y", x[:, None] * w, classes=classes, rows=rows, obs=y)
+
+
+@pytest.mark.parametrize("batch_size", [4, 1])
+@pytest.mark.parametrize("kind", ["arrays", "streamed", "iterator"])
+def test_minibatches_of_any_kind_must_be_scaled_and_data_of_classes_need_not(kind, batch_size):
+    batches = lc.StreamedBatches(np.asarray(X), np.asarray(Y), batch_size=batch_size)
+    if kind == "arrays":
+        batches = lc.ArrayBatches(X, Y, batch_size=batch_size)
+
+    def run(model):
+        given = map(batches.batch, range(9)) if kind == "iterator" else batches
+        return svi_of(model).run(random.key(0), 2, batches=given, progress_bar=False)
+
+    assert jnp.isfinite(run(with_data_of_classes).losses).all()
+    with pytest.raises(ValueError, match=f"site 'z' observes {batch_size} of the 12 rows"):
+        run(with_forgotten_plate)
