@@ -27,9 +27,11 @@ from numpyro_largecat.data.corpus_entries import (
     as_integers,
     check_numbers,
     check_row,
+    checked_offsets,
     checked_tokens,
     checked_vocabulary,
     entries_again,
+    entry_array,
     has_fraction,
     in_order,
     joined,
@@ -83,16 +85,12 @@ class Corpus:
     vocabulary: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("words", "counts", "offsets"):
-            if isinstance(getattr(self, name), (list, tuple)):
-                object.__setattr__(self, name, as_integers(np.asarray(getattr(self, name))))
-            check_numbers(name, getattr(self, name))
-        ends = np.asarray(self.offsets)
+        object.__setattr__(self, "num_words", check_count("num_words", self.num_words, 0))
+        object.__setattr__(self, "offsets", checked_offsets(self.offsets))
         for name in ("words", "counts"):
+            object.__setattr__(self, name, entry_array(name, getattr(self, name)))
             need = "one for each word of a document, as the last of `offsets` says"
-            check_shape(f"`{name}`", getattr(self, name), (int(ends[-1]),), need)
-        if ends[0] != 0 or (np.diff(ends) < 0).any():
-            raise ValueError(f"`offsets` must ascend from 0; got {describe(ends)} from {ends[0]}.")
+            check_shape(f"`{name}`", getattr(self, name), (int(self.offsets[-1]),), need)
         if self.vocabulary is not None:
             words = checked_vocabulary(self.vocabulary, self.num_words)
             object.__setattr__(self, "vocabulary", words)

@@ -133,6 +133,30 @@ def check_numbers(name: str, values: Any) -> None:
         raise TypeError(f"`{name}` must be whole numbers; got {describe(values)}.")
 
 
+def entry_array(name: str, values: Any) -> NDArray[Any]:
+    """An array of numbers of NumPy's, integers where they are whole; memory maps stay on disk."""
+    is_array = isinstance(values, np.ndarray)
+    values = values if is_array else np.asarray(values)
+    check_numbers(name, values)
+    return values if is_array and values.dtype.kind in "iu" else as_integers(values)
+
+
+def checked_offsets(values: Any) -> NDArray[np.int64]:
+    """Offsets of documents as int64.
+
+    Raises:
+        ValueError: If they are no whole numbers on one axis that ascend from 0.
+    """
+    ends = entry_array("offsets", values)
+    check_shape("`offsets`", ends, ("N + 1",), "where documents start and end", least=1)
+    if (has_fraction(ends) | ~np.isfinite(ends)).any():
+        raise ValueError(f"`offsets` must be whole numbers; got {describe(ends)}.")
+    ends = ends.astype(np.int64, copy=False)
+    if ends[0] != 0 or (np.diff(ends) < 0).any():
+        raise ValueError(f"`offsets` must ascend from 0; got {describe(ends)} from {ends[0]}.")
+    return ends
+
+
 def as_integers(values: NDArray[Any]) -> NDArray[Any]:
     """Make int32 of whole numbers; others are left for ``Corpus`` to say where they are."""
     if values.dtype.kind not in REAL:

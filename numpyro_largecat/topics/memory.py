@@ -103,7 +103,8 @@ class Memory:
         ``forget_own`` if documents could not go on from those of their topics that are left.
         """
         self.table.set(counts)
-        self.rises = self.rises[:, topics]
+        # In the order of a file's arrays, unlike `[:, topics]`: sums then round as after resuming.
+        self.rises = np.take(self.rises, topics, axis=1)
         for parts in (self.counts, self.own, self.log_absence):
             parts[:] = [None if part is None else part[:, topics] for part in parts]
         if forget_own:

@@ -22,6 +22,7 @@ from numpyro_largecat._checks import (
     check_shape,
     is_concrete,
 )
+from numpyro_largecat.data.corpus_entries import LARGEST_COUNT
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.document_bound import document_bound
 from numpyro_largecat.ops.topics.document_fit import DocumentFit, fit_documents, may_be_log_probs
@@ -342,11 +343,12 @@ def _log_sums(table: Array, axis: int) -> Array:
 
 
 def check_documents(value: np.ndarray, num_words: int) -> None:
-    """Raise ValueError at the first slot with a negative count, or a word that does not exist."""
+    """Raise ValueError at the first slot with a bad count, or a word that does not exist."""
     words, counts = value[..., 0], value[..., 1]
     is_word = (words >= 0) & (words < num_words)
     for bad, need in (
         (counts < 0, "counts must be at least 0"),
+        (counts > LARGEST_COUNT, f"counts must be at most {LARGEST_COUNT}"),
         (
             (counts > 0) & ~is_word,
             f"words, which count from 0, must be integers in [0, {num_words})",
@@ -355,8 +357,9 @@ def check_documents(value: np.ndarray, num_words: int) -> None:
         if bad.any():
             place = tuple(int(i) for i in np.argwhere(bad)[0])
             raise ValueError(
-                f"{need}; got word {words[place]} with count {counts[place]} in document "
-                f"{_name(place)}, and {int(bad.sum())} slots like it."
+                f"{need}; got word {words[place]} with count {counts[place]}"
+                f"{f' in document {_name(place)}' * (len(place) > 1)}, and {int(bad.sum())} slots "
+                "like it."
             )
 
 

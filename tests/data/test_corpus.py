@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 from collections import Counter
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.sparse import coo_array, csr_array
@@ -400,6 +401,36 @@ def test_bad_arrays_are_refused() -> None:
         Corpus(np.array([0.5]), np.array([1]), np.array([0, 1]), 3)
     with pytest.raises(ValueError, match=r"counts of document 0 .* shape \(1,\).*got shape \(2,\)"):
         Corpus.from_rows([([0], [1, 2]), ([1, 2], [1])], 3)
+
+
+@pytest.mark.parametrize("kind", [jnp.array, np.uint8, np.uint64, np.float64, list])
+def test_arrays_of_any_kind_make_the_same_corpus(kind) -> None:
+    parts = [np.array(part) for part in ([1, 0, 1, 2], [2, 1, 1, 3], [0, 2, 2, 4])]
+    corpus, same = Corpus(*map(kind, parts), 3), Corpus(*parts, 3)
+    for name in ("words", "counts", "offsets"):
+        found = getattr(corpus, name)
+        assert type(found) is np.ndarray and found.dtype.kind in "iu"
+        np.testing.assert_array_equal(found, getattr(same, name))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        (np.array([0, 5, 3, 6], np.uint16), "must ascend from 0"),
+        (np.array([0, 1.5, 4, 6]), "must be whole numbers"),
+        (np.array([], int), r"N \+ 1 at least 1"),
+        (np.array([[0, 6]]), r"shape \(N \+ 1,\)"),
+    ],
+)
+def test_offsets_that_are_none_are_refused(offsets, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Corpus(np.arange(6), np.ones(6, int), offsets, 6)
+
+
+@pytest.mark.parametrize("num_words", [2.0, -3])
+def test_a_number_of_words_that_is_none_is_refused(num_words) -> None:
+    with pytest.raises((TypeError, ValueError), match="`num_words` must be"):
+        Corpus([0], [1], [0, 1], num_words)
 
 
 def test_large_numbers_do_not_wrap() -> None:

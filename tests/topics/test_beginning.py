@@ -298,6 +298,21 @@ def test_a_fit_goes_on_whether_topics_were_chosen_or_not(
 
 
 @pytest.mark.slow
+def test_learned_concentrations_go_on_bit_by_bit_in_float64(x64, tmp_path, monkeypatch) -> None:
+    """After topics were chosen, of which sums are taken in the order that files have."""
+    options = dict(batch_size=5, num_passes=5, concentration="learned")
+    whole = fit_topics(KEY, CORPUS, K, **options)
+    checkpoints = lc.Checkpoints(tmp_path, every_steps=1)
+    fail_at(monkeypatch, 95)
+    with pytest.raises(OSError, match="the disk is gone"):
+        fit_topics(KEY, CORPUS, K, checkpoints=checkpoints, **options)
+    monkeypatch.undo()
+    again = fit_topics(KEY, CORPUS, K, checkpoints=checkpoints, resume=True, **options)
+    np.testing.assert_array_equal(again.concentration, whole.concentration)
+    np.testing.assert_array_equal(again.posterior, whole.posterior)
+
+
+@pytest.mark.slow
 def test_documents_without_a_topic_that_is_left_start_anew() -> None:
     """Mean field goes on from counts of topics; a document that had none but others would stay."""
     options = Options(num_candidates=12 * K, warm_start=True)

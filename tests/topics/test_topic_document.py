@@ -336,6 +336,9 @@ def test_bad_documents_are_refused() -> None:
         d.log_prob(outside)
     with pytest.raises(ValueError, match=r"count -2 in document 4"):
         d.log_prob(negative)
+    for large in (2**32 + 3, 2**31):
+        with pytest.raises(ValueError, match=rf"at most \d+; got word 1 with count {large},"):
+            d.log_prob(np.array([[1, large]]))
     with pytest.raises(TypeError, match="must be integers"):
         d.log_prob(DOCUMENTS.astype(float))
     with pytest.raises(ValueError, match=r"shape \(\.\.\., U, 2\)"):
@@ -343,6 +346,15 @@ def test_bad_documents_are_refused() -> None:
     for bad, row in ((outside, 3), (negative, 4)):
         found = np.asarray(jax.jit(d.log_prob)(bad))
         assert np.flatnonzero(np.isnan(found)).tolist() == [row]
+
+
+def test_second_derivatives_are_refused() -> None:
+    def log_prob(concentration):
+        return lc.TopicDocument(TOPICS, concentration, 2).log_prob(DOCUMENTS).sum()
+
+    for twice in (jax.hessian(log_prob), jax.jacrev(jax.grad(log_prob))):
+        with pytest.raises(NotImplementedError, match="first derivatives alone"):
+            twice(0.5)
 
 
 def test_a_word_that_no_topic_has_is_impossible() -> None:

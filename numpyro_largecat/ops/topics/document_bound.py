@@ -49,6 +49,7 @@ def _forward(
     num_active: int,
     effort: Effort,
 ) -> tuple[Array, tuple[Any, ...]]:
+    log_probs, concentration = _once(log_probs), _once(concentration)
     fit = _fit(num_active)(log_probs, concentration, words, word_counts, effort)
     return fit.bound, (log_probs, concentration, words, word_counts, fit.counts, fit.basis)
 
@@ -66,6 +67,22 @@ def _backward(num_active: int, kept: tuple[Any, ...], cotangent: Array) -> tuple
 
 
 document_bound.defvjp(_forward, _backward)
+
+
+@jax.custom_jvp
+def _once(x: Array) -> Array:
+    """What the bound is differentiated in, which is done once."""
+    return x
+
+
+@_once.defjvp
+def _once_jvp(primals: Any, tangents: Any) -> Any:
+    del primals, tangents
+    raise NotImplementedError(
+        "TopicDocument has first derivatives alone, in reverse mode; a Hessian, as for "
+        "AutoLaplaceApproximation, is not defined. Take another guide, such as "
+        "AutoMultivariateNormal, or NUTS."
+    )
 
 
 def _fit(num_active: int) -> Any:
