@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_largecat.ops.fixed_point import newton_step
+from numpyro_largecat.ops.fixed_point import LEAST_SLOPE, newton_step
 from numpyro_largecat.ops.log_cdf import logistic_log_cdf
 from numpyro_largecat.ops.softmax_bound import log_variance_of_sum
 
@@ -106,14 +106,23 @@ def log_variance_logistic(distances: Array, weights: Array, u: Array) -> Array:
 
 @jax.jit
 def best_u_logistic(distances: Array, weights: Array) -> Array:
-    """Best u for these classes, by Newton steps down from a u that is too high.
+    r"""Best u for these classes, by Newton steps down from a u that is too high.
 
-    Gradients take it as a constant: where it is best the bound has no slope in it.
+    With :math:`F` = ``log_eta_hat_logistic`` it solves u = F(distances, u), so that
 
-    Shapes: as ``logistic_bound``. Cost: O(M) for each step, usually three to eight.
+    .. math:: \frac{d u}{d x} = \frac{\partial F / \partial x}{1 - \partial F / \partial u} .
+
+    Where it is best the bound has no slope in it, and its second derivatives need how u moves.
+
+    Shapes: as ``logistic_bound``. Cost: O(M) for each step, usually three to eight, and two more
+    for derivatives.
     """
     dtype = jnp.result_type(distances, weights)
-    distances, weights = _at_least_float32(*lax.stop_gradient((distances, weights)))
+    return _best_u(*_at_least_float32(distances, weights)).astype(dtype)
+
+
+@jax.custom_jvp
+def _best_u(distances: Array, weights: Array) -> Array:
     most = jnp.where(weights != 0, jnp.maximum(-distances, 0), -jnp.inf)  # log ratios at most
     own = jnp.zeros((*most.shape[:-1], 1), most.dtype)
     start = jax.nn.logsumexp(
@@ -131,7 +140,15 @@ def best_u_logistic(distances: Array, weights: Array) -> Array:
     def step(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         return newton_step(function, carry[0]), carry[1] + 1
 
-    return lax.while_loop(goes_on, step, (start, jnp.array(0)))[0].astype(dtype)
+    return lax.while_loop(goes_on, step, (start, jnp.array(0)))[0]
+
+
+@_best_u.defjvp
+def _best_u_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    u = _best_u(*primals)
+    _, moves = jax.jvp(lambda *args: log_eta_hat_logistic(*args, u), primals, tangents)
+    slope = jax.jvp(lambda u: log_eta_hat_logistic(*primals, u), (u,), (jnp.ones_like(u),))[1]
+    return u, moves / jnp.maximum(1 - slope, LEAST_SLOPE)
 
 
 def _at_least_float32(*arrays: Array) -> tuple[Array, ...]:

@@ -357,6 +357,20 @@ def test_one_vs_each_has_the_maximum_of_the_likelihood(x64):
     np.testing.assert_allclose(best_utilities(total, 8), expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("third", [0.5, -jnp.inf])
+def test_second_derivatives_of_bouchard_know_how_the_best_alpha_moves(x64, third):
+    psi = jnp.array([0.3, -1.0, third, 2.0])
+
+    def log_prob(psi):
+        return Bouchard(psi).log_prob(0)
+
+    hessian, gradient = jax.hessian(log_prob)(psi), jax.grad(log_prob)
+    for k in (0, 1, 3):
+        step = 1e-4 * jnp.eye(4)[k]
+        slope = (gradient(psi + step) - gradient(psi - step)) / 2e-4
+        np.testing.assert_allclose(hessian[k], slope, atol=1e-7)
+
+
 def test_bouchard_overestimates_large_probabilities(x64):
     """Of two classes, at the best alpha, by a factor of 2 in the log odds."""
     counts = jnp.array([0.2, 0.8])

@@ -125,3 +125,17 @@ def test_narrow_types_are_as_good_as_their_rounding(dtype):
     assert found[0].dtype == dtype
     for own, wanted in zip(found, exact, strict=True):
         np.testing.assert_allclose(own.astype(jnp.float32), wanted, rtol=0.01, atol=0.01)
+
+
+def test_second_derivatives_at_the_best_u_know_how_it_moves(x64):
+    rng = np.random.default_rng(0)
+    distances = jnp.asarray(2 * rng.normal(size=6))
+    weights = jnp.array([0.0, 1.0, 1.0, 6.5, 6.5, 6.5])
+
+    def best_bound(distances):
+        return logistic_bound(distances, weights, best_u_logistic(distances, weights))
+
+    hessian, gradient = jax.hessian(best_bound)(distances), jax.grad(best_bound)
+    for k, step in enumerate(1e-4 * jnp.eye(6)):
+        slope = (gradient(distances + step) - gradient(distances - step)) / 2e-4
+        np.testing.assert_allclose(hessian[k], slope, atol=1e-7)

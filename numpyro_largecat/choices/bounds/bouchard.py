@@ -89,8 +89,8 @@ class Bouchard(ChoiceDistribution):
     def best_alpha(self) -> Array:
         r"""Return the alpha that makes the bound tightest; it is the same for every class chosen.
 
-        It solves :math:`\sum_k \sigma(\psi_k - \alpha) = 1`. Gradients take it as a constant,
-        which those of the bound may, since the bound is flat in alpha there.
+        It solves :math:`\sum_k \sigma(\psi_k - \alpha) = 1`, so that its derivatives are the
+        shares of the classes in the sum of :math:`\sigma'`.
 
         Shapes: ``utilities.shape[:-1]``.
 
@@ -111,6 +111,7 @@ class Bouchard(ChoiceDistribution):
         return jax.nn.log_sigmoid(take_row(above, rows)) - others.sum(axis=-1)
 
 
+@jax.custom_jvp
 @jax.jit
 def _best_alpha(utilities: Array) -> Array:
     """Solve sum_k sigmoid(psi_k - alpha) = 1.
@@ -124,10 +125,9 @@ def _best_alpha(utilities: Array) -> Array:
     for two classes). With ``second`` the next highest utility and r = exp(second - alpha), at most
     1 at the root, a term is r e_k / (1 + r e_k), so that exponentials e_k are taken once.
     """
-    psi = lax.stop_gradient(utilities)
-    top = psi.max(axis=-1)
-    is_top = jnp.arange(psi.shape[-1]) == psi.argmax(axis=-1, keepdims=True)
-    others = jnp.where(is_top, -jnp.inf, psi)
+    top = utilities.max(axis=-1)
+    is_top = jnp.arange(utilities.shape[-1]) == utilities.argmax(axis=-1, keepdims=True)
+    others = jnp.where(is_top, -jnp.inf, utilities)
     second = others.max(axis=-1)
     alone = second == -jnp.inf
     exponentials = jnp.exp(others - jnp.where(alone, 0, second)[..., None])
@@ -145,3 +145,15 @@ def _best_alpha(utilities: Array) -> Array:
     alpha = lax.fori_loop(0, NEWTON_STEPS, newton, start)
     # Of one class alone the best alpha is -inf; from here on the bound is 0 up to rounding.
     return jnp.where(alone, jnp.where(top > -jnp.inf, top, 0) - 40, alpha)
+
+
+@_best_alpha.defjvp
+def _best_alpha_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (utilities,), (moves,) = primals, tangents
+    alpha = _best_alpha(utilities)
+    is_there = utilities > -jnp.inf
+    above = jnp.where(is_there, utilities - alpha[..., None], 0)
+    slopes = jnp.where(is_there, jax.nn.sigmoid(above) * jax.nn.sigmoid(-above), 0)
+    total = slopes.sum(axis=-1)
+    moved = (slopes * jnp.where(is_there, moves, 0)).sum(axis=-1)
+    return alpha, jnp.where(total > 0, moved / jnp.where(total > 0, total, 1), 0)
