@@ -137,8 +137,9 @@ class Corpus:
         names = None if vocabulary is None else in_order(vocabulary)
         wide = np.int64 if matrix.dtype.kind in "iub" else np.float64
         matrix = matrix.astype(wide).tocsr().copy()  # so that no sum of duplicates wraps
-        matrix.sum_duplicates()
         matrix.eliminate_zeros()
+        if ((matrix.data >= 0) & ~has_fraction(matrix.data)).all():  # else they may hide others
+            matrix.sum_duplicates()
         return cls(
             matrix.indices.astype(np.int32),
             as_integers(matrix.data),

@@ -41,7 +41,8 @@ def read_vocabulary(path: str | PathLike[str]) -> tuple[str, ...]:
     with open_binary(path) as file:
         for line_number, line in enumerate(file, start=1):
             try:
-                words.append(line.decode().rstrip("\r\n"))
+                form = "utf-8-sig" if line_number == 1 else "utf-8"  # a mark may come first
+                words.append(line.decode(form).rstrip("\r\n"))
             except UnicodeDecodeError as error:
                 raise malformed(path, line_number, "UTF-8 text", line) from error
     while words and not words[-1]:

@@ -32,6 +32,8 @@ class CsrRows:
 
     Raises:
         TypeError: If ``x`` is no sparse array in CSR form.
+        ValueError: If its ``indptr`` does not ascend; and where a batch is read, if a feature is
+            out of range.
 
     Example:
         >>> import numpy as np, scipy.sparse
@@ -52,8 +54,14 @@ class CsrRows:
                 f"`x` must be a matrix of scipy.sparse in CSR form; got {describe(x)}. Convert it "
                 "with `scipy.sparse.csr_array(x)`."
             )
-        longest = int(np.diff(x.indptr).max(initial=0))
-        self.indices = _PaddedPart(x.indices, x.indptr, longest)
+        lengths = np.diff(x.indptr.astype(np.int64, copy=False))
+        if x.indptr[0] != 0 or x.indptr[-1] > len(x.indices) or (lengths < 0).any():
+            raise ValueError(
+                f"`x.indptr` must ascend from 0 to at most the {len(x.indices)} entries; got "
+                f"{describe(x.indptr)} from {x.indptr[0]} to {x.indptr[-1]}."
+            )
+        longest = int(lengths.max(initial=0))
+        self.indices = _PaddedPart(x.indices, x.indptr, longest, x.shape[1])
         self.values = _PaddedPart(x.data, x.indptr, longest)
 
 
@@ -62,8 +70,11 @@ class _PaddedPart:
 
     takes_rows = True  # by an array of numbers
 
-    def __init__(self, part: NDArray[Any], starts: NDArray[Any], longest: int) -> None:
+    def __init__(
+        self, part: NDArray[Any], starts: NDArray[Any], longest: int, num_features: int = 0
+    ) -> None:
         self.part, self.starts, self.longest = part, starts, max(longest, 1)
+        self.num_features = num_features  # of indices
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -74,4 +85,11 @@ class _PaddedPart:
         held = places < end[:, None]
         padded = np.zeros(held.shape, self.part.dtype)
         padded[held] = self.part[places[held]]
+        bad = (padded < 0) | (padded >= self.num_features)
+        if self.num_features and bad.any():
+            row, place = (int(i) for i in np.argwhere(bad)[0])
+            raise ValueError(
+                f"indices of `x` must be features in [0, {self.num_features}); got "
+                f"{padded[row, place]} in row {int(rows[row])}."
+            )
         return padded

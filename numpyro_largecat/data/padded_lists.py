@@ -40,6 +40,7 @@ def padded_lists(owners: ArrayLike, ids: ArrayLike, num_owners: int) -> NDArray[
     check_shape("`ids`", ids, np.shape(owners), "an id for each of the owners")
     check_in_range("`owners`", owners, num_owners, "owners")
     own, values = np.asarray(owners), np.asarray(ids)
+    values = values.astype(np.int64) if values.dtype.kind == "u" else values  # to hold -1
     check_in_range("`ids`", values, int(values.max(initial=0)) + 1, "ids")
     order = np.argsort(own, kind="stable")
     own, values = own[order], values[order]

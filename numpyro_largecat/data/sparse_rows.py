@@ -47,6 +47,11 @@ class SparseRows(NamedTuple):
         return cls(indices, values, x.shape[1])
 
     def utilities(self, w: Array) -> Array:
-        """``x @ w.T`` for w of shape (K, D), shape (N, K); cost O(N P K)."""
-        taken = jnp.take(w, jnp.asarray(self.indices), axis=1)  # (K, N, P)
+        """``x @ w.T`` for w of shape (K, D), shape (N, K), NaN in rows with an index out of range.
+
+        Cost: O(N P K).
+        """
+        indices = jnp.asarray(self.indices)
+        indices = jnp.where(indices < 0, self.num_features, indices)  # not from the end
+        taken = jnp.take(w, indices, axis=1, mode="fill", fill_value=jnp.nan)  # (K, N, P)
         return jnp.einsum("knp,np->nk", taken, jnp.asarray(self.values))

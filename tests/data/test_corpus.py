@@ -331,6 +331,8 @@ def test_a_vocabulary_may_end_with_blank_lines(tmp_path) -> None:
     """A word may be a space: n-grams of characters have such."""
     (tmp_path / "vocab.txt").write_bytes(b"a\r\nb\n \n\n\r\n")
     assert read_vocabulary(tmp_path / "vocab.txt") == ("a", "b", " ")
+    (tmp_path / "vocab.txt").write_bytes(b"\xef\xbb\xbfcat\r\ndog\n")
+    assert read_vocabulary(tmp_path / "vocab.txt") == ("cat", "dog")
 
 
 def test_documents_without_words_need_no_lines(tmp_path) -> None:
@@ -440,6 +442,10 @@ def test_large_numbers_do_not_wrap() -> None:
         Corpus.from_rows([([0], [2**32 + 5])], 3)
     with pytest.raises(ValueError, match=r"numbers in .*got word 0 with count inf in document 0"):
         Corpus.from_csr(csr_array(np.array([[np.inf, 1]])))
+    for hidden in ([3, -2], [2, -2], [0.5, 0.5]):
+        csr = csr_array((np.array(hidden), np.array([1, 1]), np.array([0, 0, 2])), shape=(2, 3))
+        with pytest.raises(ValueError, match=r"whole numbers in .*got word 1 .* in document 1"):
+            Corpus.from_csr(csr)
     twice = coo_array((np.array([200, 100], np.uint8), ([0, 0], [1, 1])), shape=(1, 2))
     assert Corpus.from_csr(twice).counts.tolist() == [300]
 

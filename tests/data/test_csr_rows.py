@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse
@@ -44,6 +45,25 @@ def test_batches_make_the_utilities_of_the_whole() -> None:
 def test_a_matrix_without_entries_has_rows_of_zeros() -> None:
     of = CsrRows(scipy.sparse.csr_array((3, 5)))
     np.testing.assert_array_equal(of.values[np.arange(3)], np.zeros((3, 1)))
+
+
+@pytest.mark.parametrize("index", [-1, 5])
+def test_features_out_of_range_are_refused_where_they_are_read(index) -> None:
+    indices = np.array([0, 1, index, 2])
+    x = scipy.sparse.csr_array((np.ones(4), indices, [0, 1, 3, 4]), shape=(3, 5))
+    batches = lc.StreamedBatches(CsrRows(x).indices, batch_size=3)
+    with pytest.raises(ValueError, match=rf"in \[0, 5\); got {index} in row 1"):
+        batches.batch(0)
+    rows = lc.SparseRows(np.array([[0, 1], [index, 2]]), np.ones((2, 2)), 5)
+    found = rows.utilities(jnp.ones((4, 5)))
+    assert jnp.isnan(found[1]).all() and (found[0] == 2).all()
+
+
+def test_rows_that_do_not_ascend_are_refused() -> None:
+    x = scipy.sparse.csr_array((np.ones(3), np.arange(3), [0, 3, 3]), shape=(2, 3))
+    x.indptr[:] = 0, 3, 1
+    with pytest.raises(ValueError, match=r"`x.indptr` must ascend from 0 to at most the 3 entries"):
+        CsrRows(x)
 
 
 @pytest.mark.parametrize("x", [np.ones((2, 3)), X.tocsc(), [1, 2]])

@@ -24,6 +24,12 @@ def test_there_may_be_no_ids() -> None:
     assert padded_lists(np.zeros(0, int), np.zeros(0, int), 2).shape == (2, 0)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint32, np.uint64])
+def test_ids_without_a_sign_are_padded_as_others(dtype) -> None:
+    lists = padded_lists([0, 1, 1], np.array([7, 3, 5], dtype), 2)
+    assert lists.tolist() == [[-1, 7], [3, 5]]
+
+
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
