@@ -126,9 +126,9 @@ class DiagonalGaussianFamily(ConjugateFamily):
         """Rows must have D columns."""
         check_columns(x, len(self.loc))
 
-    def without_offset(self) -> tuple[ConjugateFamily, np.ndarray]:
-        """The same about 0, and ``loc``."""
-        return about_zero(self), np.asarray(self.loc)
+    def without_offset(self) -> tuple[ConjugateFamily, np.ndarray | None]:
+        """The same about 0, and ``loc``; a subclass may have features of x as it is."""
+        return about_zero(self) if type(self) is DiagonalGaussianFamily else (self, None)
 
     def _variance_count(self, natural: Array) -> Array:
         return natural[..., 0] - self.loc_strength + self.strength

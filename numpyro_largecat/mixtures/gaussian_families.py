@@ -237,9 +237,9 @@ class GaussianFamily(ConjugateFamily):
         """Rows must have D columns."""
         check_columns(x, len(self.loc))
 
-    def without_offset(self) -> tuple[ConjugateFamily, np.ndarray]:
-        """The same about 0, and ``loc``."""
-        return about_zero(self), np.asarray(self.loc)
+    def without_offset(self) -> tuple[ConjugateFamily, np.ndarray | None]:
+        """The same about 0, and ``loc``; a subclass may have features of x as it is."""
+        return about_zero(self) if type(self) is GaussianFamily else (self, None)
 
     def _covariance_count(self, natural: Array) -> Array:
         """Observations behind the covariance: those behind the mean, with another prior."""
@@ -265,11 +265,11 @@ def _weighted_squares(x: Array, weights: Array) -> Array:
     return pack(jnp.matmul((x * weights[:, None]).T, x, precision="highest"))
 
 
-def about_zero(family: T) -> T:
-    """The same family with ``loc`` 0, for rows less ``loc``."""
+def about_zero(family: T) -> tuple[T, np.ndarray]:
+    """The same family with ``loc`` 0, for rows less ``loc``; and ``loc``."""
     moved = copy(family)
     moved.loc = np.zeros_like(family.loc)
-    return moved
+    return moved, np.asarray(family.loc)
 
 
 def check_columns(x: np.ndarray, size: int) -> None:

@@ -134,7 +134,7 @@ class MixtureFit:
     @cached_property
     def natural_parameters(self) -> np.ndarray:
         """Natural parameters of the posterior, prior plus statistics, float64 of shape (K, P)."""
-        with jax.enable_x64(True):
+        with jax.ensure_compile_time_eval(), jax.enable_x64(True):
             return np.asarray(self.family.prior()) + self.statistics
 
     def posterior(self) -> Any:
@@ -197,14 +197,16 @@ class MixtureFit:
         """By the objective of the fit."""
         if self.objective == "map":
             return self._mean_globals
-        return self._step(self.objective).parameters(self.dtype)
+        with jax.ensure_compile_time_eval():  # what is kept must not be of a trace
+            return self._step(self.objective).parameters(self.dtype)
 
     @cached_property
     def _mean_globals(self) -> Globals:
         """At the posterior means."""
-        step = self._step("map")
-        step = step._replace(log_weights=_normalised(step.log_weights))
-        return step.parameters(self.dtype)
+        with jax.ensure_compile_time_eval():
+            step = self._step("map")
+            step = step._replace(log_weights=_normalised(step.log_weights))
+            return step.parameters(self.dtype)
 
     def _in_float64(self, of_natural: Any) -> Any:
         """Compute in float64, then give floats the type of the fit."""
@@ -229,7 +231,8 @@ class MixtureFit:
         chunk = chunk_rows(num_rows, self.statistics.shape[1], self.num_components)
         rows, _ = padded(x, self.dtype, chunk, offset=offset)
         result = run(family, rows.reshape(-1, chunk, *shape), parameters)
-        if is_concrete(x):  # JAX would compile the rest anew for each number of rows
+        if all(map(is_concrete, jax.tree.leaves(result))):
+            # JAX would compile the rest anew for each number of rows.
             result = jax.tree.map(np.asarray, result)
         return jax.tree.map(lambda a: jnp.asarray(a.reshape(-1, *a.shape[2:])[:num_rows]), result)
 

@@ -13,7 +13,12 @@ import numpy as np
 from jax import Array
 
 from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.handlers.run_model import sites_of
+from numpyro_largecat.handlers.run_model import (
+    Around,
+    as_drawn,
+    at_feasible_values,
+    sites_of,
+)
 from numpyro_largecat.handlers.sites import Site, log_prob_of
 from numpyro_largecat.handlers.static_arguments import split_arguments
 from numpyro_largecat.handlers.touched_rows import TouchedRows
@@ -79,27 +84,35 @@ def explained_search(
         yield
     except RuntimeError as error:
         if "valid initial parameters" in str(error):
-            what = _not_finite_at_zero(model, params, args, kwargs)
-            if what is not None:
+            try:
+                found = [
+                    _not_finite(model, params, args, kwargs, around)
+                    for around in (at_feasible_values, as_drawn)
+                ]
+            except Exception:  # NumPyro's error stays the one that is raised
+                raise error from None
+            for name in found[0].keys() & found[1].keys():
                 error.add_note(
-                    f"With all latent values at 0 {what}. Look for an observed class that is not "
+                    f"With all free latent values at 0 {found[0][name]}, and at values of the "
+                    "prior it is not finite either. Look for an observed class that is not "
                     "available (-inf), or data that are not finite or outside of the support."
                 )
         raise
 
 
-def _not_finite_at_zero(
-    model: Callable[..., Any], params: Mapping[str, Any], args: Any, kwargs: Any
-) -> str | None:
-    """Say which site's log density is not finite with all free latent values at 0."""
-    touched = TouchedRows()
-    for site in sites_of(model, args, kwargs, params=params, touched=touched).values():
+def _not_finite(
+    model: Callable[..., Any], params: Mapping[str, Any], args: Any, kwargs: Any, around: Around
+) -> dict[str, str]:
+    """What is said of each site whose log density is not finite at some latent values."""
+    touched, said = TouchedRows(), {}
+    sites = sites_of(model, args, kwargs, params=params, touched=touched, around=around)
+    for name, site in sites.items():
         if site["type"] == "sample":
             density = "the model's log density"
             what, plates, found = _of_site(density, site, log_prob_of(site), 0, touched)
             if found.bad.any():
-                return f"{what} is {found.value}{_where(plates, found)}"
-    return None
+                said[name] = f"{what} is {found.value}{_where(plates, found)}"
+    return said
 
 
 def _looks(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -23,8 +24,8 @@ from numpyro_largecat.plates.row_subset import refuse_repeated_rows
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.labels import Labels, labels_of
 from numpyro_largecat.svi.unscaled_sites import (
+    plate_of_batch,
     refuse_unscaled,
-    subsampled_plate,
     unscaled_sites,
 )
 
@@ -121,8 +122,10 @@ def check_scale(
 ) -> None:
     """Refuse likelihoods that are not scaled from one batch to all rows.
 
-    ``sizes`` are the numbers of all rows and of those of a batch; by default those of a data plate
-    of the model, and where it has none of which some rows are missing, nothing can be said.
+    ``sizes`` are the numbers of all rows and of those of a batch, whose arrays are all by row.
+    Where they are None, a plate of data tells them that has some of its rows, as many as an array
+    of the batch; without one nothing is said. What has no axis of so many rows is then other data
+    that comes with each batch.
 
     Cost: two runs of the model on the batch, of which nothing but scales is computed.
     """
@@ -130,14 +133,19 @@ def check_scale(
     def sites_with(batch: tuple[Any, ...]) -> Sites:
         return sites_of(model, (*args, *batch), kwargs, touched=TouchedRows())
 
+    lengths = {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.ndim(leaf)}
     seen: list[tuple[int, int] | None] = []
 
     def unscaled(batch: tuple[Any, ...]) -> dict[str, Array]:
         sites = sites_with(batch)
-        seen[:] = [subsampled_plate(sites) if sizes is None else sizes]
-        if seen[0] is None or seen[0][0] == seen[0][1]:
+        known = plate_of_batch(sites, lengths) if sizes is None else sizes
+        seen[:] = [known]
+        if known is None or known[0] == known[1]:
             return {}
-        return unscaled_sites(sites, seen[0][1])
+        found = unscaled_sites(sites, known[1])
+        if sizes is not None:
+            return found
+        return {n: x for n, x in found.items() if known[1] in np.shape(sites[n]["value"])}
 
     found = compiled(unscaled)(batch)
     suspects = [name for name, is_wrong in found.items() if is_wrong]

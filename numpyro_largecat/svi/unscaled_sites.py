@@ -43,13 +43,13 @@ def unscaled_sites(sites: Sites, batch_size: int) -> dict[str, Array]:
     return found
 
 
-def subsampled_plate(sites: Sites) -> tuple[int, int] | None:
-    """Size of the greatest plate of data of which some rows are there, and their number."""
+def plate_of_batch(sites: Sites, lengths: set[int]) -> tuple[int, int] | None:
+    """Size of the greatest plate of data that has as many of its rows as a batch, and these."""
     plates, classes = of_type("plate", sites), set(row_plates(sites))
     frames = [frame for site in sites.values() for frame in site.get("cond_indep_stack", [])]
     of_data = [frame for frame in frames if frame.name in plates.keys() - classes]
     sizes = [(plates[frame.name]["args"][0], frame.size) for frame in of_data]
-    return max((pair for pair in sizes if pair[0] != pair[1]), default=None)
+    return max((pair for pair in sizes if pair[0] != pair[1] and pair[1] in lengths), default=None)
 
 
 def refuse_unscaled(name: str, size: int, batch_size: int) -> None:

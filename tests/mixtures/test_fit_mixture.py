@@ -292,6 +292,39 @@ def test_rows_lose_a_common_offset_before_they_are_rounded(family: Any, dtype: A
         np.testing.assert_allclose(own, moved, rtol=1e-5, atol=1e-5)
 
 
+class LogNormal(lc.mixtures.DiagonalGaussianFamily):
+    """Its features are not those of x less something."""
+
+    def features(self, x: Any) -> Any:
+        return super().features(jnp.log(x))
+
+    def log_base(self, x: Any) -> Any:
+        return super().log_base(jnp.log(x)) - jnp.log(x).sum(-1)
+
+
+def test_a_family_with_features_of_its_own_gets_rows_as_they_are() -> None:
+    logs = np.random.default_rng(0).normal([[1.0, 2.0]], 0.3, (60, 2)) + 2 * np.eye(2)[0]
+    of_rows = fit(np.exp(logs), 2, LogNormal(logs.mean(0), np.ones(2)), num_passes=3)
+    family = lc.mixtures.DiagonalGaussianFamily(logs.mean(0), np.ones(2))
+    expected = fit(logs, 2, family, num_passes=3).log_likelihood(logs) - logs.sum(axis=1)
+    np.testing.assert_allclose(of_rows.log_likelihood(np.exp(logs)), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda fit, x: jax.jit(fit.log_likelihood)(x),
+        lambda fit, x: jax.jit(lambda shift: fit.log_likelihood(x) + shift)(0.0),
+        lambda fit, x: jax.vmap(lambda row: fit.log_likelihood(row[None])[0])(jnp.asarray(x)),
+    ],
+)
+def test_a_fit_may_first_be_read_in_a_transformation(first: Any) -> None:
+    """What it keeps for later is no array of the trace."""
+    found = fit(POINTS, 2, CASES["gaussian"].family, num_passes=1)
+    inside = first(found, POINTS.astype(np.float32))
+    np.testing.assert_allclose(inside, found.log_likelihood(POINTS), rtol=1e-4)
+
+
 def test_a_score_of_no_rows_is_refused() -> None:
     found = fit(POINTS, 2, CASES["gaussian"].family, num_passes=1)
     with pytest.raises(ValueError, match=r"at least one row; got shape \(0, 2\)"):

@@ -121,6 +121,24 @@ def test_second_derivatives_are_those_of_the_gradient(x64, noise):
     assert (hessian[2] == 0).all() and (hessian[:, 2] == 0).all()
 
 
+def test_derivatives_of_functions_of_the_probability_are_right_too(x64):
+    """Of a mixture and of a product; and the third: p(1) is Phi((psi_1 - psi_0) / sqrt 2)."""
+    utilities = jnp.array([0.0, 1.0])
+
+    def found(psi):
+        return jnp.exp(log_prob(psi, 1, "normal"))
+
+    def exact(psi):
+        return jax.scipy.stats.norm.cdf((psi[1] - psi[0]) / jnp.sqrt(2.0))
+
+    for of in (
+        lambda p: jax.hessian(lambda psi: jnp.log(0.5 * p(psi) + 0.5 * p(2 * psi))),
+        lambda p: jax.jacfwd(lambda psi: p(psi) * jax.grad(p)(psi)),
+        lambda p: jax.jacfwd(jax.hessian(lambda psi: jnp.log(p(psi)))),
+    ):
+        np.testing.assert_allclose(of(found)(utilities), of(exact)(utilities), atol=1e-9)
+
+
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.some_cases(1)
 def test_utilities_far_apart_leave_value_and_gradient_finite(noise):

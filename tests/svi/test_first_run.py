@@ -219,6 +219,20 @@ def test_a_model_that_is_never_valid_is_refused():
         make_svi(model, AutoNormal(model)).init(jax.random.key(0), *batch())
 
 
+@pytest.mark.filterwarnings("ignore:Out-of-support")
+def test_what_explains_a_failed_search_does_not_replace_its_error():
+    """With all latent values at 0 the model cannot be run, so that no site is named."""
+
+    def model(x):
+        s = numpyro.sample("s", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(0, s**2, validate_args=True), obs=x)
+        numpyro.factor("never", -jnp.inf)
+
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO())
+    with pytest.raises(RuntimeError, match="Cannot find valid initial parameters"):
+        svi.init(jax.random.key(0), 1.0)
+
+
 def test_a_model_that_is_never_valid_is_refused_over_a_mesh():
     """There NumPyro sees values of a trace alone, and says nothing."""
 

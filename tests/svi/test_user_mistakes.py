@@ -374,3 +374,25 @@ def test_minibatches_of_any_kind_must_be_scaled_and_data_of_classes_need_not(kin
     assert jnp.isfinite(run(with_data_of_classes).losses).all()
     with pytest.raises(ValueError, match=f"site 'z' observes {batch_size} of the 12 rows"):
         run(with_forgotten_plate)
+
+
+def test_other_data_that_come_with_each_minibatch_are_not_refused():
+    """A few rows that are there in each step; and all of the data, with a plate of features."""
+
+    def with_labelled(labelled, x, rows):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        with numpyro.plate("labelled", 5):
+            numpyro.sample("l", dist.Normal(a, 1), obs=labelled)
+        with lc.data_plate("data", N, rows):
+            numpyro.sample("z", dist.Normal(a, 1), obs=x)
+
+    def of_all(x):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        numpyro.sample("z", dist.Normal(a, 1).expand([N]).to_event(1), obs=x)
+        with numpyro.plate("features", 100, subsample_size=10) as features:
+            numpyro.sample("f", dist.Normal(a, 1), obs=jnp.arange(100.0)[features])
+
+    rows = np.array([7, 2, 1, 11])
+    for model, batch in ((with_labelled, (X[:5], X[rows], rows)), (of_all, (X,))):
+        result = svi_of(model).run(random.key(0), 2, batches=iter([batch] * 3), progress_bar=False)
+        assert jnp.isfinite(result.losses).all()
