@@ -121,6 +121,7 @@ def test_second_derivatives_are_those_of_the_gradient(x64, noise):
     assert (hessian[2] == 0).all() and (hessian[:, 2] == 0).all()
 
 
+@pytest.mark.slow
 def test_derivatives_of_functions_of_the_probability_are_right_too(x64):
     """Of a mixture and of a product; and the third: p(1) is Phi((psi_1 - psi_0) / sqrt 2)."""
     utilities = jnp.array([0.0, 1.0])
