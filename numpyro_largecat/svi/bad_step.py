@@ -84,20 +84,27 @@ def explained_search(
         yield
     except RuntimeError as error:
         if "valid initial parameters" in str(error):
-            try:
-                found = [
-                    _not_finite(model, params, args, kwargs, around)
-                    for around in (at_feasible_values, as_drawn)
-                ]
-            except Exception:  # NumPyro's error stays the one that is raised
-                raise error from None
-            for name in found[0].keys() & found[1].keys():
-                error.add_note(
-                    f"With all free latent values at 0 {found[0][name]}, and at values of the "
-                    "prior it is not finite either. Look for an observed class that is not "
-                    "available (-inf), or data that are not finite or outside of the support."
-                )
+            for note in _why_no_start(model, params, args, kwargs):
+                error.add_note(note)
         raise
+
+
+def _why_no_start(
+    model: Callable[..., Any], params: Mapping[str, Any], args: Any, kwargs: Any
+) -> list[str]:
+    """Sites that are not finite at 0 and at values of the prior: one alone may be a bad place."""
+    looks = (at_feasible_values, as_drawn)
+    try:
+        at_zero, drawn = (_not_finite(model, params, args, kwargs, around) for around in looks)
+    except Exception:  # of the model at such values, as with a scale of 0: it explains nothing
+        return []
+    return [
+        f"With all free latent values at 0 {at_zero[name]}, and at values of the prior it is not "
+        "finite either. Look for an observed class that is not available (-inf), or data that are "
+        "not finite or outside of the support."
+        for name in at_zero
+        if name in drawn
+    ]
 
 
 def _not_finite(

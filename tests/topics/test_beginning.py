@@ -277,6 +277,16 @@ def test_tokens_of_topics_that_left_come_back(num_passes) -> None:
     assert len(fit.bounds) == num_passes
 
 
+def resumed_after(stop, folder, monkeypatch, options):
+    """A fit that ended after so many batches, and went on from its checkpoint."""
+    checkpoints = lc.Checkpoints(folder, every_steps=1)
+    fail_at(monkeypatch, stop)
+    with pytest.raises(OSError, match="the disk is gone"):
+        fit_topics(KEY, CORPUS, K, checkpoints=checkpoints, **options)
+    monkeypatch.undo()
+    return fit_topics(KEY, CORPUS, K, checkpoints=checkpoints, resume=True, **options)
+
+
 @pytest.mark.parametrize("has_seeds", [False, True])
 @pytest.mark.parametrize("stop", [2, 5, 6, 8])
 def test_a_fit_goes_on_whether_topics_were_chosen_or_not(
@@ -287,12 +297,7 @@ def test_a_fit_goes_on_whether_topics_were_chosen_or_not(
     if has_seeds:
         options["word_concentration"] = np.linspace(0.05, 0.1, K * V).reshape(K, V)
     whole = fit_topics(KEY, CORPUS, K, **options)
-    checkpoints = lc.Checkpoints(tmp_path, every_steps=1)
-    fail_at(monkeypatch, stop)
-    with pytest.raises(OSError, match="the disk is gone"):
-        fit_topics(KEY, CORPUS, K, checkpoints=checkpoints, **options)
-    monkeypatch.undo()
-    again = fit_topics(KEY, CORPUS, K, checkpoints=checkpoints, resume=True, **options)
+    again = resumed_after(stop, tmp_path, monkeypatch, options)
     np.testing.assert_array_equal(again.posterior, whole.posterior)
     np.testing.assert_array_equal(again.bounds, whole.bounds)
 
@@ -302,12 +307,7 @@ def test_learned_concentrations_go_on_bit_by_bit_in_float64(x64, tmp_path, monke
     """After topics were chosen, of which sums are taken in the order that files have."""
     options = dict(batch_size=5, num_passes=5, concentration="learned")
     whole = fit_topics(KEY, CORPUS, K, **options)
-    checkpoints = lc.Checkpoints(tmp_path, every_steps=1)
-    fail_at(monkeypatch, 95)
-    with pytest.raises(OSError, match="the disk is gone"):
-        fit_topics(KEY, CORPUS, K, checkpoints=checkpoints, **options)
-    monkeypatch.undo()
-    again = fit_topics(KEY, CORPUS, K, checkpoints=checkpoints, resume=True, **options)
+    again = resumed_after(95, tmp_path, monkeypatch, options)
     np.testing.assert_array_equal(again.concentration, whole.concentration)
     np.testing.assert_array_equal(again.posterior, whole.posterior)
 
