@@ -192,10 +192,12 @@ def padded(
     missing = -x.shape[0] % (chunk * num_devices(mesh))
     is_row = (np.arange(x.shape[0] + missing) < x.shape[0]).astype(dtype)
     padding = [(0, missing)] + [(0, 0)] * (x.ndim - 1)
-    pad = jnp.pad if isinstance(x, jax.Array) else np.pad  # for each shape JAX compiles it anew
+    if missing:
+        pad = jnp.pad if isinstance(x, jax.Array) else np.pad  # JAX compiles it for each shape
+        x = pad(x, padding, mode="edge")
     if mesh is None:
-        return jnp.asarray(pad(x, padding, mode="edge")), jnp.asarray(is_row)
-    return jax.device_put((np.pad(x, padding, mode="edge"), is_row), over_all_devices(mesh))
+        return jnp.asarray(x), jnp.asarray(is_row)
+    return jax.device_put((x, is_row), over_all_devices(mesh))
 
 
 def _less(rows: Any, offset: np.ndarray | None, dtype: np.dtype) -> Any:
@@ -204,6 +206,4 @@ def _less(rows: Any, offset: np.ndarray | None, dtype: np.dtype) -> Any:
         rows = np.asarray(rows)
     elif offset is not None and is_concrete(rows) and not np.can_cast(rows.dtype, dtype):
         rows = np.asarray(rows)
-    if offset is None:
-        return rows.astype(dtype)
-    return (rows - offset).astype(dtype)
+    return (rows if offset is None else rows - offset).astype(dtype, copy=False)
