@@ -19,17 +19,17 @@ from numpyro_largecat.choices import kept_per_row
 from numpyro_largecat.choices.update_rules import best_u_at
 
 N, K, D = 12, 50, 3
-X = jax.random.normal(jax.random.key(0), (N, D))
-Y = (jnp.arange(N) * 7) % K
+X = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
+Y = (np.arange(N) * 7) % K
 
 
 @pytest.fixture
 def distances(monkeypatch):
-    """The distances at which u is taken in runs outside of ``jit``."""
+    """The largest distances at which u is taken."""
     found = []
 
     def spy(u, distance):
-        found.append(float(jnp.abs(distance).max()))
+        jax.debug.callback(lambda far: found.append(float(far)), jnp.abs(distance).max())
         return best_u_at(u, distance)
 
     monkeypatch.setattr(kept_per_row, "best_u_at", spy)
@@ -51,7 +51,9 @@ def choices(utilities_of, before_rows=lambda: None):
 
 def evaluated(model, guide, loss=None):
     svi = lc.SubsampledSVI(model, guide, optax.sgd(0.1), loss or Trace_ELBO())
-    return svi.evaluate(svi.init(jax.random.key(1)))
+    loss = jax.jit(lambda key: svi.evaluate(svi.init(key)))(jax.random.key(1))
+    jax.effects_barrier()
+    return loss
 
 
 def with_dropout():
@@ -213,7 +215,7 @@ def test_the_expected_bound_is_that_of_the_mean_of_the_others(mean, sd, excess):
     is E log(1 + R exp(-psi_y)). FALSE_ALARM = 1e-4: 200 steps of 12 rows.
     """
     rule = lc.update_rules.NaturalGradient(excess=excess)
-    size, features, labels = 20, jnp.eye(20)[:12], jnp.arange(12)
+    size, features, labels = 20, np.eye(20, dtype=np.float32)[:12], np.arange(12)
 
     def plate():
         return lc.class_plate("classes", size, labels, num_sampled=size - 1)
@@ -232,7 +234,8 @@ def test_the_expected_bound_is_that_of_the_mean_of_the_others(mean, sd, excess):
 
     svi = lc.SubsampledSVI(model, guide, optax.sgd(0.0), TraceMeanField_ELBO())
     losses = np.asarray(svi.run(jax.random.key(0), 300, progress_bar=False).losses)[100:]
-    divergence = dist.kl_divergence(dist.Normal(mean * jnp.eye(size), sd), dist.Normal(0.0, 5.0))
+    squares = (mean * np.eye(size)) ** 2 + sd**2
+    divergence = (np.log(5 / sd) + squares / 50 - 0.5).sum()
     draws = sd * np.random.default_rng(0).normal(size=(100_000, size))
     own = mean + draws[:, 0]
     log_others = (
@@ -241,22 +244,21 @@ def test_the_expected_bound_is_that_of_the_mean_of_the_others(mean, sd, excess):
     best = 12 * np.logaddexp(0, log_others - own)
     noise = losses.std() / np.sqrt(len(losses))
     assert (
-        abs(losses.mean() - float(divergence.sum()) - best.mean()) < 4 * noise + 0.1 * best.mean()
+        abs(losses.mean() - divergence - best.mean()) < 4 * noise + 0.1 * best.mean()
     )
 
 
 def test_u_at_a_distance_is_the_best_u_of_a_softmax(x64):
-    psi = jnp.array([1.0, 0.3, -2.0])
-    start = -jax.nn.log_softmax(psi)[0]
-    for distance in (-30.0, -1.0, 0.0, 2.0, 30.0):
-        best = -jax.nn.log_softmax(psi.at[0].add(distance))[0]
-        found = best_u_at(start, distance)
-        assert float(found) == pytest.approx(float(best), rel=1e-9)
-        assert float(best_u_at(found, -distance)) == pytest.approx(float(start), rel=1e-9)
+    distance = np.array([-30.0, -1.0, 0.0, 2.0, 30.0])
+    log_others = np.logaddexp(0.3, -2.0)
+    start, best = (np.logaddexp(0, log_others - psi) for psi in (1.0, 1.0 + distance))
+    at_distance = jax.jit(best_u_at)
+    found = at_distance(np.full(5, start), distance)
+    np.testing.assert_allclose(found, best, rtol=1e-9)
+    np.testing.assert_allclose(at_distance(found, -distance), start, rtol=1e-9)
 
 
-@pytest.mark.parametrize("u", [-5.0, 0.0, 1e-30, 90.0])
-def test_u_at_a_distance_is_finite_and_not_below_zero(u):
-    for distance in (-1e3, 0.0, 1e3):
-        found = best_u_at(jnp.array(u), jnp.array(distance))
-        assert jnp.isfinite(found) and found >= 0
+def test_u_at_a_distance_is_finite_and_not_below_zero():
+    u, distance = np.meshgrid([-5.0, 0.0, 1e-30, 90.0], [-1e3, 0.0, 1e3])
+    found = np.asarray(jax.jit(best_u_at)(u, distance))
+    assert np.isfinite(found).all() and (found >= 0).all()
