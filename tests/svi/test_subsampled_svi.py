@@ -28,6 +28,17 @@ def assert_same_params(a, b, **tolerance):
         np.testing.assert_allclose(a[name], b[name], err_msg=name, **tolerance)
 
 
+def in_one_program(run):
+    """Losses and parameters of a run of NumPyro, which by itself runs a hundred programs."""
+
+    @jax.jit
+    def fit(*args):
+        result = run(*args)
+        return result.losses, result.params
+
+    return fit
+
+
 def hand_written_guide(x, y=None, rows=None):
     numpyro.sample("scale", dist.LogNormal(numpyro.param("scale_loc", 0.1), 0.2))
     with numpyro.plate("classes", NUM_CATEGORIES):
@@ -77,18 +88,19 @@ OPTIMISERS = {
 @pytest.mark.some_cases(1)
 def test_full_plates_give_the_steps_of_numpyro(guide, optim):
     """Issue (a): the same parameters after 50 steps under the same seeds."""
-    x, y = make_data()
+    x, y = map(np.asarray, make_data())
     model = hierarchical()
     loss = LOSSES["mean_field" if guide == "normal" else "trace"]
+
+    def run(cls, key):
+        svi = cls(model, GUIDES[guide](model), OPTIMISERS[optim], loss)
+        return svi.run(key, 50, x, y, progress_bar=False)
+
     with jax.threefry_partitionable(False):  # the bits of our steps
-        runs = [
-            cls(model, GUIDES[guide](model), OPTIMISERS[optim], loss).run(
-                jax.random.key(0), 50, x, y, progress_bar=False
-            )
-            for cls in (SVI, lc.SubsampledSVI)
-        ]
-    np.testing.assert_allclose(runs[1].losses, runs[0].losses, rtol=2e-5)
-    assert_same_params(runs[1].params, runs[0].params, rtol=2e-4, atol=2e-5)
+        losses, params = in_one_program(lambda key: run(SVI, key))(jax.random.key(0))
+        result = run(lc.SubsampledSVI, jax.random.key(0))
+    np.testing.assert_allclose(result.losses, losses, rtol=2e-5)
+    assert_same_params(result.params, params, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +114,9 @@ def test_full_plates_give_the_steps_of_numpyro(guide, optim):
 def test_steps_on_touched_rows_equal_dense_steps_on_the_same_subset(labels, loss, optim):
     """SGD and Adagrad do not move rows without gradient, so NumPyro's dense steps must agree."""
     batch = {"equal": [7] * 6, "distinct": [0, 1, 2, 3, 4, 5], "repeated": [3, 9, 3, 0, 9, 3]}
-    x, _ = make_data()
-    y, rows = jnp.array(batch[labels]), jnp.array([4, 30, 2, 11, 39, 0])
-    x = x[rows]
-    others = jnp.array([k for k in range(NUM_CATEGORIES) if k not in batch[labels]][:4])
+    y, rows = np.array(batch[labels]), np.array([4, 30, 2, 11, 39, 0])
+    x = np.asarray(make_data()[0])[rows]
+    others = np.array([k for k in range(NUM_CATEGORIES) if k not in batch[labels]][:4])
     weight = (NUM_CATEGORIES - len(set(batch[labels]))) / 4
     fixed = {"classes_rows": DrawnClasses(others, jnp.full(4, weight))}
     model = explicit_u(num_sampled=4)
@@ -118,17 +129,18 @@ def test_steps_on_touched_rows_equal_dense_steps_on_the_same_subset(labels, loss
 
     lazy = lc.SubsampledSVI(restricted(model), AutoNormal(model), optim, LOSSES[loss])
     values = lazy.get_params(lazy.init(jax.random.key(0), x, y, rows))
-    dense = SVI(
-        restricted(model),
-        restricted(AutoNormal(model, create_plates=plates)),
-        optim,
-        LOSSES[loss],
-    )
+
+    def run(svi, key):
+        options = {"init_params": dict(values), "progress_bar": False}
+        return svi.run(key, 5, x, y, rows, **options)
+
+    def run_dense(key):
+        guide = AutoNormal(model, create_plates=plates)
+        return run(SVI(restricted(model), restricted(guide), optim, LOSSES[loss]), key)
+
     with jax.threefry_partitionable(False):  # the bits of our steps
-        a, b = (
-            svi.run(jax.random.key(3), 5, x, y, rows, init_params=dict(values), progress_bar=False)
-            for svi in (dense, lazy)
-        )
-    np.testing.assert_allclose(b.losses, a.losses, rtol=1e-5)
-    assert_same_params(b.params, a.params, rtol=1e-4, atol=1e-5)
-    assert not np.allclose(b.params["w_auto_loc"], values["w_auto_loc"])
+        losses, params = in_one_program(run_dense)(jax.random.key(3))
+        result = run(lazy, jax.random.key(3))
+    np.testing.assert_allclose(result.losses, losses, rtol=1e-5)
+    assert_same_params(result.params, params, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(result.params["w_auto_loc"], values["w_auto_loc"])
