@@ -21,15 +21,18 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 import numpyro_largecat as lc
 from numpyro_largecat.data.fit_folders import FitFolder
 from numpyro_largecat.svi.saved_run import KIND
-from tests.models import class_points, hierarchical, make_data, point_guide
+from tests.models import class_points, hierarchical, point_guide
 
 pytestmark = pytest.mark.usefixtures("sigint_raises")
 
 KEY = jax.random.key(3)
-X, Y = make_data()
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(40, 3)).astype(np.float32), RNG.integers(0, 12, 40)
+BATCH = X[:8], Y[:8], np.arange(8)
 QUIET = {"progress_bar": False}
 
 
+@cache
 def batches_of(seed=0):
     return lc.ArrayBatches(X, Y, batch_size=8, seed=seed)
 
@@ -82,11 +85,10 @@ class TestSaveAndLoad:
 
     @pytest.mark.smoke
     def test_a_fit_that_was_saved_goes_on_bit_by_bit(self, tmp_path, whole):
-        svi = svi_of()
-        first = svi.run(KEY, 20, batches=batches_of(), **QUIET)
-        svi.save(tmp_path / "fit", first)
+        first = shared().run(KEY, 20, batches=batches_of(), **QUIET)
+        shared().save(tmp_path / "fit", first)
         another = svi_of()
-        loaded = another.load(tmp_path / "fit", X[:8], Y[:8], np.arange(8))
+        loaded = another.load(tmp_path / "fit", *BATCH)
         assert_same(loaded, first)
         rest = another.run(KEY, 10, batches=batches_of(), init_state=loaded.state, **QUIET)
         for name, values in rest.params.items():
@@ -108,7 +110,7 @@ class TestSaveAndLoad:
         svi = svi_of()
         result = svi.run(key, 3, batches=batches_of(), **QUIET)
         svi.save(tmp_path, result)
-        loaded = svi_of().load(tmp_path, X[:8], Y[:8], np.arange(8))
+        loaded = svi_of().load(tmp_path, *BATCH)
         assert_same(loaded, result)
         both = [
             svi.run(key, 3, batches=batches_of(), init_state=r.state, **QUIET)
@@ -121,7 +123,7 @@ class TestSaveAndLoad:
         svi = svi_of(table_dtype=jnp.bfloat16)
         result = svi.run(KEY, 3, batches=batches_of(), **QUIET)
         svi.save(tmp_path, result)
-        loaded = svi_of(table_dtype=jnp.bfloat16).load(tmp_path, X[:8], Y[:8], np.arange(8))
+        loaded = svi_of(table_dtype=jnp.bfloat16).load(tmp_path, *BATCH)
         assert_same(loaded, result)
 
     @pytest.mark.slow
@@ -130,7 +132,7 @@ class TestSaveAndLoad:
         with pytest.raises(OSError, match="unplugged") as error:
             svi.run(KEY, 9, batches=stream(5, OSError("unplugged")), **QUIET)
         svi.save(tmp_path, error.value.result_so_far)
-        assert len(svi.load(tmp_path, X[:8], Y[:8], np.arange(8)).losses) == 5
+        assert len(svi.load(tmp_path, *BATCH).losses) == 5
 
     @pytest.mark.slow
     def test_a_loaded_fit_predicts_as_before(self, tmp_path, whole):
@@ -149,10 +151,8 @@ class TestSaveAndLoad:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, whole):
     """A folder with that fit."""
-    svi = svi_of()
-    svi.init(KEY, X, Y)
     path = tmp_path_factory.mktemp("fits") / "fit"
-    svi.save(path, whole)
+    shared().save(path, whole)
     return path
 
 
@@ -170,7 +170,7 @@ class TestRefusals:
     @pytest.mark.some_cases(1)
     def test_another_model_guide_or_optimiser(self, folder, other, what):
         with pytest.raises(ValueError, match=f"must hold a fit of this model.*{what}"):
-            svi_of(**other).load(folder, X, Y)
+            svi_of(**other).load(folder, *BATCH)
 
     def test_another_number_of_rows(self, tmp_path):
         def svi_of_rows(num_rows):
@@ -188,15 +188,15 @@ class TestRefusals:
     def test_other_versions_are_named_where_something_differs(self, folder, monkeypatch):
         monkeypatch.setattr("numpyro_largecat.svi.saved_run.version", lambda name: "0.0")
         with pytest.raises(ValueError, match=r"It was saved with other versions: .*jax.*here 0\.0"):
-            svi_of(optim=optax.sgd(0.1)).load(folder, X, Y)
+            svi_of(optim=optax.sgd(0.1)).load(folder, *BATCH)
 
     def test_a_folder_without_a_fit(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="no saved fit"):
-            svi_of().load(tmp_path / "nothing", X, Y)
+            svi_of().load(tmp_path / "nothing", *BATCH)
 
     def test_a_result_of_another_model(self, tmp_path, whole):
         svi = svi_of(optim=optax.sgd(0.1))
-        svi.init(KEY, X, Y)
+        svi.init(KEY, *BATCH)
         with pytest.raises(ValueError, match="this optimiser"):
             svi.save(tmp_path / "fit", whole)
         assert not (tmp_path / "fit").exists()
@@ -346,7 +346,7 @@ class TestCheckpoints:
     @pytest.mark.slow
     def test_they_load_as_a_saved_fit_does(self, tmp_path, whole):
         run(tmp_path)
-        assert_same(svi_of().load(tmp_path, X[:8], Y[:8], np.arange(8)), whole)
+        assert_same(svi_of().load(tmp_path, *BATCH), whole)
 
     def test_a_used_folder_needs_resume(self, tmp_path):
         run(tmp_path, 3)
@@ -394,9 +394,7 @@ class TestCheckpoints:
             run(tmp_path, **others)
 
     def test_a_saved_fit_is_no_checkpoint(self, tmp_path, whole):
-        svi = svi_of()
-        svi.init(KEY, X, Y)
-        svi.save(tmp_path, whole)
+        shared().save(tmp_path, whole)
         with pytest.raises(ValueError, match=r"svi.save"):
             run(tmp_path, 40)
 

@@ -178,7 +178,7 @@ def test_two_class_plates_and_two_sites():
 
 def test_a_neural_network_gives_the_utilities():
     """Network weights are dense parameters, the output layer a class plate."""
-    x, y = make_data()
+    x, y = map(np.asarray, make_data())
     init, apply = stax.serial(stax.Dense(8), stax.Tanh, stax.Dense(4))
 
     def model(x, y, rows):
@@ -202,7 +202,7 @@ def test_a_neural_network_gives_the_utilities():
 @pytest.mark.slow
 def test_particles_share_their_rows_and_average(loss):
     """With a point guide all particles agree, so the loss equals that of one particle."""
-    x, y = make_data()
+    x, y = map(np.asarray, make_data())
     model = hierarchical(num_sampled=4)
     losses = []
     for particles, vectorize in ((1, True), (4, True), (4, False)):
@@ -215,7 +215,7 @@ def test_particles_share_their_rows_and_average(loss):
 
 
 def test_other_losses_work_without_local_parameters_and_are_refused_with_them():
-    x, y = make_data()
+    x, y = map(np.asarray, make_data())
     exact, kept = hierarchical(), hierarchical(num_sampled=4)
     assert np.isfinite(fit(exact, point_guide, x, y, loss=RenyiELBO()).losses).all()
     with pytest.raises(NotImplementedError, match=r"RenyiELBO.*mean over particles"):
@@ -224,7 +224,7 @@ def test_other_losses_work_without_local_parameters_and_are_refused_with_them():
 
 @pytest.mark.slow
 def test_guides_over_the_joint_of_a_full_plate_work():
-    x, y = make_data()
+    x, y = map(np.asarray, make_data())
     model = hierarchical()
     assert np.isfinite(fit(model, AutoDiagonalNormal(model), x, y, loss=Trace_ELBO()).losses).all()
 
@@ -260,7 +260,7 @@ def test_a_constraint_across_rows_is_refused():
 
 @pytest.mark.slow
 def test_an_optimiser_that_mixes_rows_is_refused_only_where_rows_are_taken():
-    x, y = make_data()
+    x, y = map(np.asarray, make_data())
     exact, sampled = hierarchical(), hierarchical(num_sampled=4)
     assert np.isfinite(fit(exact, point_guide, x, y, optim=optax.lamb(0.1)).losses).all()
     with pytest.raises(ValueError, match="cannot run this optimiser"):
@@ -283,7 +283,7 @@ def test_plates_of_the_guide_alone_keep_their_own_rows():
 
 @pytest.mark.slow
 def test_batches_may_change_their_size():
-    x, y = make_data()
+    x, y = map(np.asarray, make_data())
     optim = optax.adagrad(0.1)
     svi = lc.SubsampledSVI(hierarchical(4), point_guide, optim, TraceMeanField_ELBO())
     state = svi.init(jax.random.key(0), x[:8], y[:8], np.arange(8))

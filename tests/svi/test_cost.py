@@ -14,7 +14,7 @@ from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
-from tests.models import hierarchical
+from tests.models import class_points_of, explicit_u, hierarchical
 
 BATCH, SAMPLED, FEATURES = 16, 8, 4
 
@@ -24,8 +24,8 @@ def compiled_step(num_categories, num_rows, table_dtype=None):
     model = hierarchical(SAMPLED, num_categories, num_rows)
     guide, optimiser = AutoNormal(model), optax.adam(0.1)
     svi = lc.SubsampledSVI(model, guide, optimiser, TraceMeanField_ELBO(), table_dtype=table_dtype)
-    x = jnp.ones((BATCH, FEATURES))
-    y, rows = jnp.arange(BATCH), jnp.arange(BATCH)
+    x = np.ones((BATCH, FEATURES), np.float32)
+    y, rows = np.arange(BATCH), np.arange(BATCH)
     state = jax.eval_shape(lambda key: svi.init(key, x, y, rows), jax.random.key(0))
     leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.size >= num_categories]
     tables = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
@@ -77,7 +77,7 @@ def test_noise_takes_half_a_block_of_threefry_for_each_number():
     """JAX by itself takes a block for each number, in the shape of the numbers."""
     model = hierarchical(SAMPLED, 1_000, 1_000)
     svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
-    batch = (jnp.ones((BATCH, FEATURES)), jnp.arange(BATCH), jnp.arange(BATCH))
+    batch = (np.ones((BATCH, FEATURES), np.float32), np.arange(BATCH), np.arange(BATCH))
     state = jax.eval_shape(lambda key: svi.init(key, *batch), jax.random.key(0))
     text = jax.jit(svi.update).lower(state, *batch).as_text()
     rows = BATCH + SAMPLED
@@ -89,9 +89,10 @@ def test_noise_takes_half_a_block_of_threefry_for_each_number():
 def test_compiled_loop_of_run_copies_no_table():
     """The loop behind ``run`` carries the tables in place too."""
     num_categories = 50_000
-    model = hierarchical(SAMPLED, num_categories, 100)
-    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
-    x, y = jnp.ones((100, FEATURES)), jnp.arange(100)
+    guide = class_points_of(num_categories, w=(FEATURES,), b=())
+    model = explicit_u(SAMPLED, num_categories, 100)
+    svi = lc.SubsampledSVI(model, guide, optax.adam(0.1), TraceMeanField_ELBO())
+    x, y = np.ones((100, FEATURES), np.float32), np.arange(100)
     batches = lc.ArrayBatches(x, y, batch_size=BATCH)
     batch = batches.draw(jax.random.key(0))
     state = jax.eval_shape(lambda key: svi.init(key, *batch), jax.random.key(0))

@@ -282,7 +282,9 @@ def test_bad_labels_are_named_before_anything_else():
     x, y, rows = batch()
     model = with_prior(lambda: dist.Normal(0.0, -jnp.exp(x[0, 0])))
     with pytest.raises(ValueError, match=r"`labels` of plate 'classes'.*got 99"):
-        make_svi(model, AutoNormal(model)).init(jax.random.key(0), x, np.where(rows == 2, 99, y), rows)
+        make_svi(model, AutoNormal(model)).init(
+            jax.random.key(0), x, np.where(rows == 2, 99, y), rows
+        )
 
 
 @pytest.mark.slow

@@ -243,9 +243,7 @@ def test_the_expected_bound_is_that_of_the_mean_of_the_others(mean, sd, excess):
     )
     best = 12 * np.logaddexp(0, log_others - own)
     noise = losses.std() / np.sqrt(len(losses))
-    assert (
-        abs(losses.mean() - divergence - best.mean()) < 4 * noise + 0.1 * best.mean()
-    )
+    assert abs(losses.mean() - divergence - best.mean()) < 4 * noise + 0.1 * best.mean()
 
 
 def test_u_at_a_distance_is_the_best_u_of_a_softmax(x64):

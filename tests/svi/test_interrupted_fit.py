@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 import sys
 from dataclasses import dataclass
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,9 @@ def means(x, rows):
         numpyro.sample("x", dist.Normal(m, 1), obs=x)
 
 
+@cache
 def svi_of(model=means):
+    """One SVI object for each model, whose programs are kept; its fits start by ``init``."""
     return lc.SubsampledSVI(model, no_guide, optax.adam(0.1), Trace_ELBO())
 
 
@@ -184,13 +187,13 @@ def test_ctrl_c_at_any_line_of_the_loop_keeps_a_state_with_its_losses(monkeypatc
     Each line is tried at its first two visits.
     """
     monkeypatch.setattr("numpyro_largecat.svi.run_so_far.MAX_CHUNK", 1)
-    svi, args = svi_of(), (jnp.ones(3), jnp.arange(3))
+    svi, args = svi_of(), batch(0)
     state = svi.init(jax.random.key(0), *args)
 
     def run(num_steps=2):
         return svi.run(jax.random.key(0), num_steps, *args, init_state=state, progress_bar=False)
 
-    after = [jnp.zeros(NUM_ROWS), run(1).params["m"], run(2).params["m"]]
+    after = [np.zeros(NUM_ROWS), run(1).params["m"], run(2).params["m"]]
     with Interruption() as whole:
         run()
     places = {}
@@ -341,7 +344,7 @@ def test_stable_update_without_any_good_batch_is_refused():
 
 def test_stable_update_skips_the_draws_of_arrays_that_hold_bad_rows():
     """Without it the arrays are refused; with it the warning says what is bad in them."""
-    x = jnp.ones(NUM_ROWS).at[4].set(jnp.nan)
+    x = np.where(np.arange(NUM_ROWS) == 4, np.nan, 1).astype(np.float32)
 
     def model(x, rows):
         means(x, rows)

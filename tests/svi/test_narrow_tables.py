@@ -11,7 +11,7 @@ import pytest
 from numpyro.infer import TraceMeanField_ELBO
 
 import numpyro_largecat as lc
-from tests.models import class_points, hierarchical, make_data, point_guide
+from tests.models import class_points, hierarchical, point_guide
 
 KEY = jax.random.key(0)
 FALSE_ALARM = 5e-5  # how often correct random bits fail a comparison
@@ -23,8 +23,9 @@ def make_svi(table_dtype, optim=None):
     return lc.SubsampledSVI(hierarchical(3), point_guide, optim, loss, table_dtype=table_dtype)
 
 
-X, Y = make_data()
-ARGS = X[:8], Y[:8], jnp.arange(8)
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(40, 3)).astype(np.float32), RNG.integers(0, 12, 40)
+ARGS = X[:8], Y[:8], np.arange(8)
 
 
 def start():
@@ -40,9 +41,9 @@ def after_a_step(table_dtype, params):
     return svi.get_params(jax.jit(svi.update)(state, *ARGS)[0])
 
 
-GROUPS = jnp.arange(3000) % 30
+GROUPS = np.arange(3000) % 30
 RATES = np.exp(np.random.default_rng(0).normal(2, 0.5, size=30))
-COUNTS = jnp.asarray(np.random.default_rng(1).poisson(RATES)[GROUPS])
+COUNTS = np.random.default_rng(1).poisson(RATES)[GROUPS]
 
 
 def poisson_rates(groups, counts):
@@ -64,7 +65,7 @@ def make_rates(table_dtype, optim):
     return lc.SubsampledSVI(poisson_rates, rate_guide, optim, loss, table_dtype=table_dtype)
 
 
-WIDE_COUNTS = COUNTS.astype(jnp.float32)
+WIDE_COUNTS = COUNTS.astype(np.float32)
 
 
 def test_tables_and_their_moments_are_stored_in_16_bits():

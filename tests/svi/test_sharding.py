@@ -15,6 +15,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
+from numpyro_largecat.svi.run_data import RunData
 from tests.collectives import shapes_sent
 from tests.models import class_points_of, hierarchical, make_data, point_guide
 from tests.slow_cases import slow_case
@@ -278,10 +279,13 @@ def test_a_plate_that_the_model_has_not_is_refused():
         svi.init(KEY, X[:8], Y[:8], np.arange(8))
 
 
-@pytest.mark.parametrize("kind", [lc.ArrayBatches, lc.StreamedBatches])
-def test_a_batch_that_cannot_be_divided_is_refused(kind):
-    with pytest.raises(ValueError, match=r"`batch_size` must be a multiple of 2.*; got 9"):
-        svi_of(OVER_BOTH).run(KEY, 2, batches=kind(X, Y, batch_size=9), **QUIET)
+def test_a_batch_that_cannot_be_divided_is_refused():
+    svi, message = svi_of(OVER_BOTH), r"`batch_size` must be a multiple of 2.*; got 9"
+    with pytest.raises(ValueError, match=message):
+        svi.run(KEY, 2, batches=lc.StreamedBatches(X, Y, batch_size=9), **QUIET)
+    arrays = RunData((), {}, lc.ArrayBatches(X, Y, batch_size=9))
+    with pytest.raises(ValueError, match=message):
+        arrays.check_batch_size(svi.plan)
 
 
 @pytest.mark.slow

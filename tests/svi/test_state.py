@@ -28,7 +28,7 @@ def softmax(y, num_categories, *, name="w", global_size=1, num_rows=4):
         lc.sample_choice("y", w[None] + b[0] * jnp.ones((4, 1)), classes=classes, rows=rows, obs=y)
 
 
-Y = jnp.array([0, 3, 3, 1])
+Y = np.array([0, 3, 3, 1])
 
 
 def fitted(optim=None, **options):

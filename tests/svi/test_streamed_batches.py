@@ -66,6 +66,12 @@ def svi_of(**options):
     )
 
 
+@pytest.fixture(scope="module")
+def svi():
+    """One SVI object, each of whose fits starts by ``init``: its programs are kept."""
+    return svi_of()
+
+
 @pytest.fixture(params=[1, 7, 100])
 def in_stack(request, monkeypatch):
     """Batches that are read at once."""
@@ -103,10 +109,9 @@ def test_types_follow_the_setting_of_the_caller():
 
 @pytest.mark.usefixtures("in_stack")
 @pytest.mark.slow
-def test_a_fit_is_that_from_arrays():
+def test_a_fit_is_that_from_arrays(svi):
     streamed = lc.StreamedBatches(X, Y, batch_size=8)
     arrays = lc.ArrayBatches(X, Y, batch_size=8)
-    svi = svi_of()
     got, want = (svi.run(KEY, 30, batches=b, **QUIET) for b in (streamed, arrays))
     np.testing.assert_allclose(got.losses, want.losses, rtol=1e-5)  # of programs compiled apart
     for name, values in want.params.items():
@@ -114,9 +119,8 @@ def test_a_fit_is_that_from_arrays():
 
 
 @pytest.mark.slow
-def test_a_fit_goes_on_from_a_state_and_from_a_checkpoint(tmp_path):
+def test_a_fit_goes_on_from_a_state_and_from_a_checkpoint(svi, tmp_path):
     streamed = lc.StreamedBatches(X, Y, batch_size=8)
-    svi = svi_of()
     whole = svi.run(KEY, 30, batches=streamed, **QUIET)
     first = svi.run(KEY, 13, batches=streamed, **QUIET)
     rest = svi.run(KEY, 17, batches=streamed, init_state=first.state, **QUIET)
@@ -129,16 +133,16 @@ def test_a_fit_goes_on_from_a_state_and_from_a_checkpoint(tmp_path):
 
 @pytest.mark.usefixtures("in_stack")
 @pytest.mark.some_cases(1)
-def test_a_bad_row_ends_the_fit_at_its_step():
+def test_a_bad_row_ends_the_fit_at_its_step(svi):
     bad = X.copy()
     bad[int(lc.StreamedBatches(X, batch_size=8).batch(2)[1][0]), 1] = np.nan
     streamed = lc.StreamedBatches(bad, Y, batch_size=8)
     with pytest.warns(RuntimeWarning, match=r"step 2 of 30: .*`x` must be finite.*nan"):
-        result = svi_of().run(KEY, 30, batches=streamed, **QUIET)
+        result = svi.run(KEY, 30, batches=streamed, **QUIET)
     assert np.isnan(result.losses).tolist() == [False, False, True]
 
 
-def test_what_a_source_raises_has_the_fit_so_far():
+def test_what_a_source_raises_has_the_fit_so_far(svi):
     class Failing(Items):
         def __getitem__(self, i):
             if len(read) > 50:
@@ -150,7 +154,7 @@ def test_what_a_source_raises_has_the_fit_so_far():
     streamed = lc.StreamedBatches(Failing(X), Y, batch_size=8)
     streamed.num_in_stack = 2
     with pytest.raises(OSError, match="the disk is gone") as error:
-        svi_of().run(KEY, 30, batches=streamed, **QUIET)
+        svi.run(KEY, 30, batches=streamed, **QUIET)
     assert len(error.value.result_so_far.losses) > 0
     for thread in threading.enumerate():
         if thread.name.startswith("batches"):
@@ -158,15 +162,15 @@ def test_what_a_source_raises_has_the_fit_so_far():
             assert not thread.is_alive()
 
 
-def test_no_thread_is_left():
-    svi_of().run(KEY, 3, batches=lc.StreamedBatches(X, Y, batch_size=8), **QUIET)
+def test_no_thread_is_left(svi):
+    svi.run(KEY, 3, batches=lc.StreamedBatches(X, Y, batch_size=8), **QUIET)
     for thread in threading.enumerate():
         if thread.name.startswith("batches"):
             thread.join(timeout=10)
             assert not thread.is_alive()
 
 
-def test_only_the_batches_of_the_fit_are_read():
+def test_only_the_batches_of_the_fit_are_read(svi):
     class Counting(Items):
         def __getitem__(self, i):
             read.append(i)
@@ -174,18 +178,18 @@ def test_only_the_batches_of_the_fit_are_read():
 
     read = []
     streamed = lc.StreamedBatches(Counting(X), Y, batch_size=8)
-    svi_of().run(KEY, 3, batches=streamed, **QUIET)
+    svi.run(KEY, 3, batches=streamed, **QUIET)
     found, read = set(read), []
     assert found == {0}.union(*(streamed.batch(t)[2].tolist() for t in range(3)))
 
 
-def test_rows_of_another_type_are_refused():
+def test_rows_of_another_type_are_refused(svi):
     class Mixed(Items):
         def __getitem__(self, i):
             return self.array[i] if i < 30 else self.array[i].astype(np.float64)
 
     with pytest.raises(TypeError, match="source 0 must give rows of one dtype; row 0 has float32"):
-        svi_of().run(KEY, 10, batches=lc.StreamedBatches(Mixed(X), Y, batch_size=8), **QUIET)
+        svi.run(KEY, 10, batches=lc.StreamedBatches(Mixed(X), Y, batch_size=8), **QUIET)
 
 
 def test_large_batches_are_read_one_by_one():

@@ -128,19 +128,17 @@ def test_steps_on_touched_rows_equal_dense_steps_on_the_same_subset(labels, loss
         return substitute(model_or_guide, data=fixed)
 
     lazy = lc.SubsampledSVI(restricted(model), AutoNormal(model), optim, LOSSES[loss])
-    values = lazy.get_params(lazy.init(jax.random.key(0), x, y, rows))
 
-    def run(svi, key):
-        options = {"init_params": dict(values), "progress_bar": False}
-        return svi.run(key, 5, x, y, rows, **options)
-
-    def run_dense(key):
-        guide = AutoNormal(model, create_plates=plates)
-        return run(SVI(restricted(model), restricted(guide), optim, LOSSES[loss]), key)
+    def run_dense(key, values):
+        guide = restricted(AutoNormal(model, create_plates=plates))
+        dense = SVI(restricted(model), guide, optim, LOSSES[loss])
+        return dense.run(key, 5, x, y, rows, init_params=values, progress_bar=False)
 
     with jax.threefry_partitionable(False):  # the bits of our steps
-        losses, params = in_one_program(run_dense)(jax.random.key(3))
-        result = run(lazy, jax.random.key(3))
+        state = lazy.init(jax.random.key(3), x, y, rows)
+        values = lazy.get_params(state)
+        losses, params = in_one_program(run_dense)(jax.random.key(3), values)
+        result = lazy.run(jax.random.key(3), 5, x, y, rows, init_state=state, progress_bar=False)
     np.testing.assert_allclose(result.losses, losses, rtol=1e-5)
     assert_same_params(result.params, params, rtol=1e-4, atol=1e-5)
     assert not np.allclose(result.params["w_auto_loc"], values["w_auto_loc"])
