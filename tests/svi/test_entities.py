@@ -112,7 +112,7 @@ def test_what_is_observed_of_entities_weighs_as_their_prior() -> None:
 def test_predictive_needs_a_full_plate() -> None:
     """It gives a model values without the rows that they are of."""
     counts = lc.EntityCounts.of(8, GROUPS)
-    table = jnp.arange(8.0)
+    table = np.arange(8, dtype=np.float32)
     with_ids = Predictive(observed_groups, {"v": table[None, :3]}, batch_ndims=1)
     with pytest.raises(ValueError, match=r"site 'v'.*gets its value from a handler.*full plate"):
         with_ids(jax.random.key(0), GROUPS[:3], counts, rows=np.arange(3))
@@ -146,7 +146,7 @@ def steps():
             two_sided(users, counts, y, rows, size)
 
         svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
-        users = jnp.arange(BATCH)
+        users = np.arange(BATCH)
         args = users, lc.EntityCounts.of(size, np.arange(1000)), users, users
         state = jax.eval_shape(lambda key: svi.init(key, *args), jax.random.key(0))
         return jax.jit(svi.update, donate_argnums=0).lower(state, *args).compile()

@@ -17,7 +17,7 @@ from numpyro.infer.autoguide import AutoGuideList, AutoMultivariateNormal, AutoN
 import numpyro_largecat as lc
 from tests.models import NUM_CATEGORIES, make_data
 
-X, Y = make_data()
+X, Y = map(np.asarray, make_data())
 
 
 def model(x, y=None, rows=None):
@@ -42,7 +42,7 @@ def svi_of(guide, model=model):
 
 
 def init(guide, model=model, num_rows=5):
-    rows = jnp.arange(num_rows)
+    rows = np.arange(num_rows)
     return svi_of(guide, model).init(jax.random.key(0), X[rows], Y[rows], rows)
 
 

@@ -38,25 +38,20 @@ def begin(name, value, guide=None):
 @pytest.mark.parametrize("shape", [(), (1,), (D,), (1, D), (K, 1), (K, D + 1), (5,)])
 def test_a_value_that_is_no_table_of_the_parameter_is_refused(shape):
     with pytest.raises(ValueError, match=r"param 'w_auto_loc' in its own shape, \(12, 3\); got"):
-        begin("w_auto_loc", jnp.zeros(shape))
+        begin("w_auto_loc", np.zeros(shape, np.float32))
 
 
 def test_a_parameter_that_makes_its_own_value_by_a_key_is_checked_too():
     with pytest.raises(ValueError, match=r"param 'scale' in its own shape, \(3,\); got \(\)"):
-        begin("scale", jnp.ones(()))
+        begin("scale", np.ones((), np.float32))
 
 
 def test_whole_numbers_are_refused():
     with pytest.raises(TypeError, match="floats for param 'w_auto_loc'; got int32"):
-        begin("w_auto_loc", jnp.zeros((K, D), int))
-
-
-def test_tables_of_the_right_shape_are_taken():
-    state = begin("w_auto_loc", np.full((K, D), 0.5))
-    assert state is not None
+        begin("w_auto_loc", np.zeros((K, D), np.int32))
 
 
 def test_a_guide_that_has_run_before_takes_its_own_tables_again():
     guide = AutoNormal(model)
-    begin("scale", jnp.ones(D), guide)
-    begin("w_auto_loc", jnp.zeros((K, D)), guide)
+    begin("scale", np.ones(D, np.float32), guide)
+    begin("w_auto_loc", np.full((K, D), 0.5), guide)

@@ -152,7 +152,7 @@ def test_what_a_source_raises_has_the_fit_so_far(svi):
 
     read = []
     streamed = lc.StreamedBatches(Failing(X), Y, batch_size=8)
-    streamed.num_in_stack = 2
+    streamed.num_in_stack = 1
     with pytest.raises(OSError, match="the disk is gone") as error:
         svi.run(KEY, 30, batches=streamed, **QUIET)
     assert len(error.value.result_so_far.losses) > 0
