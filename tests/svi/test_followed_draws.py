@@ -95,6 +95,12 @@ def point_guide():
         numpyro.sample("w", dist.Delta(w).to_event(1))
 
 
+def normal_guide():
+    with lc.class_plate("classes", K, Y, num_sampled=8):
+        loc = numpyro.param("m", jnp.ones((K, D)), event_dim=1)
+        numpyro.sample("w", dist.Normal(loc, 0.1).to_event(1))
+
+
 def point_guide_that_moves_state():
     point_guide()
     state = mutable("state", {"scale": jnp.ones(())})
@@ -120,11 +126,11 @@ def test_points_are_at_their_centre_whatever_else_is_drawn(model, guide, distanc
 
 def test_rows_are_followed_in_a_scope(distances):
     model = choices(lambda w: X @ w.T)
-    plain = evaluated(model, AutoNormal(model))
-    scoped = numpyro.handlers.scope(model, prefix="inner")
+    plain = evaluated(model, normal_guide)
+    scoped, guide = (numpyro.handlers.scope(f, prefix="inner") for f in (model, normal_guide))
     assert max(distances) > 0.05
     distances.clear()
-    assert float(evaluated(scoped, AutoNormal(scoped))) == pytest.approx(float(plain), rel=1e-6)
+    assert float(evaluated(scoped, guide)) == pytest.approx(float(plain), rel=1e-6)
     assert max(distances) > 0.05
 
 

@@ -94,7 +94,7 @@ def steps():
         def model(history, y):
             next_word(history, y, size, num_sampled=8, dims=4)
 
-        svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), TraceMeanField_ELBO())
+        svi = lc.SubsampledSVI(model, AutoDelta(model), optax.adam(0.1), Trace_ELBO())
         args = jnp.asarray(HISTORY), jnp.asarray(LABELS)
         state = jax.eval_shape(lambda key: svi.init(key, *args), jax.random.key(0))
         return jax.jit(svi.update, donate_argnums=0).lower(state, *args).compile()

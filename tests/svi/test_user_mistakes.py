@@ -373,7 +373,7 @@ def check_as_run(model, batches):
 @pytest.mark.parametrize("batch_size", [4, 1])
 @pytest.mark.parametrize("kind", ["arrays", "streamed", "iterator"])
 def test_minibatches_of_any_kind_must_be_scaled_and_data_of_classes_need_not(kind, batch_size):
-    batches = lc.StreamedBatches(np.asarray(X), np.asarray(Y), batch_size=batch_size)
+    batches = lc.StreamedBatches(X, Y, batch_size=batch_size)
     if kind == "arrays":
         batches = lc.ArrayBatches(X, Y, batch_size=batch_size)
 
@@ -382,7 +382,14 @@ def test_minibatches_of_any_kind_must_be_scaled_and_data_of_classes_need_not(kin
 
     check_as_run(with_data_of_classes, given())
     with pytest.raises(ValueError, match=f"site 'z' observes {batch_size} of the 12 rows"):
-        svi_of(with_forgotten_plate).run(random.key(0), 2, batches=given(), progress_bar=False)
+        check_as_run(with_forgotten_plate, given())
+
+
+def test_a_run_on_a_stream_checks_how_its_first_minibatch_is_scaled():
+    batches = lc.StreamedBatches(X, Y, batch_size=4)
+    for given in (batches, map(batches.batch, range(9))):
+        with pytest.raises(ValueError, match="site 'z' observes 4 of the 12 rows"):
+            svi_of(with_forgotten_plate).run(random.key(0), 2, batches=given, progress_bar=False)
 
 
 def test_other_data_that_come_with_each_minibatch_are_not_refused():
