@@ -17,9 +17,13 @@ from tests import reference
 
 def competitors(utilities, value):
     """Distances and weights with all classes, as ``ChoiceDistribution.competitors`` gives them."""
-    utilities = jnp.asarray(utilities)
-    weights = jnp.ones(len(utilities)).at[value].set(0)
-    return utilities[value] - utilities, weights
+    weights = np.ones(len(utilities))
+    weights[value] = 0
+    return jnp.asarray(utilities[value] - utilities), jnp.asarray(weights)
+
+
+bound_of, grad_in_u = jax.jit(logistic_bound), jax.jit(jax.grad(logistic_bound, argnums=2))
+best_u, log_eta_hat = jax.jit(best_u_logistic), jax.jit(log_eta_hat_logistic)
 
 
 def integral(utilities, value, u):
@@ -46,23 +50,23 @@ def integral(utilities, value, u):
 def test_it_is_the_expectation_that_defines_a_bound(x64, u):
     """Up to the error of three nodes, which for a large u is 0.2 at most for a far competitor."""
     utilities = np.array([0.3, -1.0, 1.2, 0.0, 0.7])
-    bound = logistic_bound(*competitors(utilities, 1), jnp.array(u))
+    bound = bound_of(*competitors(utilities, 1), u)
     assert float(bound) == pytest.approx(integral(utilities, 1, u), rel=0.03)
 
 
 @pytest.mark.parametrize("num_categories", [2, 10, 10**5])
 @pytest.mark.some_cases(1)
 def test_it_is_exact_for_equal_utilities(num_categories):
-    distances, weights = competitors(jnp.zeros(num_categories), 1)
-    u = best_u_logistic(distances, weights)
+    distances, weights = competitors(np.zeros(num_categories), 1)
+    u = best_u(distances, weights)
     np.testing.assert_allclose(u, np.log(num_categories), rtol=1e-5)
-    np.testing.assert_allclose(logistic_bound(distances, weights, u), -u, rtol=1e-5)
+    np.testing.assert_allclose(bound_of(distances, weights, u), -u, rtol=1e-5)
 
 
 def test_it_is_exact_where_the_choice_is_certain():
-    distances, weights = competitors(jnp.array([30.0, 0.0, -5.0]), 0)
-    u = best_u_logistic(distances, weights)
-    np.testing.assert_allclose(logistic_bound(distances, weights, u), 0, atol=1e-6)
+    distances, weights = competitors(np.array([30.0, 0.0, -5.0]), 0)
+    u = best_u(distances, weights)
+    np.testing.assert_allclose(bound_of(distances, weights, u), 0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("size", "most"), [(2, 0.2), (6, 0.15), (20, 0.1), (100, 0.02)])
@@ -73,7 +77,7 @@ def test_the_gap_at_the_best_u_is_a_small_part_of_the_log_probability(x64, size,
     for spread in (0.3, 1.0, 3.0, 10.0) * 4:
         utilities = rng.normal(0, spread, size)
         distances, weights = competitors(utilities, 1)
-        bound = logistic_bound(distances, weights, best_u_logistic(distances, weights))
+        bound = bound_of(distances, weights, best_u(distances, weights))
         exact = reference.choice_log_prob(utilities, 1, "logistic")
         assert exact * (1 + most) <= float(bound) <= exact + 1e-4
 
@@ -81,9 +85,8 @@ def test_the_gap_at_the_best_u_is_a_small_part_of_the_log_probability(x64, size,
 @pytest.mark.parametrize("u", [0.0, 0.5, 3.0, 12.0])
 def test_the_natural_gradient_is_the_derivative_in_u(x64, u):
     distances, weights = competitors(np.array([0.3, -1.0, 1.2, 9.0, -0.7]), 1)
-    u = jnp.array(u)
-    slope = jax.grad(logistic_bound, argnums=2)(distances, weights, u)
-    growth = jnp.exp(log_eta_hat_logistic(distances, weights, u) - u) - 1
+    slope = grad_in_u(distances, weights, u)
+    growth = np.exp(log_eta_hat(distances, weights, u) - u) - 1
     np.testing.assert_allclose(slope, growth, rtol=1e-9, atol=1e-9)
 
 
@@ -92,9 +95,9 @@ def test_the_search_for_the_best_u_ends_there(own):
     """With one class or 10**5 - 1 at 0 against the class in question; in float32."""
     for count in (1.0, 1e5 - 1):
         distances, weights = jnp.array([own, 0.0]), jnp.array([count, 0.0])
-        u = best_u_logistic(distances, weights)
-        slope = jax.grad(logistic_bound, argnums=2)(distances, weights, u)
-        assert jnp.isfinite(u)
+        u = best_u(distances, weights)
+        slope = grad_in_u(distances, weights, u)
+        assert np.isfinite(u)
         assert abs(float(slope)) < 1e-5 * max(1, abs(own))  # one part in 10**5 of u
 
 
@@ -102,10 +105,8 @@ def test_the_search_for_the_best_u_ends_there(own):
 @pytest.mark.parametrize("u", [0.0, 3.0, 100.0, 1e4])
 def test_far_from_the_best_u_everything_is_finite(distance, u):
     distances, weights = jnp.array([distance, 0.0, -1.0]), jnp.array([1e6, 0.0, 1.0])
-    value, slope = jax.value_and_grad(logistic_bound, argnums=2)(distances, weights, jnp.array(u))
-    assert jnp.isfinite(value)
-    assert jnp.isfinite(slope)
-    assert jnp.isfinite(log_eta_hat_logistic(distances, weights, jnp.array(u)))
+    for of in (bound_of, grad_in_u, log_eta_hat):
+        assert np.isfinite(of(distances, weights, u))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -116,12 +117,13 @@ def test_narrow_types_are_as_good_as_their_rounding(dtype):
     of_class = np.r_[0.0, np.ones(5), np.full(6, 6.5)]
     weights = jnp.asarray(np.broadcast_to(of_class, distances.shape), dtype)
 
-    def bound_of(distances, weights):
+    @jax.jit
+    def at_best(distances, weights):
         u = best_u_logistic(distances, weights)
         return logistic_bound(distances, weights, u), log_eta_hat_logistic(distances, weights, u)
 
-    found = bound_of(distances, weights)
-    exact = bound_of(distances.astype(jnp.float32), weights.astype(jnp.float32))
+    found = at_best(distances, weights)
+    exact = at_best(distances.astype(jnp.float32), weights.astype(jnp.float32))
     assert found[0].dtype == dtype
     for own, wanted in zip(found, exact, strict=True):
         np.testing.assert_allclose(own.astype(jnp.float32), wanted, rtol=0.01, atol=0.01)
@@ -129,13 +131,17 @@ def test_narrow_types_are_as_good_as_their_rounding(dtype):
 
 def test_second_derivatives_at_the_best_u_know_how_it_moves(x64):
     rng = np.random.default_rng(0)
-    distances = jnp.asarray(2 * rng.normal(size=6))
-    weights = jnp.array([0.0, 1.0, 1.0, 6.5, 6.5, 6.5])
+    distances = 2 * rng.normal(size=6)
+    weights = np.array([0.0, 1.0, 1.0, 6.5, 6.5, 6.5])
 
     def best_bound(distances):
         return logistic_bound(distances, weights, best_u_logistic(distances, weights))
 
-    hessian, gradient = jax.hessian(best_bound)(distances), jax.grad(best_bound)
-    for k, step in enumerate(1e-4 * jnp.eye(6)):
-        slope = (gradient(distances + step) - gradient(distances - step)) / 2e-4
+    @jax.jit
+    def derivatives(distances):
+        return jax.grad(best_bound)(distances), jax.hessian(best_bound)(distances)
+
+    hessian = derivatives(distances)[1]
+    for k, step in enumerate(1e-4 * np.eye(6)):
+        slope = (derivatives(distances + step)[0] - derivatives(distances - step)[0]) / 2e-4
         np.testing.assert_allclose(hessian[k], slope, atol=1e-7)

@@ -35,11 +35,19 @@ def draw_often(labels, num_sampled, repeats, **options):
     """Subsets for each row of ``labels``, leading axes (len(labels), repeats)."""
 
     @jax.jit
-    def draw(labels, keys):
-        return jax.vmap(lambda key: draw_classes(key, labels, num_sampled, **options))(keys)
+    def draw(labels):
+        def of_labels(labels):
+            return jax.vmap(lambda key: draw_classes(key, labels, num_sampled, **options))(keys)
 
-    keys = jax.random.split(jax.random.key(0), repeats)
-    return jax.vmap(draw, (0, None))(jnp.array(labels), keys)
+        keys = jax.random.split(jax.random.key(0), repeats)
+        return jax.vmap(of_labels)(labels)
+
+    return draw(np.array(labels))
+
+
+def draw_once(rng_key, labels, num_sampled, **options):
+    """As ``draw_classes``, but in one program, where nothing is asked of its arguments."""
+    return jax.jit(lambda: draw_classes(rng_key, labels, num_sampled, **options))()
 
 
 def weight_of_each_class(indices, weights, num_categories=K):

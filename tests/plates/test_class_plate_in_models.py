@@ -25,9 +25,19 @@ FALSE_ALARM = 1e-5  # how often a correct program fails a random check
 LABELS = np.array([4, 2, 4])
 
 
-def traced(model, *args, rng_seed=0, params=None):
-    model = handlers.substitute(handlers.seed(model, rng_seed), data=params or {})
-    return handlers.trace(model).get_trace(*args)
+def traced(model):
+    """The sites of a run of the model in one program: their values and scales."""
+
+    @jax.jit
+    def run():
+        sites = handlers.trace(handlers.seed(model, 0)).get_trace()
+        return {
+            name: {what: site.get(what) for what in ("value", "scale")}
+            for name, site in sites.items()
+            if site["type"] != "plate"
+        }
+
+    return jax.device_get(run())
 
 
 @pytest.mark.smoke
@@ -41,7 +51,9 @@ def test_sites_have_one_row_for_each_class_scaled_by_its_weight():
     assert sites["w"]["value"].shape == (6, 2)
     np.testing.assert_array_equal(sites["w"]["scale"], sites["weights"]["value"])
     np.testing.assert_allclose(sites["w"]["scale"], [1, 1, 0, 3, 3, 2], rtol=1e-6)
-    log_p, _ = log_density(handlers.seed(model, 0), (), {}, {"w": sites["w"]["value"]})
+    log_p = jax.jit(lambda w: log_density(handlers.seed(model, 0), (), {}, {"w": w})[0])(
+        sites["w"]["value"]
+    )
     log_p_rows = norm.logpdf(sites["w"]["value"]).sum(axis=1)
     np.testing.assert_allclose(log_p, log_p_rows @ sites["w"]["scale"], rtol=1e-5)
 
@@ -101,10 +113,10 @@ def test_several_class_plates_in_one_model():
                 numpyro.sample("v", dist.Normal(0, 1))
         with lc.class_plate("c", 1000, LABELS, 3) as c:
             numpyro.sample("u", dist.Normal(0, 1))
-        return a, b, c
+        numpyro.deterministic("classes", (a, b, c))
 
-    a, b, c = handlers.seed(model, 0)()
     sites = traced(model)
+    a, b, c = sites["classes"]["value"]
     assert sites["w"]["value"].shape == (6, 1)
     assert sites["v"]["value"].shape == (6, 5)
     assert sites["u"]["value"].shape == (6,)
@@ -131,7 +143,7 @@ def test_parameters_are_sliced_by_the_rows(num_categories, labels, num_sampled):
             col = numpyro.param("shared", jnp.ones((1, 2)), event_dim=1)
         return classes.indices, value, row, col
 
-    indices, value, row, shared = handlers.seed(model, 0)()
+    indices, value, row, shared = jax.jit(handlers.seed(model, 0))()
     assert value.shape == (num_categories,)  # without event_dim NumPyro slices nothing
     np.testing.assert_array_equal(row, np.outer(indices, np.ones(2)))
     assert shared.shape == (1, 2)
@@ -144,7 +156,7 @@ def test_a_parameter_with_a_wrong_number_of_rows_is_refused():
 
     message = r"param site 'table' inside plate 'classes' must have 10 rows at axis -1.*\(7,\)"
     with pytest.raises(ValueError, match=message):
-        handlers.seed(model, 0)()
+        jax.eval_shape(handlers.seed(model, 0))
 
 
 # Under NumPyro's own SVI.
@@ -169,18 +181,15 @@ def classifier(x, y=None, num_categories=NUM_CATEGORIES):
         numpyro.sample("y", lc.UtilityCategorical(x @ w.T, classes, u=u), obs=y)
 
 
-@pytest.fixture(scope="module")
 def normal_guide():
-    """AutoNormal of the classifier, with its plates, ready for use."""
-    guide = AutoNormal(classifier, create_plates=open_classes)
-    handlers.seed(guide, 0)(X, Y)
-    return guide
+    """AutoNormal of the classifier, with its plates; it keeps what it has been started with."""
+    return AutoNormal(classifier, create_plates=open_classes)
 
 
 @pytest.mark.parametrize("loss", [Trace_ELBO(), TraceMeanField_ELBO()])
 @pytest.mark.slow
-def test_svi_with_create_plates_moves_only_the_rows_drawn(loss, normal_guide):
-    svi = SVI(classifier, normal_guide, optax.sgd(0.1), loss)
+def test_svi_with_create_plates_moves_only_the_rows_drawn(loss):
+    svi = SVI(classifier, normal_guide(), optax.sgd(0.1), loss)
     state = svi.init(jax.random.key(0), X, Y)
     before = svi.get_params(state)
     state, value = jax.jit(svi.update)(state, X, Y)
@@ -193,21 +202,31 @@ def test_svi_with_create_plates_moves_only_the_rows_drawn(loss, normal_guide):
         assert len(moved) == 3 + NUM_SAMPLED
 
 
-def test_model_uses_the_rows_of_a_guide_with_create_plates(normal_guide):
-    in_guide = handlers.trace(handlers.seed(normal_guide, 1)).get_trace(X, Y)
-    model = handlers.replay(handlers.seed(classifier, 2), in_guide)
-    in_model = handlers.trace(model).get_trace(X, Y)
-    rows = in_guide["classes"]["value"]
-    np.testing.assert_array_equal(in_model["classes"]["value"], rows)
-    np.testing.assert_array_equal(in_model["classes_seen"]["value"], rows)
-    np.testing.assert_allclose(in_model["w"]["scale"], in_guide["w"]["scale"])
-    alone = handlers.trace(handlers.seed(classifier, 2)).get_trace(X, Y)
-    assert alone["classes_seen"]["value"].tolist() != rows.tolist()
+def test_model_uses_the_rows_of_a_guide_with_create_plates():
+    @jax.jit
+    def run():
+        in_guide = handlers.trace(handlers.seed(normal_guide(), 1)).get_trace(X, Y)
+        model = handlers.replay(handlers.seed(classifier, 2), in_guide)
+        in_model = handlers.trace(model).get_trace(X, Y)
+        alone = handlers.trace(handlers.seed(classifier, 2)).get_trace(X, Y)
+        rows = [sites["classes"]["value"] for sites in (in_guide, in_model)]
+        seen = [sites["classes_seen"]["value"] for sites in (in_model, alone)]
+        return rows, seen, [sites["w"]["scale"] for sites in (in_guide, in_model)]
+
+    (rows, in_model), (seen, alone), scales = jax.device_get(run())
+    np.testing.assert_array_equal(in_model, rows)
+    np.testing.assert_array_equal(seen, rows)
+    np.testing.assert_allclose(*scales)
+    assert alone.tolist() != rows.tolist()
 
 
 def mean_loss(loss, model, guide, params, repeats):
-    keys = jax.random.split(jax.random.key(7), repeats)
-    losses = jax.jit(jax.vmap(lambda key: loss.loss(key, params, model, guide, X, Y)))(keys)
+    @jax.jit
+    def losses_of(key):
+        keys = jax.random.split(key, repeats)
+        return jax.vmap(lambda key: loss.loss(key, params, model, guide, X, Y))(keys)
+
+    losses = np.asarray(losses_of(jax.random.key(7)))
     return float(losses.mean()), float(losses.std()) / math.sqrt(repeats)
 
 
@@ -227,7 +246,7 @@ def test_the_subsampled_elbo_is_unbiased():
     assert error < abs(expected) / 500
 
 
-def test_the_subsampled_kl_is_unbiased(normal_guide):
+def test_the_subsampled_kl_is_unbiased():
     """The mean of the weighted KL terms is the KL of all rows, within its standard error."""
 
     def model(x, y):
@@ -237,7 +256,7 @@ def test_the_subsampled_kl_is_unbiased(normal_guide):
     rng = np.random.default_rng(1)
     loc, scale = rng.normal(size=(NUM_CATEGORIES, 2)), rng.uniform(0.2, 2, (NUM_CATEGORIES, 2))
     params = {"w_auto_loc": jnp.array(loc), "w_auto_scale": jnp.array(scale)}
-    mean, error = mean_loss(TraceMeanField_ELBO(), model, normal_guide, params, 20_000)
+    mean, error = mean_loss(TraceMeanField_ELBO(), model, normal_guide(), params, 20_000)
     expected = ((scale**2 + loc**2 - 1) / 2 - np.log(scale)).sum()
     assert abs(mean - expected) < norm.isf(FALSE_ALARM / 2) * error
     assert error < expected / 100
@@ -249,9 +268,13 @@ def test_a_guide_with_rows_of_its_own_is_refused(num_categories):
     svi = SVI(classifier, AutoNormal(classifier), optax.sgd(0.1), Trace_ELBO())
     message = "plate 'classes': the guide opened a plate of that name with rows of its own"
     labels = np.array([4, 2, 4, 1])
+
+    def step(key):
+        state = svi.init(key, X, labels, num_categories=num_categories)
+        return svi.update(state, X, labels, num_categories=num_categories)
+
     with pytest.raises(ValueError, match=message):
-        state = svi.init(jax.random.key(0), X, labels, num_categories=num_categories)
-        svi.update(state, X, labels, num_categories=num_categories)
+        jax.eval_shape(step, jax.random.key(0))
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from tests.plates.many_draws import (
     assert_means,
     draw_classes,
     draw_often,
+    draw_once,
     weight_of_each_class,
 )
 
@@ -38,7 +39,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_the_mean_weight_of_each_class_is_one(layout, num_sampled):
     """For each observation, whose label always has weight one, and for prior and KL terms."""
     labels = np.array(list(LABELS.values()))
-    drawn = draw_often(labels, num_sampled, 4000, **layout)
+    drawn = jax.device_get(draw_often(labels, num_sampled, 4000, **layout))
 
     @jax.jit
     @jax.vmap
@@ -60,10 +61,10 @@ def test_the_mean_weight_of_each_class_is_one(layout, num_sampled):
 
     assert_means(of_plate(drawn), 1, axis=1)
     for n, own in enumerate(labels):
-        weights = of_observations(jnp.asarray(own), jax.tree.map(lambda x, n=n: x[n], drawn))
+        weights = of_observations(own, jax.tree.map(lambda x, n=n: x[n], drawn))
         assert weights.shape == (4000, 4, K)
         assert_means(weights, 1)
-        np.testing.assert_allclose(weights[:, np.arange(4), own], 1, rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(weights)[:, np.arange(4), own], 1, rtol=1e-6)
 
 
 def test_shared_negatives_may_be_labels_and_then_have_their_row():
@@ -83,8 +84,9 @@ def test_own_negatives_are_the_label_and_distinct_others(num_sampled):
     labels = np.array(LABELS["repeated"])
     drawn = draw_often([labels], num_sampled, 100, negatives="own")
     assert drawn.weights.shape == (1, 100, 1 + num_sampled)
-    np.testing.assert_allclose(drawn.weights[..., 0], 1)
-    np.testing.assert_allclose(drawn.weights[..., 1:], (K - 1) / num_sampled, rtol=1e-6)
+    weights = np.asarray(drawn.weights)
+    np.testing.assert_allclose(weights[..., 0], 1)
+    np.testing.assert_allclose(weights[..., 1:], (K - 1) / num_sampled, rtol=1e-6)
     sets = np.asarray(drawn.indices).reshape(100, 4, 1 + num_sampled)
     assert (sets[..., 0] == labels).all()
     assert all(len(set(row)) == 1 + num_sampled for row in sets.reshape(-1, 1 + num_sampled))
@@ -101,7 +103,7 @@ def test_own_negatives_are_drawn_independently():
 
 @pytest.mark.parametrize("negatives", ["shared", "own"])
 def test_place_and_holds_are_those_of_the_observation(negatives):
-    classes = draw_classes(0, np.array([4, 2, 4]), 3, negatives=negatives)
+    classes = draw_once(0, np.array([4, 2, 4]), 3, negatives=negatives)
     assert classes.kind == "sample"
     assert classes.place(jnp.array([4, 2, 4])).tolist() == [0, 0, 0]
     assert classes.holds(jnp.array([4, 4, 2])).tolist() == [True, False, False]
@@ -110,9 +112,13 @@ def test_place_and_holds_are_those_of_the_observation(negatives):
 @pytest.mark.parametrize("negatives", ["shared", "own"])
 def test_a_label_that_the_observation_does_not_have_is_nan(negatives):
     labels = np.array([3, 1, 0, 7])
-    classes = draw_classes(0, labels, 3, negatives=negatives)
-    choice = lc.UtilityCategorical(jnp.zeros((4, 4)), classes, u=2.5)
-    log_probs = choice.log_prob(np.array([3, 1, 5, 7]))
+
+    @jax.jit
+    def log_prob(value):
+        classes = draw_classes(0, labels, 3, negatives=negatives)
+        return lc.UtilityCategorical(jnp.zeros((4, 4)), classes, u=2.5).log_prob(value)
+
+    log_probs = log_prob(np.array([3, 1, 5, 7]))
     assert np.isnan(log_probs).tolist() == [False, False, True, False]
 
 
@@ -124,18 +130,23 @@ def test_utilities_are_those_of_the_pairs(layout):
     """Trees of observations and rows, and a value from outside; all classes, and each layout."""
     labels = np.array([4, 2, 4, 0])
     known = {} if layout is None else LAYOUTS[layout]
-    classes = draw_classes(1, labels, None if layout is None else 3, **known)
-    x = {"x": jnp.arange(8.0).reshape(4, 2)}
-    w, b = jnp.sin(jnp.arange(2.0 * K)).reshape(K, 2), jnp.cos(jnp.arange(1.0 * K))
-    shift = jnp.array(0.5)
-    psi = classes.utilities(
-        lambda x, row: x["x"] @ row["w"] + row["b"] + shift,
-        (x,),
-        ({"w": w[classes.indices], "b": b[classes.indices]},),
-    )
-    ids = classes.utilities(lambda x, k: k, (x["x"],), (classes.indices,))
-    assert psi.shape == ids.shape == (4, classes.weights.shape[0])
-    expected = np.take_along_axis(x["x"] @ w.T + b + shift, np.asarray(ids), axis=1)
+    x = {"x": np.arange(8, dtype=np.float32).reshape(4, 2)}
+    w, b = np.sin(np.arange(2 * K)).reshape(K, 2), np.cos(np.arange(K))
+
+    @jax.jit
+    def utilities_and_ids(x, w, b, shift):
+        classes = draw_classes(1, labels, None if layout is None else 3, **known)
+        psi = classes.utilities(
+            lambda x, row: x["x"] @ row["w"] + row["b"] + shift,
+            (x,),
+            ({"w": w[classes.indices], "b": b[classes.indices]},),
+        )
+        ids = classes.utilities(lambda x, k: k, (x["x"],), (classes.indices,))
+        assert psi.shape == ids.shape == (4, classes.weights.shape[0])
+        return psi, ids
+
+    psi, ids = map(np.asarray, utilities_and_ids(x, w, b, 0.5))
+    expected = np.take_along_axis(x["x"] @ w.T + b + 0.5, ids, axis=1)
     np.testing.assert_allclose(psi, expected, rtol=1e-5)
     if "negatives" in known:
         assert ids[:, 0].tolist() == labels.tolist()
@@ -144,12 +155,16 @@ def test_utilities_are_those_of_the_pairs(layout):
 def test_a_shared_negative_that_is_the_label_is_no_alternative():
     """All nine classes are drawn, so each label meets itself, and the bound is that of all."""
     labels = np.array([4, 2, 4])
-    classes = draw_classes(0, labels, K - 1, negatives="shared", proposal=EveryClass())
-    psi = classes.utilities(lambda y, k: jnp.sin(k + 0.0), (labels,), (classes.indices,))
-    bound = lc.UtilityCategorical(psi, classes, u=1.0).log_prob(labels)
-    whole = jnp.tile(jnp.sin(jnp.arange(1.0 * K)), (3, 1))
-    eta = jnp.exp(whole - whole[np.arange(3), labels][:, None]).sum(axis=1)
-    np.testing.assert_allclose(bound, -jnp.exp(-1.0) * eta, rtol=1e-5)
+
+    @jax.jit
+    def bound(labels):
+        classes = draw_classes(0, labels, K - 1, negatives="shared", proposal=EveryClass())
+        psi = classes.utilities(lambda y, k: jnp.sin(k + 0.0), (labels,), (classes.indices,))
+        return lc.UtilityCategorical(psi, classes, u=1.0).log_prob(labels)
+
+    whole = np.sin(np.arange(K))
+    eta = np.exp(whole - whole[labels][:, None]).sum(axis=1)
+    np.testing.assert_allclose(bound(labels), -np.exp(-1.0) * eta, rtol=1e-5)
 
 
 class EveryClass:
@@ -163,8 +178,8 @@ class EveryClass:
 def test_shared_negatives_take_one_small_product():
     """Counted operations: the product is of B and S rows, not of B and B + S."""
     num_observations, num_sampled, num_features = 200, 20, 64
-    labels = jnp.arange(num_observations)
-    x = jnp.ones((num_observations, num_features))
+    labels = np.arange(num_observations)
+    x = jax.ShapeDtypeStruct((num_observations, num_features), jnp.float32)
 
     def operations(negatives):
         def utilities(x, key):
@@ -193,7 +208,7 @@ def test_memory_does_not_grow_with_the_classes():
 
 # What is refused.
 
-X4, ROWS = jnp.zeros((4, 2)), jnp.zeros((K, 2))
+X4, ROWS = np.zeros((4, 2), np.float32), np.zeros((K, 2), np.float32)
 ERRORS = {
     "a name of no layout": (
         lambda: draw_classes(0, np.array([4]), 3, negatives="none"),
@@ -245,7 +260,7 @@ ERRORS = {
     ),
     "utilities of one observation for all": (
         lambda: lc.UtilityCategorical(
-            jnp.zeros((1, 4)), draw_classes(0, np.arange(3), 3, negatives="own")
+            np.zeros((1, 4)), draw_classes(0, np.arange(3), 3, negatives="own")
         ),
         r"`utilities` must have shape \(..., 3, 4\), a row for each label",
     ),
@@ -261,7 +276,7 @@ ERRORS = {
     ),
     "utilities of the whole batch": (
         lambda: lc.UtilityCategorical(
-            jnp.zeros((2, 4)), draw_classes(0, np.arange(3), 3, negatives="shared")
+            np.zeros((2, 4)), draw_classes(0, np.arange(3), 3, negatives="shared")
         ),
         r"`utilities` must have shape \(..., 3, 4\), a row for each label",
     ),
@@ -271,4 +286,4 @@ ERRORS = {
 @pytest.mark.parametrize(("make", "message"), ERRORS.values(), ids=ERRORS)
 def test_bad_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
-        make()
+        jax.eval_shape(make)
