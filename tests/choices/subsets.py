@@ -15,4 +15,6 @@ WEIGHTS = np.array([1.0, 1.0, 0.0, 16.0, 16.0, 16.0])
 SUBSET = lc.plates.ClassSubset(
     jnp.array(INDICES), jnp.array(WEIGHTS), jnp.array(LABELS), num_categories=50, kind="sample"
 )
-CHUNK = lc.plates.ClassSubset(jnp.arange(6), jnp.ones(6), None, num_categories=50, kind="chunk")
+CHUNK = lc.plates.ClassSubset(
+    jnp.array(np.arange(6)), jnp.array(np.ones(6)), None, num_categories=50, kind="chunk"
+)

@@ -5,6 +5,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -97,21 +98,31 @@ def test_shapes_are_inferred():
 
 @pytest.mark.parametrize("u_shape", [(), (3,), (2, 3), (2, 1)])
 def test_u_broadcasts_with_the_utilities(u_shape):
-    d = lc.UtilityCategorical(UTILITIES, SUBSET, u=jnp.full(u_shape, 3.0))
     shape = np.broadcast_shapes(u_shape, (3,))
-    assert d.batch_shape == shape
+
+    @jax.jit
+    def log_prob(u):
+        d = lc.UtilityCategorical(UTILITIES, SUBSET, u=u)
+        assert d.batch_shape == shape
+        return d.log_prob(SUBSET_VALUES)
+
     rows = [subset_log_prob(x, 3.0, v) for x, v in zip(UTILITIES, SUBSET_VALUES, strict=True)]
     expected = np.broadcast_to(rows, shape)
-    np.testing.assert_allclose(d.log_prob(SUBSET_VALUES), expected, rtol=1e-5)
+    np.testing.assert_allclose(log_prob(np.full(u_shape, 3.0)), expected, rtol=1e-5)
 
 
 def test_exact_log_prob_is_that_of_numpyro():
     utilities = rng.normal(size=(5, 40)).astype(np.float32)
     values = rng.integers(40, size=5)
-    full = lc.class_plate("classes", 40).classes
-    expected = dist.CategoricalLogits(utilities).log_prob(values)
-    for classes in (None, full):
-        log_prob = lc.UtilityCategorical(utilities, classes).log_prob(values)
+
+    @jax.jit
+    def log_probs(utilities):
+        each = (None, lc.class_plate("classes", 40).classes)
+        found = [lc.UtilityCategorical(utilities, of).log_prob(values) for of in each]
+        return dist.CategoricalLogits(utilities).log_prob(values), found
+
+    expected, found = log_probs(utilities)
+    for log_prob in found:
         np.testing.assert_allclose(log_prob, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -134,17 +145,22 @@ def test_values_of_a_type_that_cannot_hold_the_number_of_classes(dtype, num_cate
 def test_bound_with_all_classes_is_below_the_exact_value_and_meets_it():
     """On all classes with weight 1 it is the bound itself, and equal at u = log eta*."""
     utilities = rng.normal(size=(4, 6)).astype(np.float32) * 3
-    classes = lc.plates.ClassSubset(jnp.arange(6), jnp.ones(6), jnp.arange(6), 6, "sample")
     values = np.array([0, 5, 2, 2])
     exact = reference.softmax_log_probs(utilities, values)
-    u = np.linspace(-3, 15, 30)[:, None]
-    bound = np.asarray(lc.UtilityCategorical(utilities, classes, u=u).log_prob(values))
+
+    @jax.jit
+    def bound_and_best(u):
+        ids = jnp.arange(6)
+        classes = lc.plates.ClassSubset(ids, jnp.ones(6), ids, 6, "sample")
+        best = lc.UtilityCategorical(utilities, classes).optimal_u(values)
+        bounds = (lc.UtilityCategorical(utilities, classes, u=at) for at in (u, best))
+        return *(d.log_prob(values) for d in bounds), best
+
+    bound, at_best, best = map(np.asarray, bound_and_best(np.linspace(-3, 15, 30)[:, None]))
     assert bound.shape == (30, 4)
     assert (bound <= exact + 1e-5).all()
     assert (bound < exact - 0.1).any()
-    best = lc.UtilityCategorical(utilities, classes).optimal_u(values)
     np.testing.assert_allclose(best, -exact, rtol=1e-5, atol=1e-6)
-    at_best = lc.UtilityCategorical(utilities, classes, u=best).log_prob(values)
     np.testing.assert_allclose(at_best, exact, rtol=1e-5, atol=1e-5)
 
 
@@ -176,9 +192,11 @@ def test_stateless_form_is_biased_upwards(x64):
 
 def test_optimal_u_of_all_classes_and_of_a_subset():
     values = CASES["exact"].values
-    best = lc.UtilityCategorical(UTILITIES).optimal_u(values)
+    best = jax.jit(lambda psi: lc.UtilityCategorical(psi).optimal_u(values))(UTILITIES)
     np.testing.assert_allclose(best, -expected_log_prob(CASES["exact"]), rtol=1e-5)
-    best = lc.UtilityCategorical(UTILITIES, SUBSET, u=U).optimal_u(SUBSET_VALUES)
+    best = jax.jit(lambda psi: lc.UtilityCategorical(psi, SUBSET, u=U).optimal_u(SUBSET_VALUES))(
+        UTILITIES
+    )
     np.testing.assert_allclose(best, -expected_log_prob(CASES["stateless"]), rtol=1e-5)
 
 
@@ -191,14 +209,19 @@ def test_huge_utilities_give_finite_values_and_gradients(name):
     utilities = jnp.array(
         [[1e4, -1e4, 0.0, 1e4, 1e4, -1e4], [-1e4, 1e4, 1e4, -1e4, 0.0, 0.0], [-1e4] + [1e4] * 5]
     )
-    values = jnp.array(CASES[name].values)
-    best = CASES["stateless"].make(utilities, None).optimal_u(SUBSET_VALUES)
+    values = CASES[name].values
 
-    def total(utilities):
-        log_prob = CASES[name].make(utilities, best).log_prob(values)
-        return log_prob.sum(), log_prob
+    @jax.jit
+    def value_and_gradient(utilities):
+        best = CASES["stateless"].make(utilities, None).optimal_u(SUBSET_VALUES)
 
-    (_, log_prob), gradient = jax.value_and_grad(total, has_aux=True)(utilities)
+        def total(utilities):
+            log_prob = CASES[name].make(utilities, best).log_prob(values)
+            return log_prob.sum(), log_prob
+
+        return jax.value_and_grad(total, has_aux=True)(utilities)
+
+    (_, log_prob), gradient = value_and_gradient(utilities)
     assert jnp.isfinite(log_prob).all()
     assert jnp.isfinite(gradient).all()
     if name == "exact":
@@ -208,7 +231,7 @@ def test_huge_utilities_give_finite_values_and_gradients(name):
     np.testing.assert_allclose(log_prob, expected, rtol=1e-6, atol=1e-3)  # float32 near 1e4
 
 
-NO_LABELS = lc.plates.ClassSubset(jnp.arange(6), jnp.ones(6), jnp.zeros(0, jnp.int32), 50, "sample")
+NO_LABELS = replace(SUBSET, labels=np.zeros(0, np.int32))
 BAD_ARGUMENTS = {
     "no classes": (dict(utilities=jnp.zeros(())), ValueError, r"K at least 2.*got shape \(\)"),
     "a subset without labels": (
@@ -250,15 +273,24 @@ def test_validation_refuses_utilities_that_are_not_numbers():
 
 def test_draws_have_the_exact_frequencies_and_shapes():
     utilities = UTILITIES[:2, :4]
-    draws = lc.UtilityCategorical(utilities).sample(jax.random.key(0), (200, 100))
+
+    @jax.jit
+    def sample(key):
+        d = lc.UtilityCategorical(utilities)
+        return (
+            d.sample(key, (200, 100)),
+            lc.UtilityCategorical(utilities[0]).sample(key),
+            d.expand((5, 2)).sample(key, (3,)),
+        )
+
+    draws, one, expanded = sample(jax.random.key(0))
     assert draws.shape == (200, 100, 2)
     assert jnp.issubdtype(draws.dtype, jnp.integer)
     for row in range(2):
         counts = np.bincount(np.asarray(draws[..., row]).ravel(), minlength=4)
         probs = np.exp([reference.softmax_log_prob(utilities[row], k) for k in range(4)])
         assert chisquare(counts, 20_000 * probs / probs.sum()).pvalue > FALSE_ALARM
-    assert lc.UtilityCategorical(utilities[0]).sample(jax.random.key(0)).shape == ()
-    expanded = lc.UtilityCategorical(utilities).expand((5, 2)).sample(jax.random.key(0), (3,))
+    assert one.shape == ()
     assert expanded.shape == (3, 5, 2)
     assert len(np.unique(expanded)) > 1
 
@@ -276,22 +308,33 @@ def test_scratch_memory_of_draws_is_bounded():
 def test_enumerate_support_lists_all_classes():
     d = lc.UtilityCategorical(UTILITIES)
     assert d.has_enumerate_support
-    assert d.enumerate_support().shape == (6, 3)
-    assert d.enumerate_support(expand=False).shape == (6, 1)
-    np.testing.assert_array_equal(d.enumerate_support()[:, 1], np.arange(6))
-    np.testing.assert_allclose(jnp.exp(d.log_prob(d.enumerate_support())).sum(axis=0), 1, rtol=1e-5)
+    assert jax.eval_shape(lambda: d.enumerate_support(expand=False)).shape == (6, 1)
+
+    @jax.jit
+    def support():
+        found = d.enumerate_support()
+        return found, d.log_prob(found)
+
+    values, log_probs = map(np.asarray, support())
+    assert values.shape == (6, 3)
+    np.testing.assert_array_equal(values[:, 1], np.arange(6))
+    np.testing.assert_allclose(np.exp(log_probs).sum(axis=0), 1, rtol=1e-5)
 
 
 def test_entropy_is_that_of_the_probabilities():
     log_probs = np.array([[reference.softmax_log_prob(x, k) for k in range(6)] for x in UTILITIES])
     expected = -(np.exp(log_probs) * log_probs).sum(axis=1)
-    np.testing.assert_allclose(lc.UtilityCategorical(UTILITIES).entropy(), expected, rtol=1e-5)
-    missing = jax.value_and_grad(lambda psi: lc.UtilityCategorical(psi).entropy())
-    value, slopes = missing(jnp.array([0.0, -jnp.inf, 0.0]))
-    np.testing.assert_allclose(value, np.log(2), rtol=1e-6)
-    assert jnp.isfinite(slopes).all()
-    far = lc.UtilityCategorical(jnp.array([1e4, -1e4, 1e4])).entropy()
-    np.testing.assert_allclose(far, math.log(2), rtol=1e-5)
+
+    @jax.jit
+    def entropy_and_slopes(utilities):
+        entropy, pull_back = jax.vjp(lambda psi: lc.UtilityCategorical(psi).entropy(), utilities)
+        return entropy, pull_back(jnp.ones(3))[0]
+
+    np.testing.assert_allclose(entropy_and_slopes(UTILITIES)[0], expected, rtol=1e-5)
+    extreme = np.array([[0, -np.inf, 0, *[-np.inf] * 3], [1e4, -1e4, 1e4, *[-1e4] * 3], [0] * 6])
+    entropy, slopes = entropy_and_slopes(np.float32(extreme))
+    np.testing.assert_allclose(entropy, np.log([2, 2, 6]), rtol=1e-5)
+    assert np.isfinite(slopes).all()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,8 +12,10 @@ import optax
 import pytest
 from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta
+from scipy.special import log_softmax
 
 import numpyro_largecat as lc
+from tests.models import class_points_of
 
 K, N = 12, 6
 Y = jnp.array([3, 1, 3, 0, 7, 7])
@@ -31,7 +33,7 @@ def start(shape, event_dim, num_sampled=3):
             numpyro.sample("y", lc.UtilityCategorical(b, classes), obs=Y)
 
     svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
-    return svi.init(jax.random.key(0))
+    return jax.eval_shape(svi.init, jax.random.key(0))
 
 
 @pytest.mark.parametrize(
@@ -103,8 +105,7 @@ def test_a_table_in_a_full_plate_is_refused_only_where_a_chunk_of_it_is_read():
         with numpyro.plate("data", len(x)):
             numpyro.sample("y", lc.UtilityCategorical(x[:, None] * b, classes), obs=y)
 
-    x = jnp.ones(N)
-    guide = AutoDelta(model)
+    x, guide = np.ones(N, np.float32), class_points_of(K, b=())
     svi = lc.SubsampledSVI(model, guide, optax.sgd(0.1), Trace_ELBO())
     result = svi.run(jax.random.key(0), 1, x, Y, progress_bar=False)
     assert np.isfinite(result.losses).all()
@@ -120,7 +121,7 @@ def test_a_plain_plate_that_subsamples_says_the_same():
 
     svi = lc.SubsampledSVI(model, lambda: None, optax.sgd(0.1), Trace_ELBO())
     with pytest.raises(ValueError, match=r"param 'z' inside plate 'rows'.*event_dim=0\)"):
-        svi.init(jax.random.key(0))
+        jax.eval_shape(svi.init, jax.random.key(0))
 
 
 @pytest.mark.parametrize("num_features", [2, 5])
@@ -133,14 +134,12 @@ def test_shared_parameters_of_a_fit_may_have_as_many_entries_as_a_chunk(num_feat
             w = numpyro.sample("w", dist.Normal(0, 1).expand([num_features]).to_event(1))
         numpyro.sample("y", lc.UtilityCategorical(x @ (scale * w).T, classes), obs=y)
 
-    x = jnp.ones((6, num_features))
-    guide = AutoDelta(model)
-    numpyro.handlers.seed(guide, 0)(x, jnp.arange(6))
-    table = jax.random.normal(jax.random.key(0), (K, num_features))
-    scale = jnp.full(num_features, 2.0)
-    fit = lc.Fitted(model, guide, {"w_auto_loc": table, "scale": scale}, chunk_size=5)
-    expected = jax.nn.log_softmax(x @ (scale * table).T)[jnp.arange(6), jnp.arange(6)]
-    np.testing.assert_allclose(fit.on(x).log_likelihood(jnp.arange(6)), expected, rtol=1e-5)
+    x, y = np.ones((6, num_features), np.float32), np.arange(6)
+    table = np.random.default_rng(0).normal(size=(K, num_features)).astype(np.float32)
+    params = {"w_auto_loc": table, "scale": np.full(num_features, 2.0, np.float32)}
+    fit = lc.Fitted(model, class_points_of(K, w=(num_features,)), params, chunk_size=5)
+    expected = log_softmax(x @ (2 * table).T, axis=1)[y, y]
+    np.testing.assert_allclose(fit.on(x).log_likelihood(y), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("init_params", [None, {"z": jnp.arange(7.0)}])

@@ -28,6 +28,11 @@ def draw_classes(rng_key, num_categories, labels=None, num_sampled=None):
         return lc.class_plate("classes", num_categories, labels, num_sampled).classes
 
 
+def draw_once(*args):
+    """As ``draw_classes``, in one program, which does not look at its labels."""
+    return jax.jit(lambda: draw_classes(*args))()
+
+
 @partial(jax.jit, static_argnums=(1, 3))
 def draw_for_keys(keys, num_categories, labels, num_sampled):
     return jax.vmap(lambda key: draw_classes(key, num_categories, labels, num_sampled))(keys)
@@ -89,12 +94,12 @@ def test_rows_and_weights(num_categories, labels, num_sampled):
 
 
 def test_subset_says_what_it_is():
-    classes = draw_classes(0, 20, np.array([[7, 2], [7, 9]]), 3)
+    classes = draw_once(0, 20, np.array([[7, 2], [7, 9]]), 3)
     assert classes.kind == "sample"
     assert classes.num_categories == 20
     assert classes.labels.tolist() == [2, 7, 9, 20]
-    assert classes.indices[:4].tolist() == [2, 7, 9, 19]  # padding repeats the last class
-    assert draw_classes(0, 20, None, 3).labels.shape == (0,)
+    assert classes.indices.tolist()[:4] == [2, 7, 9, 19]  # padding repeats the last class
+    assert jax.eval_shape(lambda: draw_classes(0, 20, None, 3)).labels.shape == (0,)
 
 
 @pytest.mark.parametrize("labels", [None, np.array([3, 3])])
@@ -112,7 +117,7 @@ def test_without_num_sampled_all_classes_are_there_in_order(labels):
 )
 def test_labels_of_any_integer_type(dtype, num_categories):
     """Also of one that cannot hold K, the value that pads the labels."""
-    classes = draw_classes(1, num_categories, np.array([100, 7, 7], dtype), 4)
+    classes = draw_once(1, num_categories, np.array([100, 7, 7], dtype), 4)
     assert classes.labels.tolist() == [7, 100, num_categories]
     assert classes.weights.tolist() == [
         1,
@@ -183,8 +188,8 @@ def test_weighted_sums_are_unbiased_exactly(num_categories, labels, num_sampled)
         drawn = DrawnClasses(others, jnp.full(num_sampled, weight))
         return handlers.substitute(make, data={"classes_rows": drawn})()
 
-    classes = jax.jit(weigh)(jnp.array(list(subsets), jnp.int32))
-    estimates = (classes.weights * f[np.asarray(classes.indices)]).sum(axis=1)
+    classes = jax.device_get(jax.jit(weigh)(np.array(list(subsets), np.int32)))
+    estimates = (classes.weights * f[classes.indices]).sum(axis=1)
     np.testing.assert_allclose(estimates.mean(), f.sum(), rtol=1e-5)
     by_reference = reference.mean_over_subsets(
         lambda indices, weights: weights @ f[indices], labels, num_categories, num_sampled
@@ -215,7 +220,7 @@ def test_traced_labels_and_scan():
 
         return lax.scan(step, jax.random.key(0), labels)[1]
 
-    indices, weights = steps(jnp.array([[3, 3], [3, 3], [8, 5]]))
+    indices, weights = map(np.asarray, steps(np.array([[3, 3], [3, 3], [8, 5]])))
     assert indices[:, :2].tolist() == [[3, 999], [3, 999], [5, 8]]
     np.testing.assert_allclose(weights[:, 0], 1)
     np.testing.assert_allclose(weights[:, 1], [0, 0, 1])
@@ -231,7 +236,7 @@ def test_bad_labels_under_jit_are_no_classes():
 
 
 def test_scratch_memory_does_not_grow_with_the_classes():
-    labels, key = jnp.arange(50), jax.random.key(0)
+    labels, key = np.arange(50), jax.random.key(0)
 
     def memory(num_categories):
         return temp_bytes(lambda key: draw_classes(key, num_categories, labels, 100), key)
@@ -326,6 +331,6 @@ def test_drawing_without_a_key_is_refused():
 
 
 def test_numpy_integers_are_counts():
-    classes = draw_classes(0, np.int64(10), np.array([1]), np.int32(3))
+    classes = draw_once(0, np.int64(10), np.array([1]), np.int32(3))
     assert classes.num_categories == 10
     np.testing.assert_allclose(classes.weights, [1, 3, 3, 3])

@@ -14,6 +14,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 from numpyro.infer.util import log_density
+from scipy.stats import norm
 
 import numpyro_largecat as lc
 from numpyro_largecat.svi.batch_checks import check_batches
@@ -153,10 +154,10 @@ def test_ids_that_repeat_are_refused_around_a_latent_site():
     message = r"site 'z' has a value for each row of plate 'data'.*row 7 is there 2.*entity_plate"
     svi = lc.SubsampledSVI(local_model, AutoNormal(local_model), optax.sgd(0.1), Trace_ELBO())
     with pytest.raises(ValueError, match=message):
-        jax.eval_shape(lambda key: svi.init(key, REPEATED), jax.random.key(0))
+        svi.init(jax.random.key(0), REPEATED)
 
     def density(rows):
-        z = jnp.zeros(3)
+        z = np.zeros(3, np.float32)
         return log_density(handlers.seed(data_model, 0), (rows,), {}, {"z": z})[0]
 
     for run in (density, jax.jit(density)):
@@ -177,8 +178,8 @@ def test_ids_of_any_kind_are_the_same_in_model_and_guide(kind):
     x, rows = np.ones(3, np.float32), kind(3)
     svi = lc.SubsampledSVI(model, AutoDelta(model), optax.sgd(0.1), Trace_ELBO())
     state = svi.init(jax.random.key(0), x, rows)
-    z = svi.get_params(state)["z_auto_loc"]
-    expected = -(dist.Normal(0, 1).log_prob(z) + dist.Normal(z, 1).log_prob(1.0)).sum()
+    z = np.asarray(svi.get_params(state)["z_auto_loc"])
+    expected = -(norm.logpdf(z) + norm.logpdf(1, z)).sum()
     inside = jax.jit(lambda state: svi.evaluate(state, x, rows))
     for found in (
         svi.evaluate(state, x, rows),
