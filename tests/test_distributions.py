@@ -298,6 +298,11 @@ CASES = {
     f"{name}, {on}": choice_case(choice, on) for name, choice in CHOICES.items() for on in choice.on
 } | OTHERS
 cases = pytest.mark.parametrize("name", CASES)
+# Six quadratures in one program take eight seconds to compile.
+quadratures_slowly = pytest.mark.parametrize(
+    "name",
+    [slow_case(n) if n in ("logistic, all", "probit, all") else n for n in CASES],
+)
 
 
 # What NumPyro asks of a distribution.
@@ -343,7 +348,7 @@ EXPECTED = {  # NaN where `expected` does not say it
 
 
 @pytest.mark.smoke
-@cases
+@quadratures_slowly
 @pytest.mark.some_cases(9)
 def test_log_prob_is_the_equation_however_it_is_called(name):
     expected = CASES[name].expected()

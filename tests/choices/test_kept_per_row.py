@@ -76,9 +76,8 @@ def test_the_least_u_counts_each_class_at_hand_once(noise):
     assert (np.asarray(heavy.log_least) < heavy.log_eta_hat).all()
 
 
-@pytest.mark.parametrize("distance", [0.0, 0.7])
 @pytest.mark.parametrize("form", ["gumbel", "logistic", "variances"])
-def test_the_noise_is_that_of_independent_draws_of_the_classes(form, distance):
+def test_the_noise_is_that_of_independent_draws_of_the_classes(form):
     """sum_k w_k (w_k - 1) g_k^2 / eta^2, g_k the derivative of eta_hat in the weight of class k."""
     u, weights = np.float32([1.0, 2.0, 3.0]), np.array([1, 1, 1, 7.0, 3.5, 50.0])
     some = replace(EVERYTHING, indices=jnp.array([0, 2, 4, 1, 3, 5]), labels=jnp.array([0, 2, 4]))

@@ -49,19 +49,47 @@ def trace_of(model, *args, params=None, **kwargs):
     return handlers.trace(model).get_trace(*args, **kwargs)
 
 
+def run(model, *args, **kwargs):
+    """What is known of each site but plates, of a run of the model in one program."""
+    known = {}
+
+    @jax.jit
+    def values():
+        found = {}
+        for name, site in trace_of(model, *args, **kwargs).items():
+            if site["type"] != "plate":
+                known[name] = {what: site.get(what) for what in ("type", "is_observed")}
+                known[name]["update_rule"] = site["kwargs"].get("update_rule")
+                found[name] = {what: site.get(what) for what in ("value", "scale")}
+                if site["type"] == "sample":
+                    found[name]["fn"] = site["fn"]
+        return found
+
+    return {name: known[name] | of_site for name, of_site in values().items()}
+
+
+@jax.jit
+def log_probs(fn, value):
+    return fn.log_prob(value)
+
+
 @pytest.mark.smoke
 def test_u_is_a_parameter_with_one_entry_for_each_row_of_the_data():
     """It starts at log K, is sliced to the minibatch, and gives the bound scaled by N / B."""
     u = np.linspace(0.5, 3, NUM_ROWS).astype(np.float32)
-    sites = trace_of(model, X, Y, ROWS, params={"y_u": u})
+    sites = run(model, X, Y, ROWS, params={"y_u": u})
     assert sites["y_u"]["type"] == "param"
     np.testing.assert_array_equal(sites["y"]["fn"].u, u[ROWS])
     assert sites["y"]["is_observed"]
     assert sites["y"]["scale"] == NUM_ROWS / 3
-    np.testing.assert_allclose(sites["y"]["fn"].log_prob(Y), bounds(u[ROWS]), rtol=1e-5)
-    log_p, _ = log_density(handlers.seed(model, 0), (X, Y, ROWS), {}, {"y_u": u})
-    np.testing.assert_allclose(log_p, 4 * bounds(u[ROWS]).sum(), rtol=1e-5)
-    start = trace_of(model, X, Y, ROWS)["y_u"]["value"]
+    np.testing.assert_allclose(log_probs(sites["y"]["fn"], Y), bounds(u[ROWS]), rtol=1e-5)
+
+    @jax.jit
+    def density(u):
+        return log_density(handlers.seed(model, 0), (X, Y, ROWS), {}, {"y_u": u})[0]
+
+    np.testing.assert_allclose(density(u), 4 * bounds(u[ROWS]).sum(), rtol=1e-5)
+    start = run(model, X, Y, ROWS)["y_u"]["value"]
     np.testing.assert_allclose(start, np.full(NUM_ROWS, START), rtol=1e-6)
 
 
@@ -84,14 +112,14 @@ def test_the_update_rule_gets_log_eta_hat_without_a_gradient():
         log_eta_hat = kwargs["statistic"](jnp.zeros(3), jnp.zeros(3)).log_eta_hat
         return log_eta_hat.sum(), log_eta_hat
 
-    gradient, statistic = jax.grad(total_statistic, has_aux=True)(jnp.array(TABLE))
+    gradient, statistic = jax.jit(jax.grad(total_statistic, has_aux=True))(TABLE)
     expected = [math.log(reference.eta_star(x * TABLE, y)) for x, y in zip(X, Y, strict=True)]
     np.testing.assert_allclose(statistic, expected, rtol=1e-5)
     np.testing.assert_array_equal(gradient, 0)
 
 
 def test_the_default_rule_is_the_natural_gradient():
-    rule = trace_of(model, X, Y, ROWS)["y_u"]["kwargs"]["update_rule"]
+    rule = run(model, X, Y, ROWS)["y_u"]["update_rule"]
     assert isinstance(rule, lc.update_rules.NaturalGradient)
     assert rule.exponent == 0.9
 
@@ -101,8 +129,8 @@ def test_numpyro_svi_moves_u_of_the_minibatch_only():
     svi = SVI(model, no_guide, optax.sgd(0.1), Trace_ELBO())
     state = svi.init(jax.random.key(0), X, Y, ROWS)
     assert svi.get_params(state)["y_u"].shape == (NUM_ROWS,)
-    np.testing.assert_allclose(svi.evaluate(state, X, Y, ROWS), -4 * bounds(START).sum(), rtol=1e-5)
-    state, _ = svi.update(state, X, Y, ROWS)
+    state, loss = jax.jit(svi.update)(state, X, Y, ROWS)
+    np.testing.assert_allclose(loss, -4 * bounds(START).sum(), rtol=1e-5)
     expected = np.full(NUM_ROWS, START)
     eta_star = np.array([reference.eta_star(x * TABLE, y) for x, y in zip(X, Y, strict=True)])
     expected[ROWS] += 0.1 * 4 * (np.exp(-START) * eta_star - 1)
@@ -121,7 +149,7 @@ def test_minibatch_of_all_rows_in_another_order():
     order = np.random.default_rng(0).permutation(NUM_ROWS)
     u = np.arange(NUM_ROWS, dtype=np.float32)
     labels = np.tile(Y, 4)
-    sites = trace_of(model, np.tile(X, 4), labels, order, params={"y_u": u})
+    sites = run(model, np.tile(X, 4), labels, order, params={"y_u": u})
     np.testing.assert_array_equal(sites["y"]["fn"].u, u[order])
     assert sites["y"]["scale"] in (None, 1)
 
@@ -135,27 +163,27 @@ def test_all_classes_are_exact_and_keep_nothing(obs):
             return lc.sample_choice("y", X[:, None] * TABLE, classes=classes, obs=obs)
 
     for classes in (None, lc.class_plate("classes", NUM_CATEGORIES).classes):
-        sites = trace_of(full_model, classes)
+        sites = run(full_model, classes)
         assert "y_u" not in sites
         assert sites["y"]["value"].shape == (3,)
         assert sites["y"]["is_observed"] == (obs is not None)
         expected = reference.softmax_log_probs(X[:, None] * TABLE, Y)
-        np.testing.assert_allclose(sites["y"]["fn"].log_prob(Y), expected, rtol=1e-5)
+        np.testing.assert_allclose(log_probs(sites["y"]["fn"], Y), expected, rtol=1e-5)
 
 
 def test_the_same_model_serves_for_training_and_exact_use():
-    sites = trace_of(model, X, Y, ROWS, num_sampled=None)
+    sites = run(model, X, Y, ROWS, num_sampled=None)
     assert "y_u" not in sites
     expected = reference.softmax_log_probs(X[:, None] * TABLE, Y)
-    np.testing.assert_allclose(sites["y"]["fn"].log_prob(Y), expected, rtol=1e-5)
-    drawn = handlers.seed(model, 0)(X, None, ROWS, num_sampled=None)
+    np.testing.assert_allclose(log_probs(sites["y"]["fn"], Y), expected, rtol=1e-5)
+    drawn = run(model, X, None, ROWS, num_sampled=None)["y"]["value"]
     assert drawn.shape == (3,)
     assert ((drawn >= 0) & (drawn < NUM_CATEGORIES)).all()
 
 
 def test_a_chunk_of_classes_declares_the_site_without_local_state():
     chunk = lc.plates.class_chunk(model, name="classes", start=2, size=3)
-    sites = trace_of(chunk, X, Y, ROWS)
+    sites = run(chunk, X, Y, ROWS)
     assert "y_u" not in sites
     np.testing.assert_allclose(sites["y"]["fn"].utilities, X[:, None] * TABLE[2:5], rtol=1e-6)
 
@@ -176,28 +204,32 @@ def test_nested_plates(dim):
             with numpyro.plate("choices", 2, dim=-3 - dim):
                 lc.sample_choice("y", psi, classes=classes, rows=rows, obs=labels)
 
-    assert trace_of(nested_model)["y_u"]["value"].shape == whole
-    sites = trace_of(nested_model, params={"y_u": u})
+    assert jax.eval_shape(lambda: trace_of(nested_model)["y_u"]["value"]).shape == whole
+    sites = run(nested_model, params={"y_u": u})
     taken = np.take(u, ROWS, axis=dim)
     np.testing.assert_array_equal(sites["y"]["fn"].u, taken)
     expected = np.empty(labels.shape)
     for i in np.ndindex(labels.shape):
         expected[i] = reference.softmax_bound(utilities[i], labels[i], taken[i])
-    np.testing.assert_allclose(sites["y"]["fn"].log_prob(labels), expected, rtol=1e-5)
-    log_p, _ = log_density(handlers.seed(nested_model, 0), (), {}, {"y_u": u})
-    np.testing.assert_allclose(log_p, 4 * expected.sum(), rtol=1e-5)
+    np.testing.assert_allclose(log_probs(sites["y"]["fn"], labels), expected, rtol=1e-5)
+
+    @jax.jit
+    def density(u):
+        return log_density(handlers.seed(nested_model, 0), (), {}, {"y_u": u})[0]
+
+    np.testing.assert_allclose(density(u), 4 * expected.sum(), rtol=1e-5)
 
 
 def test_u_has_the_precision_of_the_utilities(x64):
     def model():
         with lc.class_plate("classes", NUM_CATEGORIES, Y, NUM_SAMPLED) as classes:
-            utilities = jnp.array(X, jnp.float64)[:, None] * TABLE[np.asarray(classes.indices)]
+            utilities = jnp.array(X, jnp.float64)[:, None] * jnp.array(TABLE)[classes.indices]
         with lc.data_plate("data", NUM_ROWS, ROWS) as rows:
             lc.sample_choice("y", utilities, classes=classes, rows=rows, obs=Y)
 
-    sites = trace_of(model)
+    sites = run(model)
     assert sites["y_u"]["value"].dtype == jnp.float64
-    np.testing.assert_allclose(sites["y"]["fn"].log_prob(Y), bounds(START), rtol=1e-12)
+    np.testing.assert_allclose(log_probs(sites["y"]["fn"], Y), bounds(START), rtol=1e-12)
 
 
 def subset_and_utilities(labels=Y):
@@ -327,12 +359,12 @@ BAD = [
 @pytest.mark.parametrize(("model", "error", "message"), BAD, ids=[m.__name__ for m, *_ in BAD])
 def test_bad_statements_are_refused(model, error, message):
     with pytest.raises(error, match=message):
-        log_density(handlers.seed(model, 0), (), {}, {})
+        jax.eval_shape(lambda: log_density(handlers.seed(model, 0), (), {}, {})[0])
 
 
 def test_choices_that_share_utilities_without_an_axis_are_not_refused():
     """Utilities of shape (M,) or (1, M) are the same for all observations, and (B, 1, M) for T."""
     many = np.tile(Y, (3, 1))
     for utilities in (TABLE, TABLE[None], (X[:, None] * TABLE)[:, None]):
-        sites = trace_of(lambda utilities: lc.sample_choice("y", utilities, obs=many), utilities)
-        assert sites["y"]["fn"].log_prob(many).shape == (3, 3)
+        sites = run(lambda utilities: lc.sample_choice("y", utilities, obs=many), utilities)
+        assert jax.eval_shape(log_probs, sites["y"]["fn"], many).shape == (3, 3)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -43,12 +44,14 @@ def model_of(plate):
 
 @plates
 def test_any_plate_holds_the_rows_that_are_named(plate):
-    rows = jnp.array([7, 1, 8])
-    sites = sites_of(
-        model_of(plate), touched=TouchedRows(), around=lambda fn: hold_rows(fn, rows={"rows": rows})
-    )
-    assert sites["read"]["value"].tolist() == [70, 10, 80]
-    assert sites["w"]["value"].shape == (3,)
+    def values(rows):
+        around = lambda fn: hold_rows(fn, rows={"rows": rows})  # noqa: E731
+        sites = sites_of(model_of(plate), touched=TouchedRows(), around=around)
+        return sites["read"]["value"], sites["w"]["value"]
+
+    read, w = jax.jit(values)(np.array([7, 1, 8]))
+    assert read.tolist() == [70, 10, 80]
+    assert w.shape == (3,)
 
 
 @plates

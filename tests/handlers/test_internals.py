@@ -331,7 +331,7 @@ def _privates_of_others(nodes, own):
         elif isinstance(node, ast.Attribute) and _is_private(node.attr):
             if node.attr not in own and node.attr not in OF_OTHERS:
                 yield ast.unparse(node)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", None) in BY_NAME:
             if any(_is_private(name) and name not in own for name in _texts(node.args)):
                 yield ast.unparse(node)
 

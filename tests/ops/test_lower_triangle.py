@@ -21,7 +21,7 @@ from tests.memory import temp_bytes
 def test_each_number_has_one_place_below_the_diagonal(size):
     packed = np.arange(1.0, 1 + num_below_diagonal(size))
     packed = np.stack([packed, -packed])
-    matrices = np.asarray(FullTriangle.of_packed(jnp.asarray(packed), size).matrix)
+    matrices = np.asarray(jax.jit(lambda x: FullTriangle.of_packed(x, size).matrix)(packed))
     assert matrices.shape == (2, size, size)
     below = np.tril_indices(size, -1)
     for numbers, matrix in zip(packed, matrices, strict=True):
@@ -33,7 +33,7 @@ def test_apply_multiplies_each_matrix_with_its_own_vector():
     rng = np.random.default_rng(0)
     matrices, vectors = rng.normal(size=(4, 3, 2)), rng.normal(size=(4, 2))
     expected = np.stack([m @ v for m, v in zip(matrices, vectors, strict=True)])
-    np.testing.assert_allclose(apply(jnp.asarray(matrices), jnp.asarray(vectors)), expected, 1e-5)
+    np.testing.assert_allclose(jax.jit(apply)(matrices, vectors), expected, 1e-5)
 
 
 def low_rank(size=6, rank=2):
@@ -44,15 +44,21 @@ def low_rank(size=6, rank=2):
 def test_low_rank_is_what_is_below_the_diagonal_of_a_product():
     lower = low_rank()
     expected = np.stack([np.tril(u @ v.T, -1) for u, v in zip(*lower, strict=True)])
-    np.testing.assert_allclose(lower.matrix, expected, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(lambda lower: lower.matrix)(lower), expected, rtol=1e-5)
 
 
 def test_low_rank_and_full_triangles_give_the_same():
     lower, vectors = low_rank(), np.random.default_rng(2).normal(size=(3, 5, 6)).astype(np.float32)
-    full = FullTriangle(lower.matrix)
-    assert lower.shape == full.shape == (5, 6)
-    np.testing.assert_allclose(lower.apply(vectors), full.apply(vectors), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(lower.squared_norms(), full.squared_norms(), rtol=1e-4)
+
+    @jax.jit
+    def both(lower, vectors):
+        full = FullTriangle(lower.matrix)
+        assert lower.shape == full.shape == (5, 6)
+        return [(x.apply(vectors), x.squared_norms()) for x in (lower, full)]
+
+    (products, norms), (expected, own_norms) = both(lower, vectors)
+    np.testing.assert_allclose(products, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(norms, own_norms, rtol=1e-4)
 
 
 def test_low_rank_makes_no_matrix_of_a_row():
