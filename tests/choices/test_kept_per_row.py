@@ -84,20 +84,21 @@ def test_the_noise_is_that_of_independent_draws_of_the_classes(form):
     spread = jnp.linspace(0.1, 0.9, K) if form == "variances" else None
     noise = "logistic" if form == "logistic" else "gumbel"
 
-    def estimate(weights):
-        classes = replace(some, weights=weights)
-        kept = kept_per_row(UTILITIES, classes, FAMILIES[noise], Y, spread)
-        return kept.statistic(u, distance)
-
     @jax.jit
-    def derivatives_and_noise(weights):
+    def derivatives_and_noise(weights, distance):
+        def estimate(weights):
+            classes = replace(some, weights=weights)
+            kept = kept_per_row(UTILITIES, classes, FAMILIES[noise], Y, spread)
+            return kept.statistic(u, distance)
+
         slopes = jax.jacfwd(lambda weights: jnp.exp(estimate(weights).log_eta_hat))(weights)
         return slopes, jnp.exp(estimate(weights).log_noise), jnp.exp(best_u_at(u, distance))
 
-    by_weight, found, eta = map(np.asarray, derivatives_and_noise(weights))
-    by_weight = by_weight * np.exp(-distance)  # at the draw
-    expected = (by_weight**2) @ (weights * (weights - 1)) / eta**2
-    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    for distance in (0.0, 0.7):
+        by_weight, found, eta = map(np.asarray, derivatives_and_noise(weights, distance))
+        by_weight = by_weight * np.exp(-distance)  # at the draw
+        expected = (by_weight**2) @ (weights * (weights - 1)) / eta**2
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
 def test_nothing_is_drawn_where_all_classes_are_at_hand():

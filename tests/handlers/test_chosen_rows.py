@@ -45,7 +45,9 @@ def model_of(plate):
 @plates
 def test_any_plate_holds_the_rows_that_are_named(plate):
     def values(rows):
-        around = lambda fn: hold_rows(fn, rows={"rows": rows})  # noqa: E731
+        def around(fn):
+            return hold_rows(fn, rows={"rows": rows})
+
         sites = sites_of(model_of(plate), touched=TouchedRows(), around=around)
         return sites["read"]["value"], sites["w"]["value"]
 
