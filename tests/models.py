@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +26,7 @@ class Frame:
         return np.array(self.values, dtype)
 
 
+@partial(jax.jit, static_argnames=("num_rows", "num_categories", "num_features"))
 def make_data(num_rows=NUM_ROWS, num_categories=NUM_CATEGORIES, num_features=NUM_FEATURES):
     x = jax.random.normal(jax.random.key(10), (num_rows, num_features))
     w = jax.random.normal(jax.random.key(11), (num_categories, num_features))

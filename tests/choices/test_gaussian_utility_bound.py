@@ -65,13 +65,16 @@ def values_of(rows, weights):
 
 @cases
 def test_without_u_it_takes_the_best_one(rows, weights, make):
-    values = values_of(rows, weights)
-    d = make(MEANS, VARIANCES, None, SLOPE)
-    np.testing.assert_allclose(d.log_prob(values), expected_bounds(rows, weights, None), rtol=1e-5)
-    best = d.optimal_u(values)
+    @jax.jit
+    def bounds(values):
+        d = make(MEANS, VARIANCES, None, SLOPE)
+        best = d.optimal_u(values)
+        return d.log_prob(values), best, make(MEANS, VARIANCES, best, SLOPE).log_prob(values)
+
+    found, best, at_best = bounds(values_of(rows, weights))
+    np.testing.assert_allclose(found, expected_bounds(rows, weights, None), rtol=1e-5)
     np.testing.assert_allclose(best, -expected_bounds(rows, weights, None), rtol=1e-5)
-    at_best = make(MEANS, VARIANCES, best, SLOPE).log_prob(values)
-    np.testing.assert_allclose(at_best, d.log_prob(values), rtol=1e-5)
+    np.testing.assert_allclose(at_best, found, rtol=1e-5)
 
 
 def test_slope_zero_is_the_default_and_the_own_term_is_then_one():
@@ -82,12 +85,13 @@ def test_slope_zero_is_the_default_and_the_own_term_is_then_one():
 @cases
 def test_without_variance_it_is_the_bound_of_the_utilities(rows, weights, make):
     values, nothing = values_of(rows, weights), np.zeros_like(VARIANCES)
-    found = make(MEANS, nothing, U, SLOPE).log_prob(values)
-    if weights is None:
-        triples = zip(MEANS, rows, U, strict=True)
-        expected = [reference.softmax_bound(*args) for args in triples]
-    else:
-        expected = lc.UtilityCategorical(MEANS, SUBSET, u=U).log_prob(values)
+    found = jax.jit(lambda values: make(MEANS, nothing, U, SLOPE).log_prob(values))(values)
+    weights = np.ones(6) if weights is None else weights
+    triples = zip(MEANS, rows, np.float64(U), strict=True)
+    expected = [
+        1 - u - math.exp(-u) * reference.weighted_eta(means, range(6), weights, row)
+        for means, row, u in triples
+    ]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -158,7 +162,7 @@ def test_it_is_the_mean_of_the_bound_over_gaussian_utilities_and_below_that_of_t
 
     keys = jax.random.split(jax.random.key(0), 12)
     mean, error, least_gap = np.asarray(moments(keys, means, variances, u, slope)).T
-    found = np.asarray(make(means, variances, u, slope).log_prob(row))
+    found = np.asarray(jax.jit(lambda *a: make(*a).log_prob(row))(means, variances, u, slope))
     assert (np.abs(found - mean) <= STANDARD_ERRORS * error + 1e-4).all()
     assert (least_gap > -1e-4).all()  # it is a bound for each draw, so also on average
 

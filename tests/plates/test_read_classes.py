@@ -23,11 +23,17 @@ def opened(seed, reads=READS, **options):
 
 def test_a_class_has_one_row_whatever_it_is_there_for() -> None:
     """As a label, as one that was drawn and as one that is read; and it is found by its id."""
-    for seed in range(30):
-        words = opened(seed)
-        present = np.asarray(words.indices)[np.asarray(words.row_weights) > 0]
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        words = opened(key)
+        return words.indices, words.row_weights, words.rows_of(words.indices, READS)
+
+    drawn = map(np.asarray, draw(jax.random.split(jax.random.key(0), 30)))
+    for indices, weights, rows in zip(*drawn, strict=True):
+        present = indices[weights > 0]
         assert len(present) == len(set(present)) and set(present) >= {0, 4, 9, 17, 30, 39}
-        rows = np.asarray(words.rows_of(words.indices, READS))
         np.testing.assert_array_equal(rows, np.where(READS == -1, 0, READS))
 
 
@@ -39,7 +45,8 @@ def test_sums_over_the_rows_are_unbiased_for_each_class(proposal) -> None:
         words = opened(key, proposal=proposal)
         return jnp.zeros(K).at[words.indices].add(words.row_weights)
 
-    found = np.asarray(jax.jit(jax.vmap(weigh))(jax.random.split(jax.random.key(0), 4000)))
+    keys = jax.random.split(jax.random.key(0), 4000)
+    found = np.asarray(jax.jit(jax.vmap(weigh))(keys))
     error = found.std(axis=0) / np.sqrt(len(found))
     assert (np.abs(found.mean(axis=0) - 1) <= 5 * error).all()
     assert (found[:, [0, 4, 9, 17, 30, 39]] == 1).all()  # labels, and those that are read
