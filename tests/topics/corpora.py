@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
+from functools import cache, partial
 
 import jax
 import numpy as np
@@ -44,5 +44,12 @@ def fail_at(monkeypatch, stop: int) -> None:
 CORPUS = topic_corpus()
 KEY = jax.random.key(0)
 fit_topics = partial(lc.fit_topics, progress_bar=False)
+BATCHES = {"batch_size": 50}  # three a pass: few visits, and few shapes to compile for
 fit_mean_field = partial(fit_topics, inference="mean_field")
 both_inferences = pytest.mark.parametrize("inference", ["collapsed", "mean_field"])
+
+
+@cache
+def fit_of(num_passes: int) -> lc.TopicFit:
+    """Of all of the corpus, for tests that only read it."""
+    return fit_topics(KEY, CORPUS, K, num_passes=num_passes, **BATCHES)

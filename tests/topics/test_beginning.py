@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
 import jax
 import numpy as np
@@ -18,12 +19,14 @@ from numpyro_largecat.topics.word_prior import WordPrior
 from tests import reference_topics as reference
 from tests.slow_cases import slow_case
 from tests.topics.corpora import (
+    BATCHES,
     CORPUS,
     KEY,
     WORDS,
     K,
     V,
     fail_at,
+    fit_of,
     fit_topics,
     topic_corpus,
 )
@@ -85,8 +88,9 @@ NEW_WORDS = Corpus.from_documents([["w0", "w1", "new", "new"], ["w0", "new"], ["
 @pytest.mark.parametrize("method", ["memoized", "stochastic"])
 def test_a_posterior_is_the_prior_of_new_documents(method) -> None:
     """Of the words of both: tokens add up, and a new word joins the topic of those beside it."""
-    first = fit_topics(KEY, CORPUS, K, num_passes=5)
-    both = fit_topics(KEY, NEW_WORDS, K, prior=first, num_passes=3, method=method)
+    first = fit_of(5)
+    arguments = {"num_passes": 3, "method": method, "batch_size": 20}
+    both = fit_topics(KEY, NEW_WORDS, K, prior=first, **arguments)
     assert both.vocabulary == (*WORDS, "new")
     earlier = first.word_concentration
     np.testing.assert_array_equal(both.word_concentration, [*earlier, earlier.min()])
@@ -103,9 +107,10 @@ def test_words_of_more_documents_have_more_concentration() -> None:
     rows = [(np.arange(3 if d < 8 else 2), np.ones(3 if d < 8 else 2, int)) for d in range(32)]
     corpus = Corpus.from_rows(rows, 4)  # in 32, 32, 8 and 0 documents
     roots = np.sqrt([32.5, 32.5, 8.5, 0.5])
-    first = fit_topics(KEY, corpus, 2, num_passes=1)
+    options = Options(num_candidates=2)
+    first = fit_topics(KEY, corpus, 2, num_passes=1, options=options)
     np.testing.assert_allclose(first.word_concentration, 0.1 * roots / roots.mean())
-    learned = fit_topics(KEY, corpus, 2, num_passes=3)
+    learned = fit_topics(KEY, corpus, 2, num_passes=3, options=options)
     again = fit_topics(KEY, corpus, 2, num_passes=3, start=learned)
     for fit in (learned, again):
         shares = fit.word_concentration / fit.word_concentration.mean()
@@ -116,7 +121,7 @@ def test_words_of_more_documents_have_more_concentration() -> None:
 
 def test_concentrations_of_each_topic_and_word_are_not_learned() -> None:
     prior = np.full((K, V), 0.1) + np.arange(V) / 100
-    first = fit_topics(KEY, CORPUS, K, word_concentration=prior, num_passes=1)
+    first = dataclasses.replace(fit_of(1), word_concentration=prior)
     with pytest.raises(ValueError, match="`word_concentration` must be None or numbers where"):
         fit_topics(KEY, CORPUS, K, start=first, word_concentration="learned")
 
@@ -146,7 +151,7 @@ def test_words_that_a_prior_favours_stay_together(start) -> None:
     """Seeds of two topics, of ten words each; the number of a topic is that of its seeds."""
     prior = np.full((K, V), 0.05)
     prior[3, :2], prior[5, 20:22] = 20, 20
-    fit = fit_topics(KEY, CORPUS, K, word_concentration=prior, start=start)
+    fit = fit_topics(KEY, CORPUS, K, word_concentration=prior, start=start, **BATCHES)
     for k, words in ((3, range(10)), (5, range(20, 30))):
         assert fit.topics[k, words].sum() > 0.8
     np.testing.assert_array_equal(fit.word_concentration, prior)
@@ -157,7 +162,7 @@ def test_words_that_a_prior_favours_stay_together(start) -> None:
 
 def test_each_word_may_have_a_concentration() -> None:
     """One for all and the same for each are the same fit."""
-    options = dict(num_active=3, num_passes=3, inference="mean_field")
+    options = dict(num_active=2, num_passes=3, inference="mean_field", **BATCHES)
     one = fit_topics(KEY, CORPUS, K, word_concentration=0.2, **options)
     each = fit_topics(KEY, CORPUS, K, word_concentration=np.full(V, 0.2), **options)
     np.testing.assert_allclose(each.posterior, one.posterior, rtol=1e-4)
@@ -166,7 +171,7 @@ def test_each_word_may_have_a_concentration() -> None:
 
 
 def test_what_a_prior_decides_cannot_be_given_too() -> None:
-    first = fit_topics(KEY, CORPUS, K, num_passes=1)
+    first = fit_of(1)
     for name, value in (("start", "random"), ("word_concentration", 0.1), ("start", first)):
         with pytest.raises(ValueError, match=f"`{name}` must be None beside `prior`"):
             fit_topics(KEY, CORPUS, K, prior=first, **{name: value})
@@ -182,7 +187,7 @@ def test_what_a_prior_decides_cannot_be_given_too() -> None:
 def test_more_topics_than_documents_are_warned_of() -> None:
     corpus = Corpus.from_documents([["a", "b"], ["b", "c"], []])
     with pytest.warns(UserWarning, match="`num_topics` is 3, more than the 2 documents with words"):
-        fit = fit_topics(KEY, corpus, 3, num_passes=2)
+        fit = fit_topics(KEY, corpus, 3, num_passes=1, options=Options(num_candidates=3))
     assert fit.topics.shape == (3, 3)
     fit_topics(KEY, corpus[:1], 3, num_passes=1, start=fit)  # goes on, so it may be few
 
@@ -203,7 +208,7 @@ def worst_distance(found, topics):
     return distances[linear_sum_assignment(distances)].max()
 
 
-@pytest.mark.parametrize("seed", [0, 1, slow_case(2), slow_case(3), slow_case(4)])
+@pytest.mark.parametrize("seed", [0, slow_case(1), slow_case(2), slow_case(3)])
 def test_no_topic_is_missed(seed) -> None:
     """Twelve true topics.
 
@@ -271,7 +276,7 @@ def test_seeded_topics_keep_their_own_concentrations() -> None:
 @pytest.mark.parametrize("num_passes", [1, 2, 5])
 def test_tokens_of_topics_that_left_come_back(num_passes) -> None:
     """There is a pass after that in which topics are chosen, which counts each token once."""
-    fit = fit_topics(KEY, CORPUS, K, num_passes=num_passes)
+    fit = fit_of(num_passes)
     tokens = (fit.posterior - fit.word_concentration).sum()
     assert tokens == pytest.approx(CORPUS.num_tokens, rel=1e-4)
     assert len(fit.bounds) == num_passes
@@ -287,17 +292,26 @@ def resumed_after(stop, folder, monkeypatch, options):
     return fit_topics(KEY, CORPUS, K, checkpoints=checkpoints, resume=True, **options)
 
 
-@pytest.mark.parametrize("has_seeds", [False, True])
-@pytest.mark.parametrize("stop", [2, 5, 6, 8])
+SEEDS = np.linspace(0.05, 0.1, K * V).reshape(K, V)
+TO_GO_ON = {has_seeds: dict(num_passes=4, **BATCHES) for has_seeds in (False, True)}
+TO_GO_ON[True]["word_concentration"] = SEEDS
+
+
+@cache
+def whole_fit(has_seeds):
+    return fit_topics(KEY, CORPUS, K, **TO_GO_ON[has_seeds])
+
+
+@pytest.mark.parametrize(
+    ("stop", "has_seeds"),
+    [(2, False), (5, False), (6, False), (8, False), (5, True), (6, True)],
+)
 def test_a_fit_goes_on_whether_topics_were_chosen_or_not(
     stop, has_seeds, tmp_path, monkeypatch
 ) -> None:
     """Three batches a pass, and the choice after the sixth."""
-    options = dict(batch_size=50, num_passes=4)
-    if has_seeds:
-        options["word_concentration"] = np.linspace(0.05, 0.1, K * V).reshape(K, V)
-    whole = fit_topics(KEY, CORPUS, K, **options)
-    again = resumed_after(stop, tmp_path, monkeypatch, options)
+    whole = whole_fit(has_seeds)
+    again = resumed_after(stop, tmp_path, monkeypatch, TO_GO_ON[has_seeds])
     np.testing.assert_array_equal(again.posterior, whole.posterior)
     np.testing.assert_array_equal(again.bounds, whole.bounds)
 
@@ -324,7 +338,7 @@ def test_documents_without_a_topic_that_is_left_start_anew() -> None:
 def test_learned_concentrations_keep_their_sum_when_topics_are_chosen() -> None:
     """Which is that of documents; it is learned after the second pass, and chosen from then."""
     sums = []
-    options = dict(concentration="learned", options=Options(num_candidates=40), num_passes=4)
+    options = dict(concentration="learned", num_passes=4, **BATCHES)
     local_step = []
 
     def see(fit):
@@ -332,32 +346,37 @@ def test_learned_concentrations_keep_their_sum_when_topics_are_chosen() -> None:
         local_step.append(len(fit.posterior))
 
     fit_topics(KEY, CORPUS, K, after_pass=see, **options)
-    assert local_step == [40, 40, K, K]
+    assert local_step == [4 * K, 4 * K, K, K]
     assert sums[0] == pytest.approx(0.5) and sums[2] / sums[1] < 1.3
+
+
+FAVOURED = np.full((K, V), 0.05)
+FAVOURED[3, :2] = 20
+
+
+@cache
+def seeded_fit():
+    return fit_topics(KEY, CORPUS, K, word_concentration=FAVOURED, num_passes=2, **BATCHES)
 
 
 def test_a_start_brings_its_prior_of_words() -> None:
     """Also one for each topic and word, which is then not learned."""
-    prior = np.full((K, V), 0.05)
-    prior[3, :2] = 20
-    first = fit_topics(KEY, CORPUS, K, word_concentration=prior, num_passes=2)
-    again = fit_topics(KEY, CORPUS, K, start=first, num_passes=1)
-    np.testing.assert_array_equal(again.word_concentration, prior)
+    again = fit_topics(KEY, CORPUS, K, start=seeded_fit(), num_passes=1, **BATCHES)
+    np.testing.assert_array_equal(again.word_concentration, FAVOURED)
     assert again.topics[3, :2].sum() > 0.1
 
 
 @pytest.mark.parametrize("how", ["prior", "start", "documents", "random"])
 @pytest.mark.parametrize("empty", [Corpus.from_documents([[], []], WORDS), CORPUS[:0]])
 def test_a_corpus_without_words_is_refused(how, empty) -> None:
-    earlier = fit_topics(KEY, CORPUS, K, num_passes=1)
-    given = {how: earlier} if how in ("prior", "start") else {"start": how}
+    given = {how: fit_of(1)} if how in ("prior", "start") else {"start": how}
     with pytest.raises(ValueError, match="must have a document with words; all are empty"):
         fit_topics(KEY, empty, K, **given)
 
 
 def test_a_prior_leaves_a_corpus_on_disk_there(tmp_path, monkeypatch) -> None:
     """If it has the words of the fit; and one without words takes those of the fit."""
-    earlier = fit_topics(KEY, CORPUS, K, num_passes=1)
+    earlier = fit_of(1)
     CORPUS.save(tmp_path / "corpus")
     opened, seen = Corpus.open(tmp_path / "corpus"), []
     monkeypatch.setattr(
@@ -372,19 +391,16 @@ def test_a_prior_leaves_a_corpus_on_disk_there(tmp_path, monkeypatch) -> None:
 
 def test_new_words_are_not_of_seeded_topics() -> None:
     """They have the concentration of words that the prior does not favour."""
-    prior = np.full((K, V), 0.05)
-    prior[3, :2] = 20
-    first = fit_topics(KEY, CORPUS, K, word_concentration=prior, num_passes=2)
-    both = fit_topics(KEY, NEW_WORDS, K, prior=first, num_passes=2)
+    both = fit_topics(KEY, NEW_WORDS, K, prior=seeded_fit(), num_passes=2, batch_size=20)
     np.testing.assert_array_equal(both.word_concentration[:, -1], np.full(K, 0.05))
 
 
-@pytest.mark.parametrize("num_candidates", [K, 2 * K])
+@pytest.mark.parametrize("num_candidates", [K, 4 * K])
 @pytest.mark.parametrize("method", ["memoized", "stochastic"])
 def test_the_table_is_copied_once_to_choose_topics(method, num_candidates, monkeypatch) -> None:
     """And once for what is returned; a batch touches the rows of its words alone."""
     copies, numpy = [], topic_table.Table.numpy
     monkeypatch.setattr(topic_table.Table, "numpy", lambda self: copies.append(1) or numpy(self))
     options = Options(num_candidates=num_candidates)
-    fit_topics(KEY, CORPUS, K, method=method, batch_size=30, num_passes=5, options=options)
+    fit_topics(KEY, CORPUS, K, method=method, num_passes=3, options=options, **BATCHES)
     assert len(copies) == 1 + (num_candidates > K)

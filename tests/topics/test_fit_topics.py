@@ -25,6 +25,7 @@ from numpyro_largecat.topics.word_prior import WordPrior
 from tests import reference_topics as reference
 from tests.slow_cases import slow_case
 from tests.topics.corpora import (
+    BATCHES,
     CORPUS,
     KEY,
     WORDS,
@@ -58,7 +59,9 @@ def test_bound_is_that_of_the_equations() -> None:
     """After a fit that has converged, the recorded bound is the reference's."""
     corpus = topic_corpus(20)
     exact = Options(max_sweeps=400, tolerance=1e-9, num_restarts=0)
-    fit = fit_mean_field(KEY, corpus, K, num_active=K, num_passes=80, options=exact)
+    arguments = {"num_active": K, "num_passes": 80, "batch_size": 20}
+    fit = fit_mean_field(KEY, corpus, K, **arguments, options=exact)
+    assert fit.posterior.dtype == np.float64
     assert fit.bounds[-1] - fit.bounds[-2] < 1e-2
     assert fit.bounds[-1] == pytest.approx(corpus_bound(fit, corpus), abs=0.1)
 
@@ -120,8 +123,8 @@ def test_topics_are_found(inference: str, method: str, concentration) -> None:
         num_active=3,
         inference=inference,
         method=method,
-        num_passes=20,
-        batch_size=50,
+        num_passes=10,
+        **BATCHES,
     )
     found = np.array([[int(w.word[1:]) // 10 for w in topic] for topic in fit.top_words(10)])
     shares = np.array([np.bincount(row, minlength=K) for row in found])
@@ -132,7 +135,7 @@ def test_topics_are_found(inference: str, method: str, concentration) -> None:
 @both_inferences
 def test_counts_are_those_of_the_corpus(inference) -> None:
     """Memoized: each token is counted once, whatever was the start."""
-    options = {"num_active": 2, "num_passes": 2, "batch_size": 40}
+    options = {"num_active": 2, "num_passes": 2, **BATCHES}
     fit = fit_topics(KEY, CORPUS, K, inference=inference, **options)
     by_word = (fit.posterior - fit.word_concentration).sum(axis=0)
     expected = np.bincount(CORPUS.words, CORPUS.counts, V)
@@ -198,7 +201,7 @@ def test_a_token_leaves_the_topics_in_the_second_visit() -> None:
 
 def test_a_corpus_on_disk_gives_the_same_fit(tmp_path) -> None:
     CORPUS.save(tmp_path)
-    options = dict(num_topics=K, num_active=2, num_passes=1)
+    options = dict(num_topics=K, num_active=2, num_passes=1, **BATCHES)
     here, there = (fit_topics(KEY, corpus, **options) for corpus in (CORPUS, Corpus.open(tmp_path)))
     np.testing.assert_allclose(here.posterior, there.posterior, rtol=1e-6)
 
@@ -328,6 +331,7 @@ def test_concentrations_of_words_wait_until_topics_are_settled() -> None:
     def levels(num_passes: int, start: TopicFit | None = None) -> list[float]:
         found: list[float] = []
         options = dict(num_topics=K, num_active=2, num_passes=num_passes, start=start)
+        options["batch_size"] = 16
         options |= {"after_pass": lambda fit: found.append(np.mean(fit.word_concentration))}
         fits.append(fit_topics(KEY, topic_corpus(30), **options))
         return found
@@ -345,7 +349,7 @@ def test_concentrations_of_words_wait_until_topics_are_settled() -> None:
 def test_each_pass_is_shown_to_who_asks(method) -> None:
     """With as many topics as there are then; what it raises ends the fit, and loses nothing."""
     seen = []
-    options = dict(num_topics=K, num_active=2, num_passes=6, batch_size=50, method=method)
+    options = dict(num_topics=K, num_active=2, num_passes=6, method=method, **BATCHES)
     whole = fit_topics(KEY, CORPUS, after_pass=seen.append, **options)
     assert [len(fit.posterior) for fit in seen] == [4 * K, 4 * K, *[K] * 4]
     np.testing.assert_array_equal(seen[-1].posterior, whole.posterior)

@@ -12,7 +12,17 @@ from numpyro_largecat.data import Corpus
 from numpyro_largecat.topics import Options, collapsed, passes
 from numpyro_largecat.topics.number_of_topics import PRECISION, best_number
 from tests.slow_cases import slow_case
-from tests.topics.corpora import CORPUS, KEY, WORDS, K, V, fail_at, fit_topics, topic_corpus
+from tests.topics.corpora import (
+    CORPUS,
+    KEY,
+    WORDS,
+    K,
+    V,
+    fail_at,
+    fit_of,
+    fit_topics,
+    topic_corpus,
+)
 
 SOME = Options(num_candidates=24)
 
@@ -58,9 +68,10 @@ def test_a_search_ends_whatever_the_bounds_are() -> None:
 @pytest.mark.parametrize("seed", [0, slow_case(1)])
 @pytest.mark.parametrize("concentration", ["learned", slow_case(None)])
 def test_as_many_topics_are_found_as_there_are(concentration, seed) -> None:
-    """Twenty other pairs of a key and a corpus gave six each time."""
-    corpus = topic_corpus(400, seed)
+    """Ten other pairs of a key and a corpus gave six each time."""
+    corpus = topic_corpus(200, seed)
     arguments = {"concentration": concentration, "num_passes": 4, "options": SOME}
+    arguments["batch_size"] = 100  # of so few documents there would be fifteen batches
     fit = fit_topics(jax.random.key(seed), corpus, "learned", **arguments)
     assert fit.posterior.shape == (K, V) and fit.num_active == K
     blocks = fit.topics.reshape(K, K, -1).sum(axis=2)
@@ -173,9 +184,8 @@ def test_what_cannot_be_known_before_is_refused(change, message) -> None:
 
 @pytest.mark.parametrize("how", ["start", "prior"])
 def test_an_earlier_fit_has_a_number_of_topics(how) -> None:
-    earlier = fit_topics(KEY, CORPUS, K, num_passes=1)
     with pytest.raises(ValueError, match=f"`{how}` must be None where the number of topics is"):
-        fit_topics(KEY, CORPUS, "learned", **{how: earlier})
+        fit_topics(KEY, CORPUS, "learned", **{how: fit_of(1)})
 
 
 @pytest.mark.slow
