@@ -354,7 +354,7 @@ def test_second_derivatives_are_refused() -> None:
 
     for twice in (jax.hessian(log_prob), jax.jacrev(jax.grad(log_prob))):
         with pytest.raises(NotImplementedError, match="first derivatives alone"):
-            twice(0.5)
+            jax.jit(twice)(0.5)
 
 
 def test_a_word_that_no_topic_has_is_impossible() -> None:

@@ -61,7 +61,8 @@ def test_a_fit_is_that_of_one_device(method, inference, x64) -> None:
 
 def test_a_checkpoint_with_warm_starts_goes_on_over_other_devices(tmp_path, x64) -> None:
     """Chunks of documents are others, so what is kept of each document must find its own."""
-    options = {"num_passes": 3, "options": lc.topics.Options(warm_start=True)}
+    warm = lc.topics.Options(warm_start=True, num_candidates=K)
+    options = {"num_passes": 3, "options": warm}
     options["word_concentration"] = 0.1  # or it would be learned sooner in two passes than in three
     checkpoints = lc.Checkpoints(tmp_path, every_steps=1)
     fit(MESH, **options | {"num_passes": 2}, checkpoints=checkpoints)
