@@ -392,7 +392,8 @@ def test_jit_vmap_expand_mask_and_pytree_round_trip():
     case = family("diagonal")
     mixture = lc.TopLMixture(case.mixing, case.components, 2)
     expected = jax.jit(dense_bound, static_argnums=3)(case.mixing, case.components, POINTS, 2)
-    again = jax.tree.unflatten(jax.tree.structure(mixture), jax.tree.leaves(mixture))
+    leaves, tree = jax.tree.flatten(mixture)
+    again = jax.tree.unflatten(tree, map(jnp.asarray, leaves))
     assert again.num_active == 2
     one_by_one = jax.jit(jax.vmap(lambda m, x: m.log_prob(x), in_axes=(None, 0)))(again, POINTS)
     np.testing.assert_allclose(one_by_one, expected, rtol=1e-5)
