@@ -100,3 +100,29 @@ def class_points_of(num_categories, **shapes):
                 numpyro.sample(name, dist.Delta(loc, event_dim=event_dim))
 
     return guide
+
+
+def normals_of(shared=None, **plates):
+    """A guide of normals by hand, whose parameters have the names of AutoNormal's.
+
+    Of sites by name: the shapes of those outside of all plates, and for each plate its size and
+    the shapes of those in it.
+    """
+
+    def sample(shapes, *size):
+        for name, shape in shapes.items():
+            start, event_dim = np.zeros((*size, *shape), np.float32), len(shape)
+            loc = numpyro.param(f"{name}_auto_loc", start, event_dim=event_dim)
+            positive = dist.constraints.softplus_positive
+            scale = numpyro.param(
+                f"{name}_auto_scale", start + 0.1, constraint=positive, event_dim=event_dim
+            )
+            numpyro.sample(name, dist.Normal(loc, scale).to_event(event_dim))
+
+    def guide(*args, **kwargs):
+        sample(shared or {})
+        for plate, (size, shapes) in plates.items():
+            with numpyro.plate(plate, size):
+                sample(shapes, size)
+
+    return guide

@@ -9,11 +9,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
+from tests.models import normals_of
 
-K, U, D, N, ROWS = 23, 31, 3, 200, 5
+K, U, D, N = 23, 31, 3, 200
 RNG = np.random.default_rng(0)
 USERS, OBS = RNG.integers(0, U - 1, N), RNG.integers(0, K, N)  # the last user has no row
 HISTORY = np.where(RNG.random((N, 4)) < 0.3, -1, RNG.integers(0, U - 1, (N, 4)))
@@ -41,9 +42,10 @@ def log_probs(v, w, users=USERS, history=HISTORY):
     return psi - largest - np.log(np.exp(psi - largest).sum(-1, keepdims=True))
 
 
-def fitted(make_guide, **options):
-    guide = make_guide(two_sided)
-    numpyro.handlers.seed(guide, 0)(USERS[:ROWS], HISTORY[:ROWS], OBS[:ROWS], np.arange(ROWS))
+BY_HAND = normals_of(users=(U, {"v": (D,)}), classes=(K, {"w": (D,)}))
+
+
+def fitted(guide=BY_HAND, **options):
     params = {f"{name}_auto_loc": jnp.asarray(table) for name, table in TABLES.items()}
     params |= {f"{name}_auto_scale": jnp.full(table.shape, 0.3) for name, table in TABLES.items()}
     return lc.Fitted(two_sided, guide, params, **options)
@@ -52,8 +54,8 @@ def fitted(make_guide, **options):
 @pytest.mark.some_cases(1)
 @pytest.mark.parametrize("chunk_size", [5, 23, 8192])
 def test_log_likelihood_is_that_of_numpy(chunk_size: int) -> None:
-    """For other users than those of the step that made the guide, in and out of `jit`."""
-    fit = fitted(AutoNormal, chunk_size=chunk_size)
+    """In and out of `jit`."""
+    fit = fitted(chunk_size=chunk_size)
     expected = log_probs(**TABLES)[np.arange(N), OBS]
     np.testing.assert_allclose(fit.on(USERS, HISTORY).log_likelihood(OBS), expected, atol=1e-5)
     under_jit = jax.jit(lambda users, history: fit.on(users, history).log_likelihood(OBS))
@@ -62,15 +64,20 @@ def test_log_likelihood_is_that_of_numpy(chunk_size: int) -> None:
 
 @pytest.mark.slow
 def test_top_classes_are_those_of_numpy() -> None:
-    top = fitted(AutoDelta, chunk_size=5).on(USERS, HISTORY).top_classes(3)
+    top = fitted(chunk_size=5).on(USERS, HISTORY).top_classes(3)
     order = np.argsort(-log_probs(**TABLES), axis=1)[:, :3]
     np.testing.assert_array_equal(top.classes, order)
 
 
 @pytest.mark.slow
 def test_likelihood_over_draws_is_that_of_numpy_at_the_same_draws() -> None:
-    """Which ArviZ is shown; users that are asked for twice are drawn once."""
-    fit = fitted(AutoNormal, chunk_size=5)
+    """Which ArviZ is shown; users that are asked for twice are drawn once.
+
+    Most are others than those of the step that made the guide.
+    """
+    guide = AutoNormal(two_sided)
+    numpyro.handlers.seed(guide, 0)(USERS[:5], HISTORY[:5], OBS[:5], np.arange(5))
+    fit = fitted(guide, chunk_size=5)
     shown = fit.on(USERS, HISTORY).to_arviz(rng_key=jax.random.key(0), obs=OBS, num_draws=3)
     v, w = (shown["posterior"][name].values[0] for name in ("v", "w"))
     assert v.shape == (3, U, D) and np.ptp(v, axis=0).min() > 0
@@ -81,7 +88,7 @@ def test_likelihood_over_draws_is_that_of_numpy_at_the_same_draws() -> None:
 @pytest.mark.slow
 def test_arviz_shows_users_by_name_beside_those_of_the_observations() -> None:
     """Their draws are those that the likelihood is of."""
-    fit, shown = fitted(AutoNormal, chunk_size=5), [3, U - 1]
+    fit, shown = fitted(chunk_size=5), [3, U - 1]
     arguments = {"obs": OBS[:6], "num_draws": 2, "rows": {"users": shown}}
     data = fit.on(USERS[:6], HISTORY[:6]).to_arviz(rng_key=jax.random.key(0), **arguments)
     every = fit.on(USERS, HISTORY).to_arviz(rng_key=jax.random.key(0), obs=OBS, num_draws=2)
@@ -96,7 +103,7 @@ def test_arviz_shows_users_by_name_beside_those_of_the_observations() -> None:
 def test_a_user_without_observations_is_read_too() -> None:
     """What its guide holds is up to how that was initialised."""
     users, history = np.array([U - 1]), np.full((1, 4), -1)
-    found = fitted(AutoDelta).on(users, history).log_likelihood(OBS[:1])
+    found = fitted().on(users, history).log_likelihood(OBS[:1])
     expected = log_probs(**TABLES, users=users, history=history)
     np.testing.assert_allclose(found, expected[0, OBS[:1]], atol=1e-5)
 
@@ -104,7 +111,7 @@ def test_a_user_without_observations_is_read_too() -> None:
 @pytest.mark.slow
 def test_bad_ids_are_refused_and_nan_under_jit() -> None:
     """And no class is taken for the best."""
-    fit = fitted(AutoDelta, chunk_size=5)
+    fit = fitted(chunk_size=5)
     users = USERS.copy()
     users[3] = U
     match = r"`ids` of plate 'users' must be entities.*got 31 at position 3"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,12 @@ from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities
 from numpyro_largecat.reading.row_factors import variances
 from tests.memory import temp_bytes
+from tests.models import normals_of
 
 K, D, N = 12, 3, 5
-X = jax.random.normal(jax.random.key(0), (N, D))
-Y = jnp.arange(N) % K
+X = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
+Y = np.arange(N) % K
+BY_HAND = normals_of(classes=(K, {"w": (D,), "b": ()}))
 KEY = jax.random.key(3)
 
 
@@ -53,16 +55,20 @@ def hierarchical(x, y=None):
 def params_of(num_categories=K, spread=0.5):
     rng = np.random.default_rng(1)
     return {
-        "w_auto_loc": jnp.array(rng.normal(size=(num_categories, D)), jnp.float32),
-        "w_auto_scale": jnp.array(spread * rng.gamma(2, 0.5, (num_categories, D)), jnp.float32),
-        "b_auto_loc": jnp.array(rng.normal(size=num_categories), jnp.float32),
-        "b_auto_scale": jnp.full(num_categories, spread, jnp.float32),
+        "w_auto_loc": rng.normal(size=(num_categories, D)).astype(np.float32),
+        "w_auto_scale": (spread * rng.gamma(2, 0.5, (num_categories, D))).astype(np.float32),
+        "b_auto_loc": rng.normal(size=num_categories).astype(np.float32),
+        "b_auto_scale": np.full(num_categories, spread, np.float32),
     }
 
 
-def fitted_on(model, params, guide=None, x=X, **options):
-    guide = AutoNormal(model) if guide is None else guide
-    numpyro.handlers.seed(guide, 0)(x, jnp.arange(len(x)) % K)
+def start(guide, x=X):
+    """Run a guide once, which gives its parameters."""
+    sites = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace(x, Y)
+    return {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
+
+
+def fitted_on(model, params, guide=BY_HAND, x=X, **options):
     return lc.Fitted(model, guide, params, **options).on(x)
 
 
@@ -92,7 +98,8 @@ def test_log_predictive_is_the_mean_over_draws_of_weights(chunk_size):
     )
     expected = expected_log_probs(params, X)[np.arange(N), Y]
     np.testing.assert_allclose(found, expected, atol=0.05)
-    centre = fitted_on(regression, params).log_likelihood(Y)
+    centre = log_softmax(X @ params["w_auto_loc"].T + params["b_auto_loc"], axis=1)
+    centre = centre[np.arange(N), Y]
     assert np.abs(centre - expected).max() > 0.2  # so that the centre would not do
 
 
@@ -104,8 +111,9 @@ def test_few_draws_of_many_classes_are_close():
     def model(x, y=None):
         regression(x, y, num_categories)
 
-    new = fitted_on(model, params_of(num_categories, 0.3), x=jnp.tile(X, (8, 1)))
-    y = jnp.full(8 * N, k)
+    guide = normals_of(classes=(num_categories, {"w": (D,), "b": ()}))
+    new = fitted_on(model, params_of(num_categories, 0.3), guide, np.tile(X, (8, 1)))
+    y = np.full(8 * N, k)
     few = new.log_predictive(y, rng_key=KEY, num_draws=8)
     many = new.log_predictive(y, rng_key=jax.random.key(4), num_draws=2000)
     assert np.sqrt(((few - many) ** 2).mean()) < 0.06
@@ -133,8 +141,10 @@ def test_classes_that_are_far_more_uncertain_are_among_the_top():
         with lc.data_plate("data", len(x)) as rows:
             lc.sample_choice("y", b, classes=classes, rows=rows, obs=y)
 
-    loc, scale = jnp.zeros(1000).at[:5].set(-3), jnp.full(1000, 0.1).at[:5].set(2.9)
-    new = fitted_on(model, {"b_auto_loc": loc, "b_auto_scale": scale})
+    loc, scale = np.zeros(1000), np.full(1000, 0.1)
+    loc[:5], scale[:5] = -3, 2.9
+    guide = normals_of(classes=(1000, {"b": ()}))
+    new = fitted_on(model, {"b_auto_loc": loc, "b_auto_scale": scale}, guide)
     top = new.top_classes(5, rng_key=KEY, num_draws=64)
     np.testing.assert_array_equal(np.sort(top.classes[0]), np.arange(5))
 
@@ -166,11 +176,21 @@ def test_what_is_drawn_outside_is_averaged_too():
     """FALSE_ALARM = 1e-6: rms 0.02."""
     params = {k: v for k, v in params_of().items() if k[0] == "w"}
     params |= {"tau_auto_loc": jnp.array(0.2), "tau_auto_scale": jnp.array(0.5)}
-    new, draws = fitted_on(hierarchical, params), {"rng_key": KEY, "num_draws": 2000}
+    guide = AutoNormal(hierarchical)
+    start(guide)
+    new, draws = fitted_on(hierarchical, params, guide), {"rng_key": KEY, "num_draws": 2000}
     assert is_gaussian(new)
     by_weights = new.log_likelihood(Y, **draws)
-    expected = jax.nn.logsumexp(by_weights, axis=0) - np.log(2000)
+    expected = logsumexp(by_weights, axis=0) - np.log(2000)
     np.testing.assert_allclose(new.log_predictive(Y, **draws), expected, atol=0.1)
+
+
+FEW = {"rng_key": KEY, "num_draws": 4}
+
+
+@functools.cache
+def log_predictive_of_drawn_weights():
+    return fitted_on(regression, params_of()).log_predictive(Y, **FEW)
 
 
 def test_declared_variances_are_integrated():
@@ -185,10 +205,8 @@ def test_declared_variances_are_integrated():
     def no_guide(*args):
         pass
 
-    draws = {"rng_key": KEY, "num_draws": 16}
-    declared = lc.Fitted(model, no_guide, params_of()).on(X).log_predictive(Y, **draws)
-    drawn = fitted_on(regression, params_of()).log_predictive(Y, **draws)
-    np.testing.assert_allclose(declared, drawn, rtol=1e-4)
+    declared = lc.Fitted(model, no_guide, params_of()).on(X).log_predictive(Y, **FEW)
+    np.testing.assert_allclose(declared, log_predictive_of_drawn_weights(), rtol=1e-4)
 
 
 def exact(x, y=None):
@@ -226,24 +244,18 @@ STRUCTURES = {
 def test_guides_that_make_utilities_gaussian(name):
     model, kind, expected = STRUCTURES[name]
     guide = kind(model)
-    numpyro.handlers.seed(guide, 0)(X, Y)
-    shapes = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace(X, Y)
-    params = {n: site["value"] for n, site in shapes.items() if site["type"] == "param"}
-    new = lc.Fitted(model, guide, params).on(X)
+    new = fitted_on(model, start(guide), guide)
     assert is_gaussian(new) is expected
     assert new.log_predictive(Y, rng_key=KEY, num_draws=2).shape == (N,)
 
 
-def random_params(guide, *args):
+def random_params(guide, x=X):
     """Random ones, so that values of a row are far from independent."""
-    seeded = numpyro.handlers.seed(guide, 0)
-    sites = numpyro.handlers.trace(seeded).get_trace(*args)
     rng, params = np.random.default_rng(4), {}
-    for name, site in sites.items():
-        if site["type"] == "param":
-            value = rng.normal(size=np.shape(site["value"]))
-            is_scale = name.endswith("scale")
-            params[name] = jnp.array(0.15 * np.exp(value / 2) if is_scale else value, jnp.float32)
+    for name, param in start(guide, x).items():
+        value = rng.normal(size=np.shape(param))
+        value = 0.15 * np.exp(value / 2) if name.endswith("scale") else value
+        params[name] = value.astype(np.float32)
     return params
 
 
@@ -254,28 +266,33 @@ CORRELATED = {
 }
 
 
+@functools.cache
+def correlated(name):
+    """A model, its parameters and guide, and data."""
+    model, options = CORRELATED[name]
+    x = np.random.default_rng(5).normal(size=(N, 9)) / 3 if name == "low rank" else X
+    guide = lc.AutoRowNormal(model, **options)
+    return model, random_params(guide, x), guide, x
+
+
 @pytest.mark.some_cases(1)
 @pytest.mark.parametrize("name", CORRELATED)
 def test_correlated_rows_are_averaged_as_their_draws_are(name):
     """FALSE_ALARM = 1e-6: rms 0.03."""
-    model, options = CORRELATED[name]
-    x = jax.random.normal(KEY, (N, 9)) / 3 if name == "low rank" else X
-    guide = lc.AutoRowNormal(model, **options)
-    params = random_params(guide, x, Y)
-    new, draws = fitted_on(model, params, guide, x), {"rng_key": KEY, "num_draws": 2000}
+    new, draws = fitted_on(*correlated(name)), {"rng_key": KEY, "num_draws": 2000}
     assert is_gaussian(new)
     by_weights = new.log_likelihood(Y, **draws)
-    expected = jax.nn.logsumexp(by_weights, axis=0) - np.log(2000)
+    expected = logsumexp(by_weights, axis=0) - np.log(2000)
     np.testing.assert_allclose(new.log_predictive(Y, **draws), expected, atol=0.15)
     top = new.top_classes(K, **draws)
-    np.testing.assert_allclose(jnp.exp(top.log_probs).sum(axis=-1), 1, rtol=0.03)
+    np.testing.assert_allclose(np.exp(top.log_probs).sum(axis=-1), 1, rtol=0.03)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [5, 4096])
 def test_variances_of_utilities_are_those_of_the_covariances(x64, chunk_size):
     guide = lc.AutoRowNormal(regression)
-    params = random_params(guide, X, Y)
+    params = random_params(guide)
     utilities = ChunkedUtilities.of(
         fitted_on(regression, params, guide, chunk_size=chunk_size)._fit, is_drawn=True
     )
@@ -293,12 +310,14 @@ def test_variances_of_utilities_are_those_of_the_covariances(x64, chunk_size):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_single_precision_stays_so_beside_double(x64):
-    guide = lc.AutoRowNormal(regression)
-    params = random_params(guide, X, Y)
-    draws = {"rng_key": KEY, "num_draws": 4}
-    single = X.astype(jnp.float32)
-    found = fitted_on(regression, params, guide, single).log_predictive(Y, **draws)
+@pytest.fixture(scope="module")
+def of_two_sites():
+    """A fit in single precision: a fixture of a module is made before that of a test."""
+    return correlated("two sites")
+
+
+def test_single_precision_stays_so_beside_double(of_two_sites, x64):
+    found = fitted_on(*of_two_sites).log_predictive(Y, **FEW)
     assert found.dtype == jnp.float32 and np.isfinite(found).all()
 
 
@@ -337,14 +356,11 @@ def test_under_jit_a_step_of_a_value_is_nan():
     def model(x, y=None):
         regression(x, y, utilities=lambda x, w, b, classes: x @ w.T + jnp.sign(b))
 
-    guide, params = AutoNormal(model), params_of()
-    numpyro.handlers.seed(guide, 0)(X, Y)
-
     @jax.jit
     def predict(params):
-        return lc.Fitted(model, guide, params).on(X).log_predictive(Y, rng_key=KEY, num_draws=4)
+        return fitted_on(model, params).log_predictive(Y, **FEW)
 
-    assert np.isnan(predict(params)).all()
+    assert np.isnan(predict(params_of())).all()
 
 
 @pytest.mark.slow
@@ -352,27 +368,24 @@ def test_a_point_among_drawn_sites_has_no_variance():
     guide = AutoGuideList(regression)
     guide.append(AutoNormal(numpyro.handlers.block(regression, hide=["b"])))
     guide.append(AutoDelta(numpyro.handlers.block(regression, hide=["w"])))
+    start(guide)
     draws, params = {"rng_key": KEY, "num_draws": 8}, params_of()
     found = fitted_on(regression, params, guide).log_predictive(Y, **draws)
-    sharp = params | {"b_auto_scale": jnp.full(K, 1e-6)}
+    sharp = params | {"b_auto_scale": np.full(K, 1e-6, np.float32)}
     np.testing.assert_allclose(
         found, fitted_on(regression, sharp).log_predictive(Y, **draws), rtol=1e-4
     )
 
 
 def test_under_jit_labels_that_are_no_class_have_nan():
-    fit = SimpleNamespace(guide=AutoNormal(regression), params=params_of())
-    numpyro.handlers.seed(fit.guide, 0)(X, Y)
-
     @jax.jit
     def predict(params, x, y):
-        new = lc.Fitted(regression, fit.guide, params).on(x)
-        return new.log_predictive(y, rng_key=KEY, num_draws=4)
+        return fitted_on(regression, params, x=x).log_predictive(y, **FEW)
 
-    found = predict(fit.params, X, jnp.array([0, K, -1, 3, 4]))
+    found = predict(params_of(), X, np.array([0, K, -1, 3, 4]))
     np.testing.assert_array_equal(np.isnan(found), [False, True, True, False, False])
-    outside = fitted_on(regression, fit.params).log_predictive(Y, rng_key=KEY, num_draws=4)
-    np.testing.assert_allclose(predict(fit.params, X, Y), outside, rtol=1e-5)
+    found = predict(params_of(), X, Y)
+    np.testing.assert_allclose(found, log_predictive_of_drawn_weights(), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -388,6 +401,6 @@ def test_memory_does_not_grow_with_the_classes(kind):
             new = lc.Fitted(model, guide, params, chunk_size=1000).on(x)
             return new.log_predictive(Y, rng_key=KEY, num_draws=4)
 
-        return temp_bytes(predict, random_params(guide, X, Y), X)
+        return temp_bytes(predict, random_params(guide), X)
 
     assert scratch(64_000) < scratch(8_000) + 64_000  # bytes; one (N, K) array takes 1,280,000

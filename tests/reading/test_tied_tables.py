@@ -9,12 +9,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer.autoguide import AutoDelta, AutoLowRankMultivariateNormal, AutoNormal
+from numpyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoNormal
 
 import numpyro_largecat as lc
+from tests.models import normals_of
 from tests.slow_cases import slow_case
 
-K, D, N, ROWS = 23, 3, 200, 2
+K, D, N = 23, 3, 200
 RNG = np.random.default_rng(0)
 HISTORY = np.where(RNG.random((N, 4)) < 0.3, -1, RNG.integers(0, K, (N, 4)))
 OBS = RNG.integers(0, K, N)
@@ -41,9 +42,10 @@ def log_probs(w, b, history=HISTORY):
     return psi - largest - np.log(np.exp(psi - largest).sum(-1, keepdims=True))
 
 
-def fitted(make_guide, **options):
-    guide = make_guide(next_word)
-    numpyro.handlers.seed(guide, 0)(HISTORY[:ROWS], OBS[:ROWS], np.arange(ROWS))
+BY_HAND = normals_of(words=(K, {"w": (D,), "b": ()}))
+
+
+def fitted(guide=BY_HAND, **options):
     params = {f"{name}_auto_loc": jnp.asarray(table) for name, table in TABLES.items()}
     params |= {f"{name}_auto_scale": jnp.full(table.shape, 0.3) for name, table in TABLES.items()}
     return lc.Fitted(next_word, guide, params, **options)
@@ -53,7 +55,7 @@ def fitted(make_guide, **options):
 @pytest.mark.parametrize("chunk_size", [5, 23, 8192])
 def test_log_likelihood_is_that_of_numpy(chunk_size: int) -> None:
     """In and out of `jit`, where such tables were once read from the wrong rows."""
-    fit = fitted(AutoNormal, chunk_size=chunk_size)
+    fit = fitted(chunk_size=chunk_size)
     expected = log_probs(**TABLES)[np.arange(N), OBS]
     np.testing.assert_allclose(fit.on(HISTORY).log_likelihood(OBS), expected, atol=1e-5)
     under_jit = jax.jit(lambda history: fit.on(history).log_likelihood(OBS))
@@ -61,7 +63,7 @@ def test_log_likelihood_is_that_of_numpy(chunk_size: int) -> None:
 
 
 def test_top_classes_are_those_of_numpy() -> None:
-    top = fitted(AutoDelta, chunk_size=5).on(HISTORY).top_classes(3)
+    top = fitted(chunk_size=5).on(HISTORY).top_classes(3)
     order = np.argsort(-log_probs(**TABLES), axis=1)[:, :3]
     np.testing.assert_array_equal(top.classes, order)
 
@@ -69,7 +71,7 @@ def test_top_classes_are_those_of_numpy() -> None:
 @pytest.mark.parametrize("chunk_size", [5, slow_case(8192)])
 def test_likelihood_over_draws_is_that_of_numpy_at_the_same_draws(chunk_size: int) -> None:
     """The draw of a word is one, whether it is scored in its chunk or read in any other."""
-    fit = fitted(AutoNormal, chunk_size=chunk_size)
+    fit = fitted(chunk_size=chunk_size)
     shown = fit.on(HISTORY).to_arviz(rng_key=jax.random.key(0), obs=OBS, num_draws=3)
     w, b = (shown["posterior"][name].values[0] for name in ("w", "b"))
     assert w.shape == (3, K, D) and np.ptp(w, axis=0).min() > 0
@@ -79,16 +81,18 @@ def test_likelihood_over_draws_is_that_of_numpy_at_the_same_draws(chunk_size: in
 
 @pytest.mark.slow
 def test_draws_do_not_depend_on_the_size_of_chunks() -> None:
+    guide = AutoNormal(next_word)
+    numpyro.handlers.seed(guide, 0)(HISTORY[:2], OBS[:2], np.arange(2))
     at = {"rng_key": jax.random.key(1), "num_draws": 3}
     found = [
-        fitted(AutoNormal, chunk_size=size).on(HISTORY[:9]).log_likelihood(OBS[:9], **at)
+        fitted(guide, chunk_size=size).on(HISTORY[:9]).log_likelihood(OBS[:9], **at)
         for size in (4, 23)
     ]
     np.testing.assert_allclose(found[0], found[1], atol=1e-5)
 
 
 def test_words_out_of_range_are_refused_and_nan_under_jit() -> None:
-    fit = fitted(AutoDelta, chunk_size=5)
+    fit = fitted(chunk_size=5)
     history = HISTORY.copy()
     history[3, 1] = K
     with pytest.raises(ValueError, match=r"`reads` of plate 'words' must be classes.*got 23 at"):
@@ -118,7 +122,6 @@ def test_a_guide_of_all_words_at_once_is_read_too() -> None:
 def test_diagnose_leaves_out_ratios_of_single_words() -> None:
     """Since a word moves the utilities of those that follow it."""
     at = {"rng_key": jax.random.key(0), "num_draws": 100, "num_repeats": 3}
-    diagnosis = (
-        fitted(AutoNormal, chunk_size=5).on(HISTORY[:50], OBS[:50], np.arange(50)).diagnose(**at)
-    )
+    new = fitted(chunk_size=5).on(HISTORY[:50], OBS[:50], np.arange(50))
+    diagnosis = new.diagnose(**at)
     assert not [finding for finding in diagnosis.findings if "Pareto k of" in finding.name]
