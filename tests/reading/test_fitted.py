@@ -13,15 +13,16 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.infer.autoguide import AutoDelta
+from scipy.special import log_softmax
 
 import numpyro_largecat as lc
 from numpyro_largecat.reading.choice_site import find_choice
-from tests.models import Frame
+from tests.models import Frame, class_points_of, normals_of
 
 K, N = 7, 4
-X, Y, Z = jnp.array([1.0, -2.0, 0.5, 3.0]), jnp.array([1, 2, 0, 6]), jnp.array([3, 3, 1, 0])
-USERS = jnp.array([0, 5, 3, 5])
+X, Y, Z = np.float32([1.0, -2.0, 0.5, 3.0]), np.array([1, 2, 0, 6]), np.array([3, 3, 1, 0])
+USERS = np.array([0, 5, 3, 5])
 
 
 def run_guide(model, *args, **kwargs):
@@ -44,7 +45,7 @@ def two_choices(x, users, y=None, z=None, *, equal=True):
         lc.sample_choice("z", x[:, None] * w, classes=second, rows=rows, obs=z)
 
 
-LOCS = {"u_auto_loc": jnp.ones(K), "v_auto_loc": jnp.arange(7.0), "w_auto_loc": -jnp.arange(7.0)}
+LOCS = {"u_auto_loc": np.ones(K), "v_auto_loc": np.arange(7.0), "w_auto_loc": -np.arange(7.0)}
 
 
 @pytest.mark.slow
@@ -77,9 +78,8 @@ def test_a_choice_is_no_choice_of_a_plate_of_another_size():
 
 def test_what_needs_no_choice_asks_for_none():
     """ArviZ without observations, of a model with two choices and of one without."""
-    guide = AutoNormal(two_choices)
-    numpyro.handlers.seed(guide, 0)(X, USERS, Y, Z)
-    scales = {name.replace("loc", "scale"): jnp.ones(7) for name in LOCS}
+    guide = normals_of(users=(K, {"u": ()}), first=(K, {"v": ()}), second=(K, {"w": ()}))
+    scales = {name.replace("loc", "scale"): np.ones(7) for name in LOCS}
     data = lc.Fitted(two_choices, guide, LOCS | scales).on(X, USERS, Y, Z)
     options = {"rng_key": jax.random.key(0), "num_draws": 2}
     assert set(data.to_arviz(**options)["posterior"].data_vars) == {"u", "v", "w"}
@@ -87,7 +87,10 @@ def test_what_needs_no_choice_asks_for_none():
     def plain(x):
         numpyro.sample("x", dist.Normal(numpyro.sample("m", dist.Normal(0, 1)), 1), obs=x)
 
-    fitted = lc.Fitted(plain, run_guide(plain, 1.0), {"m_auto_loc": jnp.array(2.0)})
+    def guide_of_plain(x):
+        numpyro.sample("m", dist.Delta(numpyro.param("m_auto_loc", 0.0)))
+
+    fitted = lc.Fitted(plain, guide_of_plain, {"m_auto_loc": np.array(2.0)})
     assert fitted.on(1.0).to_arviz(**options)["posterior"]["m"].values.tolist() == [[2, 2]]
     with pytest.raises(ValueError, match=r"the model has no choice to read"):
         fitted.on(1.0).top_classes()
@@ -104,9 +107,9 @@ def with_names_of_options(x, site, rows, num_top, rng_key, y=None, *, plate):
 
 def test_arguments_of_the_model_are_no_options():
     names = {"x": X, "site": 0.0, "num_top": 0.0, "rng_key": 0.0, "plate": "classes"}
-    guide = run_guide(with_names_of_options, **names, y=Y, rows=jnp.arange(N))
-    fitted = lc.Fitted(with_names_of_options, guide, {"b_auto_loc": jnp.arange(7.0)})
-    top = fitted.on(**names, rows=jnp.arange(N)).top_classes(1, rng_key=None)
+    guide = class_points_of(K, b=())
+    fitted = lc.Fitted(with_names_of_options, guide, {"b_auto_loc": np.arange(7.0)})
+    top = fitted.on(**names, rows=np.arange(N)).top_classes(1, rng_key=None)
     assert top.classes[:, 0].tolist() == [6, 0, 6, 6]
 
 
@@ -118,7 +121,7 @@ def softmax(x, y=None, rows=None, *, sign=1.0, num_sampled=2):
 
 
 def exact(b, x, sign=1.0):
-    return jax.nn.log_softmax(sign * jnp.asarray(x)[..., None] * b)
+    return log_softmax(sign * np.asarray(x)[..., None] * np.asarray(b), axis=-1)
 
 
 @pytest.mark.parametrize("kind", [lc.SubsampledSVI, SVI])
@@ -130,7 +133,7 @@ def test_an_svi_gives_its_static_arguments_and_losses(kind):
     svi = kind(model, AutoDelta(model), optax.adam(0.1), Trace_ELBO(), **static)
     result = svi.run(jax.random.key(0), 3, X, Y, progress_bar=False)
     fitted = lc.Fitted.from_svi(svi, result, chunk_size=3)
-    expected = exact(result.params["b_auto_loc"], X, -1.0)[jnp.arange(N), Y]
+    expected = exact(result.params["b_auto_loc"], X, -1.0)[np.arange(N), Y]
     np.testing.assert_allclose(fitted.on(X).log_likelihood(Y), expected, rtol=1e-5)
     np.testing.assert_array_equal(fitted.losses, result.losses)
     other = lc.Fitted.from_svi(svi, result, params={"b_auto_loc": jnp.zeros(K)})
@@ -142,7 +145,7 @@ def test_an_svi_gives_its_static_arguments_and_losses(kind):
 
 @pytest.fixture(scope="module")
 def guide():
-    return run_guide(softmax, X, Y)
+    return class_points_of(K, b=())
 
 
 def test_parameters_of_a_file_are_read_and_diagnosed(guide, tmp_path):
@@ -150,7 +153,7 @@ def test_parameters_of_a_file_are_read_and_diagnosed(guide, tmp_path):
     b = np.linspace(-1, 1, K, dtype=np.float32)
     np.savez(tmp_path / "params.npz", b_auto_loc=b, y_u=np.zeros(N, np.float32))
     fitted = lc.Fitted(softmax, guide, np.load(tmp_path / "params.npz"), chunk_size=3)
-    expected = exact(b, X)[jnp.arange(N), Y]
+    expected = exact(b, X)[np.arange(N), Y]
     np.testing.assert_allclose(fitted.on(X).log_likelihood(Y), expected, rtol=1e-5)
     found = fitted.on(X, Y).diagnose(rng_key=jax.random.key(0), num_repeats=2, num_draws=0)
     assert [f.name for f in found.findings] == [
@@ -160,19 +163,19 @@ def test_parameters_of_a_file_are_read_and_diagnosed(guide, tmp_path):
 
 def test_rows_of_any_number_under_jit_and_vmap(guide):
     """With parameters that the program closes over, and with those that it takes."""
-    b = jnp.linspace(-1, 1, K)
-    fitted = lc.Fitted(softmax, guide, {"b_auto_loc": b, "y_u": jnp.zeros(N)}, chunk_size=3)
-    x = jnp.array([[0.3, -1.0, 2.0], [1.0, 4.0, -0.1]])
+    b = np.linspace(-1, 1, K, dtype=np.float32)
+    fitted = lc.Fitted(softmax, guide, {"b_auto_loc": b, "y_u": np.zeros(N)}, chunk_size=3)
+    x = np.float32([[0.3, -1.0, 2.0], [1.0, 4.0, -0.1]])
     expected = exact(b, x)
     predict = jax.jit(jax.vmap(lambda x: fitted.on(x).top_classes(K)))
-    np.testing.assert_allclose(predict(x).log_probs, jnp.sort(expected)[..., ::-1], rtol=1e-5)
+    np.testing.assert_allclose(predict(x).log_probs, np.sort(expected)[..., ::-1], rtol=1e-5)
 
     def log_prob(b, x):
-        return lc.Fitted(softmax, guide, {"b_auto_loc": b, "y_u": jnp.zeros(N)}).on(x)
+        return lc.Fitted(softmax, guide, {"b_auto_loc": b, "y_u": np.zeros(N)}).on(x)
 
-    tables = jnp.stack([b, -b])
-    found = jax.jit(jax.vmap(lambda b: log_prob(b, x[0]).log_likelihood(jnp.array([0, 3, 6]))))
-    expected = exact(tables[:, None], x[0])[:, jnp.arange(3), jnp.array([0, 3, 6])]
+    tables, obs = np.stack([b, -b]), np.array([0, 3, 6])
+    found = jax.jit(jax.vmap(lambda b: log_prob(b, x[0]).log_likelihood(obs)))
+    expected = exact(tables[:, None], x[0])[:, np.arange(3), obs]
     np.testing.assert_allclose(found(tables), expected, rtol=1e-5)
 
 
@@ -183,7 +186,7 @@ def test_what_numpy_makes_into_arrays_is_read_as_these(guide, made):
     fitted = lc.Fitted(softmax, guide, {"b_auto_loc": b, "y_u": np.zeros(N, np.float32)})
     new = fitted.on(made(np.asarray(X)))
     log_probs = new.log_likelihood(made(np.asarray(Y)))
-    np.testing.assert_allclose(log_probs, exact(b, X)[jnp.arange(N), Y], rtol=1e-5)
+    np.testing.assert_allclose(log_probs, exact(b, X)[np.arange(N), Y], rtol=1e-5)
     top = new.top_classes(1, exclude=made(np.asarray(Y)[:, None]))
     np.testing.assert_array_equal(top.classes[:, 0], [6, 0, 6, 5])
 
@@ -196,7 +199,7 @@ def test_arguments_that_are_no_arrays_reach_the_model_as_they_are():
         given[:] = *args, sizes
         softmax(X)
 
-    fitted = lc.Fitted(model, run_guide(softmax, X, Y), {"b_auto_loc": jnp.zeros(K)})
+    fitted = lc.Fitted(model, class_points_of(K, b=()), {"b_auto_loc": np.zeros(K)})
     fitted.on(*others, sizes=[64, 32]).top_classes(1)
     assert given == [*others, [64, 32]]
 
@@ -213,7 +216,7 @@ def test_arguments_that_are_no_arrays_reach_the_model_as_they_are():
     ],
 )
 def test_a_key_that_is_none_is_refused_with_the_way_to_make_one(guide, read):
-    fitted = lc.Fitted(softmax, guide, {"b_auto_loc": jnp.zeros(K), "y_u": jnp.zeros(N)})
+    fitted = lc.Fitted(softmax, guide, {"b_auto_loc": np.zeros(K), "y_u": np.zeros(N)})
     with pytest.raises(TypeError, match=r"`rng_key` must be .*got 0.*`jax.random.key\(0\)`"):
         read(fitted.on(X, Y), rng_key=0, num_draws=2)
 
@@ -227,9 +230,8 @@ def test_no_rows_are_read_as_no_rows(noise):
             psi = x[:, None] * b
             numpyro.sample("y", lc.UtilityCategorical(psi, classes, noise=noise), obs=y)
 
-    guide = AutoNormal(model)
-    numpyro.handlers.seed(guide, 0)(X, Y)
-    params = {"b_auto_loc": jnp.zeros(K), "b_auto_scale": jnp.ones(K)}
+    guide, params = normals_of(classes=(K, {"b": ()})), {"b_auto_loc": np.zeros(K)}
+    params["b_auto_scale"] = np.ones(K)
     new = lc.Fitted(model, guide, params, chunk_size=3).on(X[:0])
     draws = {"rng_key": jax.random.key(0), "num_draws": 5}
     for top in (new.top_classes(2), new.top_classes(2, **draws)):
@@ -240,11 +242,11 @@ def test_no_rows_are_read_as_no_rows(noise):
 
 @pytest.mark.slow
 def test_in_float64(x64):
-    b = jnp.linspace(-1, 1, K) + 1e-12
-    fitted = lc.Fitted(softmax, run_guide(softmax, X, Y), {"b_auto_loc": b, "y_u": jnp.zeros(N)})
+    b = np.linspace(-1, 1, K) + 1e-12
+    fitted = lc.Fitted(softmax, run_guide(softmax, X, Y), {"b_auto_loc": b, "y_u": np.zeros(N)})
     found = fitted.on(np.asarray(X, np.float64)).log_likelihood(Y)
     assert found.dtype == jnp.float64
-    np.testing.assert_allclose(found, exact(b, X)[jnp.arange(N), Y], rtol=1e-14)
+    np.testing.assert_allclose(found, exact(b, X)[np.arange(N), Y], rtol=1e-14)
 
 
 @pytest.mark.slow

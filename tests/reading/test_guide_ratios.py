@@ -25,6 +25,7 @@ from numpyro_largecat.reading.guide_ratios import (
 )
 from numpyro_largecat.reading.observed_choice import RowWeights, observed_choice
 from numpyro_largecat.reading.parts_check import check_on_batches
+from tests.models import normals_of
 
 K, N, S = 5, 6, 100
 X = np.linspace(-1, 1, N)
@@ -42,18 +43,14 @@ def model(x, y=None, rows=None):
         numpyro.sample("y", lc.UtilityCategorical(slope * x[:, None] * w, classes), obs=y)
 
 
-@pytest.fixture(scope="module")
-def guide():
-    guide = AutoNormal(model)
-    numpyro.handlers.seed(guide, 0)(jnp.asarray(X[:2]), jnp.asarray(Y[:2]), jnp.arange(2))
-    return guide
+GUIDE = normals_of({"slope": ()}, classes=(K, {"w": ()}))
 
 
-def make_fit(guide, slope_scale, w_scale, w_loc=LOC, args=(X, Y, ROW_IDS)):
+def make_fit(slope_scale, w_scale, w_loc=LOC, args=(X, Y, ROW_IDS)):
     params = {"slope_auto_loc": 0.4, "slope_auto_scale": slope_scale}
     params |= {"w_auto_loc": w_loc, "w_auto_scale": w_scale}
-    params = {name: jnp.asarray(value, jnp.float32) for name, value in params.items()}
-    return lc.Fitted(model, guide, params, chunk_size=2).on(*args)._fit
+    params = {name: np.asarray(value, np.float32) for name, value in params.items()}
+    return lc.Fitted(model, GUIDE, params, chunk_size=2).on(*args)._fit
 
 
 def log_joint(slope, w, weights):
@@ -71,9 +68,9 @@ ROWS = RowWeights(jnp.asarray(WEIGHTS), jnp.asarray(WEIGHTS))
 
 
 @pytest.mark.slow
-def test_ratios_of_a_small_site_are_those_of_dense_arithmetic(guide):
+def test_ratios_of_a_small_site_are_those_of_dense_arithmetic():
     """With chunks of 2 of 5 classes, and a slope that moves both the prior and the utilities."""
-    utilities = ChunkedUtilities.of(make_fit(guide, 0.5, np.full(K, NARROW)))
+    utilities = ChunkedUtilities.of(make_fit(0.5, np.full(K, NARROW)))
     found = small_site_ratios(utilities, ROWS, jax.random.key(1), S, 1)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(1), 0), S)
     noise = InnerNoise(keys[0], frozenset({"classes", "data"}))
@@ -83,10 +80,10 @@ def test_ratios_of_a_small_site_are_those_of_dense_arithmetic(guide):
 
 
 @pytest.mark.slow
-def test_ratios_of_classes_are_those_of_dense_arithmetic(guide):
+def test_ratios_of_classes_are_those_of_dense_arithmetic():
     """Two classes: one that draws, and one that is a point."""
     w_scale = np.where(np.arange(K) == 2, 0.7, NARROW)
-    utilities = ChunkedUtilities.of(make_fit(guide, NARROW, w_scale))
+    utilities = ChunkedUtilities.of(make_fit(NARROW, w_scale))
     classes = jnp.array([2, 4])
     found = class_ratios(utilities, ROWS, classes, jax.random.key(1), S, 1)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(1), 0), S)
@@ -103,13 +100,13 @@ def test_ratios_of_classes_are_those_of_dense_arithmetic(guide):
     np.testing.assert_allclose(differences(found.log_ratios[0]), differences(expected), atol=1e-4)
 
 
-def test_k_of_a_normal_that_is_too_narrow(guide):
+def test_k_of_a_normal_that_is_too_narrow():
     """Where the likelihood says nothing, k = 1 - scale**2, and all ratios are equal at scale 1.
 
     FALSE_ALARM = 1e-5: the estimate from 1000 draws has a standard error of about 0.1.
     """
     w_scale = np.exp(0.4) * np.array([1, 1, 0.3, 0.3, 1])
-    utilities = ChunkedUtilities.of(make_fit(guide, NARROW, w_scale, np.zeros(K)))
+    utilities = ChunkedUtilities.of(make_fit(NARROW, w_scale, np.zeros(K)))
     nothing = RowWeights(jnp.zeros(N), jnp.ones(N))
     found = class_ratios(utilities, nothing, jnp.arange(K), jax.random.key(1), 1000, 1)
     k = pareto_k(found.log_ratios)
@@ -150,9 +147,9 @@ def test_the_noise_of_rows_of_several_choices_is_that_of_rows(axis):
 
 
 @pytest.mark.slow
-def test_rows_of_the_classes_and_a_sample_of_others_stand_for_all(guide):
+def test_rows_of_the_classes_and_a_sample_of_others_stand_for_all():
     """Too few of the others to tell about the slope, where all rows do."""
-    fit = make_fit(guide, 0.5, np.full(K, 0.5), args=())
+    fit = make_fit(0.5, np.full(K, 0.5), args=())
     x, y = np.tile(X, 40), np.tile(Y, 40)
     batches = lc.ArrayBatches(x, y, batch_size=10)
     everything = observed_choice(fit.followed_by(batches.take(jnp.arange(40 * N))), "y")
@@ -201,9 +198,8 @@ def checked(times, scale, num_rows=1000):
     """Parts of a guide on data that are there so many times, each of them scaled."""
     own = partial(scaled_model, scale=scale, size=times * 4 * N)
     x, y = np.tile(X, 4 * times), np.tile(Y, 4 * times)
-    guide = AutoNormal(own)
-    numpyro.handlers.seed(guide, 0)(jnp.asarray(x[:2]), jnp.asarray(y[:2]), jnp.arange(2))
-    params = {"w_auto_loc": jnp.asarray(LOC), "w_auto_scale": jnp.full(K, 0.3)}
+    guide = normals_of(classes=(K, {"w": ()}))
+    params = {"w_auto_loc": LOC, "w_auto_scale": np.full(K, 0.3)}
     fit = lc.Fitted(own, guide, params).on()._fit
     batches = lc.ArrayBatches(x, y, batch_size=10)
     everything = observed_choice(fit.followed_by(batches.take(jnp.arange(len(x)))), "y")

@@ -9,16 +9,16 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.handlers import block
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
+from tests.models import normals_of
 from tests.slow_cases import slow_case
 
 K, D, N = 11, 2, 6
 X = np.random.default_rng(0).normal(size=(N, D))
 OBS = np.arange(N)
-W = jnp.asarray(np.random.default_rng(1).normal(size=(K, D)))
+W = np.random.default_rng(1).normal(size=(K, D)).astype(np.float32)
 COVARIANCE = 0.1 * np.eye(K) + 0.05
 
 
@@ -114,11 +114,10 @@ def test_reads_need_a_guide_of_all_sites_to_be_drawn() -> None:
     """What the model draws from its prior differs among chunks, and so would what is read."""
 
     def reading(x, y=None):
-        model(x, y, reads=jnp.array([3]))
+        model(x, y, reads=np.array([3]))
 
-    guide = AutoNormal(block(reading, hide=["b"]))
-    numpyro.handlers.seed(guide, 0)(X, OBS)
-    params = {"w_auto_loc": W, "w_auto_scale": jnp.ones_like(W)}
+    guide = normals_of(classes=(K, {"w": (D,)}))
+    params = {"w_auto_loc": W, "w_auto_scale": np.ones_like(W)}
     fit = lc.Fitted(reading, guide, params, chunk_size=4)
     with pytest.raises(NotImplementedError, match="site 'b' in plate 'classes' is not in the gui"):
         fit.on(X).log_likelihood(OBS, rng_key=jax.random.key(0), num_draws=2)

@@ -14,7 +14,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.infer.svi import SVIRunResult
 
 import numpyro_largecat as lc
-from tests.models import class_points_of
+from tests.models import class_points_of, normals_of
 from tests.slow_cases import slow_case
 
 NUM_CATEGORIES = 5000
@@ -22,8 +22,6 @@ NUM_CATEGORIES = 5000
 
 @pytest.fixture(scope="module")
 def fitted():
-    y, x = jnp.array([4, 4321, 4]), jnp.ones((3, 2))
-
     def model(x, y, rows=None):
         scale = numpyro.sample("scale", dist.HalfNormal(1))
         with lc.class_plate("classes", NUM_CATEGORIES, y, num_sampled=4) as classes:
@@ -33,19 +31,23 @@ def fitted():
         with lc.data_plate("data", 3, rows) as rows:
             lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, obs=y)
 
-    guide = AutoNormal(model)
-    numpyro.handlers.seed(guide, 0)(x, y)
-    params = {}
-    for name, shape in (("scale", ()), ("w", (NUM_CATEGORIES, 2)), ("g", (3,))):
-        params |= {f"{name}_auto_loc": jnp.zeros(shape), f"{name}_auto_scale": jnp.ones(shape)}
+    normals = normals_of(classes=(NUM_CATEGORIES, {"w": (2,)}), groups=(3, {"g": ()}))
+
+    def guide(*args, **kwargs):
+        loc = numpyro.param("scale_auto_loc", np.zeros(()))
+        numpyro.sample("scale", dist.LogNormal(loc, 1))
+        normals()
+
+    params = {"scale_auto_loc": np.zeros(())}
+    for name, shape in (("w", (NUM_CATEGORIES, 2)), ("g", (3,))):
+        params |= {f"{name}_auto_loc": np.zeros(shape), f"{name}_auto_scale": np.ones(shape)}
     for part, values in (("loc", [5.0, -7.0]), ("scale", [0.5, 2.0])):
-        table = params[f"w_auto_{part}"]
-        params[f"w_auto_{part}"] = table.at[4321].set(jnp.array(values))
-    return lc.Fitted(model, guide, params, losses=jnp.array([3.0, 2.0, 1.0]))
+        params[f"w_auto_{part}"][4321] = values
+    return lc.Fitted(model, guide, params, losses=np.array([3.0, 2.0, 1.0]))
 
 
 def convert(fitted, **kwargs):
-    new = fitted.on(jnp.ones((3, 2)), jnp.array([4, 4321, 4]))
+    new = fitted.on(np.ones((3, 2)), np.array([4, 4321, 4]))
     return new.to_arviz(**{"rng_key": jax.random.key(1), "num_draws": 2000} | kwargs)
 
 
@@ -129,9 +131,8 @@ def test_labels_that_may_be_read_in_two_ways_are_refused():
         with numpyro.plate("data", 1):
             numpyro.sample("y", lc.UtilityCategorical(b[None], classes), obs=y)
 
-    guide = AutoNormal(model)
-    numpyro.handlers.seed(guide, 0)(jnp.array([1]))
-    params = {"b_auto_loc": jnp.array([0.0, 1.0, 2.0]), "b_auto_scale": jnp.full(3, 1e-3)}
+    guide = normals_of(classes=(3, {"b": ()}))
+    params = {"b_auto_loc": np.arange(3.0), "b_auto_scale": np.full(3, 1e-3)}
 
     def convert(rows):
         options = {"rows": {"classes": rows}, "coords": {"classes": ["zero", "one", "two"]}}
