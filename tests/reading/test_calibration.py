@@ -24,6 +24,7 @@ def model(num_rows, x=None):
         numpyro.sample("x", dist.Normal(mean, 1).to_event(1), obs=x)
 
 
+@jax.jit
 def posterior(width, rng_key, made):
     """Draws of the posterior of ``mean``, with ``width`` times its standard deviation."""
     num_rows = len(made["x"])

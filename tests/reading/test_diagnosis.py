@@ -9,16 +9,24 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_largecat as lc
 from numpyro_largecat.reading.findings import Finding
 from numpyro_largecat.reading.parts_check import PartsCheck
 from tests import reference
-from tests.models import NUM_CATEGORIES, NUM_ROWS, hierarchical, make_data
+from tests.models import (
+    NUM_CATEGORIES,
+    NUM_ROWS,
+    class_points_of,
+    hierarchical,
+    make_data,
+    normals_of,
+    point_guide,
+)
 
 X, Y = make_data()
-ROWS = jnp.arange(NUM_ROWS)
+ROWS = np.arange(NUM_ROWS)
 
 
 def diagnose(fitted, **options):
@@ -30,7 +38,7 @@ def diagnose(fitted, **options):
 @pytest.fixture(scope="module")
 def svi():
     model = hierarchical(num_sampled=4)
-    return lc.SubsampledSVI(model, AutoDelta(model), optax.adam(0.02), TraceMeanField_ELBO())
+    return lc.SubsampledSVI(model, point_guide, optax.adam(0.02), TraceMeanField_ELBO())
 
 
 @pytest.fixture(scope="module")
@@ -180,10 +188,9 @@ def test_an_error_that_is_kept_is_named_where_it_lags():
         with lc.data_plate("data", NUM_ROWS, rows) as rows:
             lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, noise="normal", obs=y)
 
-    guide = AutoDelta(model)
-    svi = lc.SubsampledSVI(model, guide, optax.adam(0.05), Trace_ELBO())
-    params = svi.run(jax.random.key(0), 5, X, Y, ROWS, progress_bar=False).params
-    lagging = params | {"y_error": params["y_error"] + jnp.array([3.0, 0.0])}
+    error = np.tile([4.4, 0.0], (NUM_ROWS, 1))  # 3 from where it starts
+    lagging = {"w_auto_loc": np.zeros((NUM_CATEGORIES, 3)), "y_error": error}
+    guide = class_points_of(NUM_CATEGORIES, w=(3,))
     found, _ = diagnose(lc.Fitted(model, guide, lagging), num_repeats=2)
     assert "without `y_error`" in found["exact log likelihood less bound"].advice
 
@@ -198,7 +205,7 @@ def test_what_the_guide_leaves_to_the_model_makes_no_gap():
         with lc.data_plate("data", NUM_ROWS, rows) as rows:
             lc.sample_choice("y", size * (x @ w.T), classes=classes, rows=rows, obs=y)
 
-    w = jax.random.normal(jax.random.key(0), (NUM_CATEGORIES, X.shape[1]))
+    w = np.random.default_rng(0).normal(size=(NUM_CATEGORIES, X.shape[1])).astype(np.float32)
 
     def guide(x, y, rows):
         with lc.class_plate("classes", NUM_CATEGORIES):
@@ -226,10 +233,12 @@ def test_rows_of_several_choices_are_looked_at_row_by_row(length, dim):
         with lc.data_plate("data", num_rows, rows, dim=dim) as rows, time:
             lc.sample_choice("y", (x + b) @ w.T, classes=classes, rows=rows, obs=y)
 
-    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.02), TraceMeanField_ELBO())
-    batches = lc.ArrayBatches(x, y, batch_size=5)
-    result = svi.run(jax.random.key(0), 100, batches=batches, progress_bar=False)
-    fitted = lc.Fitted.from_svi(svi, result)
+    params = {"b_auto_loc": np.zeros(2), "b_auto_scale": np.full(2, 0.1)}
+    w = np.random.default_rng(2).normal(size=(NUM_CATEGORIES, 2))
+    params |= {"w_auto_loc": w, "w_auto_scale": np.full(w.shape, 0.3)}
+    params["y_u"] = np.zeros((length, num_rows) if dim == -1 else (num_rows, length))
+    guide = normals_of({"b": (2,)}, classes=(NUM_CATEGORIES, {"w": (2,)}))
+    fitted, batches = lc.Fitted(model, guide, params), lc.ArrayBatches(x, y, batch_size=5)
     how = {"rng_key": jax.random.key(1), "num_draws": 100, "num_repeats": 2}
     of_batches = fitted.on().diagnose(batches=batches, num_rows=num_rows * length, **how)
     at_once = fitted.on(x, y, np.arange(num_rows)).diagnose(**how)
@@ -256,9 +265,9 @@ def test_the_bound_of_gaussian_utilities_is_not_compared_with_the_centre():
             how = {"classes": classes, "rows": rows, "obs": y}
             lc.sample_choice("y", x @ w.loc.T, variances=x**2 @ w.variance.T, **how)
 
-    svi = lc.SubsampledSVI(model, lambda *_: None, optax.adam(0.05), TraceMeanField_ELBO())
-    result = svi.run(jax.random.key(0), 20, X, Y, ROWS, progress_bar=False)
-    found, _ = diagnose(lc.Fitted.from_svi(svi, result), num_repeats=2)
+    w = np.ones((NUM_CATEGORIES, 3))
+    params = {"w_auto_loc": w, "w_auto_scale": w, "y_u": np.zeros(NUM_ROWS)}
+    found, _ = diagnose(lc.Fitted(model, lambda *_: None, params), num_repeats=2)
     assert "exact log likelihood less bound" not in found
 
 
