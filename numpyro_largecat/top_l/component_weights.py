@@ -111,7 +111,7 @@ class Components:
         """Array as (C, 1 or K, *event), and its row for each observation; None if C is 1."""
         outer, last, event = _axes(jnp.shape(array), event_dim)
         num_rows = math.prod(outer)
-        table = jnp.reshape(array, (num_rows, last, *event))
+        table = jnp.asarray(array).reshape(num_rows, last, *event)
         return table, None if num_rows == 1 else self.row_in(outer, observations)
 
     def row_in(self, outer: tuple[int, ...], observations: Array) -> Array:

@@ -261,6 +261,15 @@ def test_bound_by_brute_force(x64):
     assert (np.diff(bounds, axis=0) >= 0).all()
 
 
+def test_parameters_of_numpy_are_gathered_under_jit():
+    """A mixture that a compiled function closes over: NumPy cannot be indexed by what is traced."""
+    loc, values = np.arange(K, dtype=np.float32), POINTS[:, 0]
+    mixture = lc.TopLMixture(dist.Categorical(logits=LOGITS), dist.Normal(loc, 1.0), 2)
+    log_weights = np.log(softmax(LOGITS)) + norm.logpdf(values[:, None], loc)
+    best = np.sort(log_weights)[:, -2:]
+    np.testing.assert_allclose(jax.jit(mixture.log_prob)(values), np.logaddexp(*best.T), rtol=1e-5)
+
+
 def test_responsibilities_are_the_best_sparse_posterior(x64):
     case = family("regressions")
     weights = np.asarray(
