@@ -263,7 +263,8 @@ class RowOwners:
         if axes not in self._known:
             params = self._optim.get_params(self._optim_state)
             owners = find_owners(self._optim, params, dict(axes))
-            check_row_wise(self._optim, params, dict(axes))
+            if params:  # a model may have variables of its observations alone, which have rules
+                check_row_wise(self._optim, params, dict(axes))
             self._known[axes] = owners
         return self._known[axes]
 

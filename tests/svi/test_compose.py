@@ -230,6 +230,24 @@ def test_guides_over_the_joint_of_a_full_plate_work():
 
 
 @pytest.mark.slow
+def test_known_weights_leave_only_u_to_move():
+    """With all classes at hand its best value makes the bound the exact log likelihood."""
+    x, y = make_data()
+    w = jnp.asarray(np.random.default_rng(0).normal(size=(NUM_CATEGORIES, 3)), jnp.float32)
+
+    def model(x, y, rows):
+        with lc.class_plate("classes", NUM_CATEGORIES, y, NUM_CATEGORIES - 1) as classes:
+            known = w[classes.indices]
+        with lc.data_plate("data", NUM_ROWS, rows) as rows:
+            lc.sample_choice("y", x @ known.T, classes=classes, rows=rows, obs=y)
+
+    result = fit(model, lambda *_: None, x, y, np.arange(NUM_ROWS))
+    assert result.params.keys() == {"y_u"}
+    utilities = np.asarray(x @ w.T, np.float64)
+    exact = utilities[np.arange(NUM_ROWS), y] - np.logaddexp.reduce(utilities, axis=1)
+    np.testing.assert_allclose(result.losses[-1], -exact.sum(), rtol=1e-5)
+
+
 def test_improper_priors_and_constrained_tables():
     """Priors that cannot be drawn from, and tables whose constraint is inside each row."""
     y = jnp.array([3, 3, 1])
