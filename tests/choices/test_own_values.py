@@ -15,6 +15,7 @@ from numpyro.infer import TraceMeanField_ELBO
 
 import numpyro_largecat as lc
 from numpyro_largecat.choices.own_values import OwnValues
+from tests.models import normals_of
 from tests.slow_cases import slow_case
 
 # With labels 1 and 4 of 6 classes and 5 draws the subset holds all classes, with weight 1.
@@ -234,29 +235,13 @@ def laplace_sds():
     return sds[:2], sds[2:].reshape(NUM_PEOPLE, 2)
 
 
-def mean_field(*args, **kwargs):
-    """As AutoNormal, by hand: to start that, NumPyro runs the model operation by operation."""
-    del args, kwargs
-
-    def normal(name, shape, event_dim):
-        loc = numpyro.param(f"{name}_auto_loc", np.zeros(shape, np.float32), event_dim=event_dim)
-        start, constraint = np.full(shape, 0.1, np.float32), dist.constraints.positive
-        scale = numpyro.param(
-            f"{name}_auto_scale", start, event_dim=event_dim, constraint=constraint
-        )
-        numpyro.sample(name, dist.Normal(loc, scale).to_event(1))
-
-    normal("b", (2,), 1)
-    with numpyro.plate("people", NUM_PEOPLE):
-        normal("g", (NUM_PEOPLE, 2), 1)
-
-
 def fitted_sds(follow):
     def model(*args, **kwargs):
         tastes(*args, follow=follow, **kwargs)
 
     rate = optax.cosine_decay_schedule(0.05, 2500)
-    svi = lc.SubsampledSVI(model, mean_field, optax.adam(rate), TraceMeanField_ELBO())
+    guide = normals_of({"b": (2,)}, people=(NUM_PEOPLE, {"g": (2,)}))
+    svi = lc.SubsampledSVI(model, guide, optax.adam(rate), TraceMeanField_ELBO())
     batches = lc.ArrayBatches(PEOPLE, CHOICES, batch_size=100)
     result = svi.run(jax.random.key(0), 2500, batches=batches, progress_bar=False)
     best = lc.Fitted.from_svi(svi, result).on(PEOPLE[:5]).top_classes(3)
