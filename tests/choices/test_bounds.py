@@ -160,7 +160,7 @@ def test_mean_over_every_subset_with_classes_together_is_that_on_all_classes(num
 
 
 @pytest.mark.slow
-def test_mean_over_draws_of_the_class_plate_is_the_value_on_all_classes_and_its_gradient():
+def test_mean_over_draws_of_the_class_plate_is_the_value_on_all_classes_and_its_gradient(x64):
     @jax.jit
     @jax.vmap
     def estimates(rng_key):
