@@ -74,6 +74,7 @@ class RunSoFar:
 
     def take_steps(self, data: RunData) -> None:
         """Take the steps that are left."""
+        self.signals = handled_signals()  # with that of SIGTERM, which a fit handles meanwhile
         if data.read is not None:
             self.take_stacks(data.read, data.args, data.kwargs)
         elif data.stream is not None:
