@@ -68,13 +68,13 @@ class RunSoFar:
         self.state: SubsampledSVIState | None = None  # until `init` has made one
         self.begun: tuple[int, StepsTaken] | None = None  # steps that run, and how many
         self.iterates = IterateLog()
-        self.signals = handled_signals()
+        self.signals: tuple[int, ...] = ()  # that wait while steps run
         # Steps of a chunk that lasts as long as it may.
         self.pace = STEPS_TOGETHER if plan.spans_processes else 1
 
     def take_steps(self, data: RunData) -> None:
         """Take the steps that are left."""
-        self.signals = handled_signals()  # with that of SIGTERM, which a fit handles meanwhile
+        self.signals = handled_signals()  # now, with SIGTERM, which a fit handles meanwhile
         if data.read is not None:
             self.take_stacks(data.read, data.args, data.kwargs)
         elif data.stream is not None:

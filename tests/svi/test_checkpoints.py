@@ -20,6 +20,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 import numpyro_largecat as lc
 from numpyro_largecat.data.fit_folders import FitFolder
+from numpyro_largecat.svi.run_so_far import RunSoFar
 from numpyro_largecat.svi.saved_run import KIND
 from tests.models import class_points, hierarchical, point_guide
 
@@ -463,6 +464,28 @@ t.run(sys.argv[1], batches=batches(12, act))
         assert done.returncode == 128 + signal.SIGTERM, done.stderr
         assert steps_of(tmp_path)[-1] == 12
 
+    def test_sigterm_once_the_old_state_is_gone_waits_for_the_new_one(
+        self, tmp_path, monkeypatch, whole
+    ):
+        chunk_of = RunSoFar._chunk
+
+        def signalled_chunk_of(run, *what):
+            chunk = chunk_of(run, *what)
+
+            def take(*arguments):
+                taken = chunk(*arguments)
+                signal.raise_signal(signal.SIGTERM)
+                return taken
+
+            return take
+
+        with monkeypatch.context() as patched:
+            patched.setattr(RunSoFar, "_chunk", signalled_chunk_of)
+            with pytest.raises(SystemExit):
+                run(tmp_path)
+        assert steps_of(tmp_path)
+        assert_same(run(tmp_path), whole)
+
     def test_a_stray_file_in_the_folder_does_not_end_the_fit(self, tmp_path):
         """Nor does what a file manager writes, which starts with a dot."""
 
@@ -515,14 +538,14 @@ print(len(result.losses), str(caught[0].message))
         )
 
     @pytest.mark.slow
-    def test_kill_9_at_twenty_moments(self, tmp_path):
+    def test_kill_9_at_eight_moments(self, tmp_path):
         code = """
 folder, seed = sys.argv[1], int(sys.argv[2])
 wait = random.Random(seed).random() * 0.6
 t.run(folder, 3000, batches=batches(0, lambda: threading.Timer(wait, kill).start()), every_steps=3)
 """
         num_steps = [0]
-        for seed in range(20):
+        for seed in range(8):
             done = in_process(code, tmp_path, seed)
             assert done.returncode in (-signal.SIGKILL, 0), done.stderr
             numbers = FitFolder(tmp_path, KIND).numbers()
