@@ -30,7 +30,7 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 from numpyro.distributions.transforms import ExpTransform, IndependentTransform, biject_to
 
-from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.handlers.internals import eval_provenance
 from numpyro_largecat.handlers.plate_facts import row_plates
 from numpyro_largecat.handlers.row_noise import InnerNoise
 from numpyro_largecat.handlers.sites import (
@@ -43,7 +43,7 @@ from numpyro_largecat.handlers.sites import (
 from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.learned_rows import learned_rows
-from numpyro_largecat.reading.observed_choice import RowWeights
+from numpyro_largecat.reading.observed_choice import Observed, RowWeights
 from numpyro_largecat.reading.parts_of_classes import LogSums, merge_sums
 from numpyro_largecat.reading.static_result import static_result
 
@@ -70,7 +70,7 @@ class Ratios(NamedTuple):
 
 
 def small_site_ratios(
-    utilities: ChunkedUtilities, rows: RowWeights, key: Array, num_draws: int, num_rest: int
+    utilities: ChunkedUtilities, observed: Observed, key: Array, num_draws: int, num_rest: int
 ) -> Ratios | None:
     """Ratios of the sites outside of plates of rows and of the choice's plates; None if none is.
 
@@ -87,25 +87,21 @@ def small_site_ratios(
         return None
     keys = jax.random.split(jax.random.fold_in(key, 0), num_draws)
     rest = jax.random.split(jax.random.fold_in(key, 1), num_rest)
-
-    def drawn(key: Array) -> FreeValues:
-        sites = utilities.runs.traces(0, 1, key, InnerNoise(rest[0], inner))[0]
-        return _free_values(sites, lambda plates: not plates & inner, num_draws)
-
-    found = jax.tree.map(lambda x: x[None], lax.map(drawn, keys))
-    positive &= found.values.keys()
+    draws = _SmallDraws(keys, inner, observed.rows.counts, jnp.asarray(observed.labels))
     if learned & read:
+        found = lax.map(lambda key: draws.at(utilities, rest[0], 0, key).drawn, keys)
+        found = jax.tree.map(lambda x: np.asarray(x)[None], found)
+        positive &= found.values.keys()
         unknown = np.full((1, num_draws), np.nan)
-        drawn_values = jax.tree.map(np.asarray, found)
-        return Ratios(unknown, np.zeros(1), drawn_values, positive, LEARNED_PRIOR)
-    draws = _SmallDraws(keys, inner, rows.counts, _labels(utilities, keys[0]))
+        return Ratios(unknown, np.zeros(1), found, positive, LEARNED_PRIOR)
     # A prior's scale does not move them: the utilities of 800 passes need not be formed.
-    first, second = lax.map(lambda key: draws.at(utilities, rest[0], 0, key).utilities, keys[:2])
-    move_utilities = not np.array_equal(first, second, equal_nan=True)
-    given_rest = partial(_small_sums, utilities, draws, move_utilities)
-    priors, log_probs = lax.map(given_rest, rest)
-    ratios = _ratios(priors.mean(axis=0)[None], log_probs.mean(axis=0)[None], rows, found)
-    return ratios._replace(positive=positive)
+    move_utilities = bool(
+        eval_provenance(lambda key: draws.at(utilities, rest[0], 0, key).utilities, key=keys[0])
+    )
+    sums = lax.map(partial(_small_sums, utilities, draws, move_utilities), rest)
+    priors, log_probs, found = jax.tree.map(lambda x: np.asarray(x)[:, None], sums)
+    ratios = _ratios(priors, log_probs, observed.rows, found)
+    return ratios._replace(positive=positive & found.values.keys())
 
 
 class _SmallDraws(NamedTuple):
@@ -116,21 +112,39 @@ class _SmallDraws(NamedTuple):
     counts: Array  # (...), observations that each row stands for
     labels: Array  # (...)
 
-    def at(
-        self, part: ChunkedUtilities, rest_key: Array, chunk: ArrayLike, key: Array
-    ) -> _LogDensities:
-        """Log densities of one draw, with the rest drawn by ``rest_key``."""
-        return _log_densities(part, self.inner, self.counts, rest_key, chunk, key)
+    def at(self, part: ChunkedUtilities, rest_key: Array, chunk: ArrayLike, key: Array) -> _OneDraw:
+        """One draw with one chunk of classes; sites in the plates ``inner`` by ``rest_key``."""
+        classes, noise = part.classes_of(chunk), InnerNoise(rest_key, self.inner)
+        sites = part.runs.traces(classes[0], part.chunk_size, key, noise)
+        is_class = part.is_visited(classes)
+        return _OneDraw(
+            jnp.where(is_class, _row_ratios(sites, part.plate, part.chunk_size), 0),
+            _sum_outside(sites, part.plate, part.choice_plates, self.counts),
+            jnp.where(is_class, _utilities(sites[1][part.site]), -jnp.inf),
+            _free_values(sites[0], lambda plates: not plates & self.inner, len(self.keys)),
+        )
+
+
+class _OneDraw(NamedTuple):
+    """Log densities in the model less those in the guide, with one chunk of classes."""
+
+    by_class: Array  # (chunk_size,), of the rows of the class plate; 0 past the last class
+    outside: Array  # (), of the sites outside of class plates
+    utilities: Array  # (..., chunk_size), -inf past the last class
+    drawn: FreeValues  # of the small sites
 
 
 def _small_sums(
     utilities: ChunkedUtilities, draws: _SmallDraws, move_utilities: bool, rest_key: Array
-) -> tuple[Array, Array]:
-    """Log priors of the draws (S,), up to a constant, and log probabilities (S, ...) of labels."""
+) -> tuple[Array, Array, FreeValues]:
+    """Log priors of the draws (S,) up to a constant, log probabilities (S, ...) of labels; both.
+
+    And the draws, (S, ...).
+    """
     Found = tuple[Array, Array, Array]
 
     def of_draw(part: ChunkedUtilities, chunk: Array, key: Array) -> Found:
-        by_class, _, psi = draws.at(part, rest_key, chunk, key)
+        by_class, _, psi, _ = draws.at(part, rest_key, chunk, key)
         if not move_utilities:
             return by_class, jnp.zeros(()), jnp.zeros(())
         own = _own(psi, draws.labels, part.classes_of(chunk))
@@ -151,8 +165,13 @@ def _small_sums(
     nothing = jnp.full((num_draws, *shape), -jnp.inf, utilities.dtype)
     start = (jnp.zeros(num_draws, utilities.dtype), nothing, nothing)
     prior, log_sum, own = utilities.visit(add, start, merge)
-    outside = lax.map(lambda key: draws.at(utilities, rest_key, 0, key).outside, draws.keys)
-    return prior + outside - outside[0], own - log_sum
+
+    def of_all(key: Array) -> tuple[Array, FreeValues]:
+        _, outside, _, drawn = draws.at(utilities, rest_key, 0, key)
+        return outside, drawn
+
+    outside, drawn = lax.map(of_all, draws.keys)
+    return prior + outside - outside[0], own - log_sum, drawn
 
 
 def _look(utilities: ChunkedUtilities, key: Array) -> tuple[frozenset[str], frozenset[str]]:
@@ -177,35 +196,9 @@ def _is_positive(support: Any) -> bool:
     return isinstance(transform, ExpTransform)
 
 
-class _LogDensities(NamedTuple):
-    """Log densities in the model less those in the guide, with one chunk of classes."""
-
-    by_class: Array  # (chunk_size,), of the rows of the class plate; 0 past the last class
-    outside: Array  # (), of the sites outside of class plates
-    utilities: Array  # (..., chunk_size), -inf past the last class
-
-
-def _log_densities(
-    utilities: ChunkedUtilities,
-    inner: frozenset[str],
-    counts: Array,
-    rest_key: Array,
-    chunk: ArrayLike,
-    key: Array,
-) -> _LogDensities:
-    """With the small sites drawn by ``key``, and those in the plates ``inner`` by ``rest_key``."""
-    classes, noise = utilities.classes_of(chunk), InnerNoise(rest_key, inner)
-    sites = utilities.runs.traces(classes[0], utilities.chunk_size, key, noise)
-    is_class = utilities.is_visited(classes)
-    by_class = jnp.where(is_class, _row_ratios(sites, utilities.plate, utilities.chunk_size), 0)
-    psi = jnp.where(is_class, _choice(sites[1][utilities.site])[0], -jnp.inf)
-    outside = _sum_outside(sites, utilities.plate, utilities.choice_plates, counts)
-    return _LogDensities(by_class, outside, psi)
-
-
 def class_ratios(
     utilities: ChunkedUtilities,
-    rows: RowWeights,
+    observed: Observed,
     classes: Array,
     key: Array,
     num_draws: int,
@@ -222,41 +215,37 @@ def class_ratios(
         return None
     keys = jax.random.split(jax.random.fold_in(key, 0), num_draws)
     rest = jax.random.split(jax.random.fold_in(key, 1), num_rest)
-    plates = frozenset({utilities.plate})
+    plates, labels = frozenset({utilities.plate}), jnp.asarray(observed.labels)
 
     def one(place: Array, key: Array, inner_key: Array) -> _OneClass:
         sites = utilities.runs.traces(classes[place], 1, key, InnerNoise(inner_key, plates))
-        psi, labels = _choice(sites[1][utilities.site])
+        psi = _utilities(sites[1][utilities.site])
         drawn = _free_values(sites[0], lambda plates: utilities.plate in plates, num_draws)
-        return _OneClass(psi[..., 0], _row_ratios(sites, utilities.plate, 1)[0], labels, drawn)
+        return _OneClass(psi[..., 0], _row_ratios(sites, utilities.plate, 1)[0], drawn)
 
-    def of_rest(key: Array) -> tuple[Array, Array]:
+    def of_rest(key: Array) -> tuple[Array, Array, FreeValues]:
         places = jnp.arange(len(classes))
-        at_rest, _, labels, _ = lax.map(lambda place: one(place, key, key), places)
-        labels = labels[0]
+        at_rest = lax.map(lambda place: one(place, key, key).utilities, places)
         others, own = _sums_without(utilities, key, InnerNoise(key, plates), labels, classes)
         here = labels == _column(classes, labels.ndim)
         own = jnp.maximum(own, jnp.where(here, at_rest, -jnp.inf).max(axis=0))
 
-        def of_class(place: Array) -> tuple[Array, Array]:
+        def of_class(place: Array) -> tuple[Array, Array, FreeValues]:
             rivals = jnp.where(_column(places, labels.ndim) == place, -jnp.inf, at_rest)
             without = jnp.logaddexp(others, jax.nn.logsumexp(rivals, axis=0))
             is_own = labels == classes[place]
 
-            def of_draw(inner_key: Array) -> tuple[Array, Array]:
-                psi, prior, *_ = one(place, key, inner_key)
-                return prior, jnp.where(is_own, psi, own) - jnp.logaddexp(without, psi)
+            def of_draw(inner_key: Array) -> tuple[Array, Array, FreeValues]:
+                psi, prior, drawn = one(place, key, inner_key)
+                log_prob = jnp.where(is_own, psi, own) - jnp.logaddexp(without, psi)
+                return prior, log_prob, drawn
 
             return lax.map(of_draw, keys)
 
         return lax.map(of_class, places)
 
-    def drawn(place: Array) -> FreeValues:
-        return lax.map(lambda inner_key: one(place, rest[0], inner_key).drawn, keys)
-
-    priors, log_probs = lax.map(of_rest, rest)
-    found = lax.map(drawn, jnp.arange(len(classes)))
-    return _ratios(priors.mean(axis=0), log_probs.mean(axis=0), rows, found)
+    priors, log_probs, found = jax.tree.map(np.asarray, lax.map(of_rest, rest))
+    return _ratios(priors, log_probs, observed.rows, found)
 
 
 class _OneClass(NamedTuple):
@@ -264,7 +253,6 @@ class _OneClass(NamedTuple):
 
     utilities: Array  # (...), of the class
     log_ratio: Array  # (), its log prior less its log density in the guide
-    labels: Array  # (...), of all observations
     drawn: FreeValues  # of its sites
 
 
@@ -313,16 +301,20 @@ def pareto_k(log_ratios: NDArray[np.float64]) -> NDArray[np.float64]:
     return k
 
 
-def _ratios(priors: Array, log_probs: Array, rows: RowWeights, found: FreeValues) -> Ratios:
-    """Sum over observations, in float64: priors (T, S) and log_probs (T, S, ...).
+def _ratios(
+    priors: NDArray[Any], log_probs: NDArray[Any], rows: RowWeights, found: FreeValues
+) -> Ratios:
+    """Mean over the draws of the rest, and sum over observations, in float64.
 
-    The noise is that of rows, of which the choices come and go together.
+    Of priors (R, T, S), log_probs (R, T, S, ...), and values (R, T, S, ...), of which the first are
+    kept. The noise is that of rows, of which the choices come and go together.
     """
-    drawn = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
+    drawn = jax.tree.map(lambda x: np.asarray(x[0], np.float64), found)
     weights, counts = np.atleast_1d(np.asarray(rows.weights, np.float64), np.asarray(rows.counts))
-    by_choice = np.asarray(log_probs, np.float64)
+    priors = priors.mean(axis=0, dtype=np.float64)
+    by_choice = log_probs.mean(axis=0, dtype=np.float64)
     if by_choice.size == priors.size and weights.size != 1:  # the same for all draws
-        return Ratios(np.asarray(priors, np.float64), np.zeros(len(priors)), drawn)
+        return Ratios(priors, np.zeros(len(priors)), drawn)
     by_choice = np.where(weights > 0, by_choice.reshape(*priors.shape, *weights.shape), 0)
     by_row = _by_row(weights * by_choice, rows.axis, 2).sum(axis=-2)
     by_row -= by_row.mean(axis=1, keepdims=True)
@@ -333,7 +325,7 @@ def _ratios(priors: Array, log_probs: Array, rows: RowWeights, found: FreeValues
         variance = by_row[..., is_sampled].var(axis=-1, ddof=1).mean(axis=1)
         share = number / stands_for[is_sampled].sum()
         noise = np.sqrt(number * np.maximum(1 - share, 0) * variance)
-    return Ratios(np.asarray(priors, np.float64) + by_row.sum(axis=-1), noise, drawn)
+    return Ratios(priors + by_row.sum(axis=-1), noise, drawn)
 
 
 def _by_row(values: NDArray[Any], axis: int, num_leading: int) -> NDArray[Any]:
@@ -342,17 +334,9 @@ def _by_row(values: NDArray[Any], axis: int, num_leading: int) -> NDArray[Any]:
     return moved.reshape(*moved.shape[:num_leading], -1, moved.shape[-1])
 
 
-def _choice(site: dict[str, Any]) -> tuple[Array, Array]:
+def _utilities(site: dict[str, Any]) -> Array:
     psi = base_distribution(site["fn"]).utilities
-    shape = site["fn"].shape()
-    return jnp.broadcast_to(psi, (*shape, psi.shape[-1])), jnp.broadcast_to(site["value"], shape)
-
-
-def _labels(utilities: ChunkedUtilities, key: Array) -> Array:
-    noise = InnerNoise(key, frozenset())
-    return compiled(
-        lambda: _choice(utilities.runs.traces(0, 1, key, noise)[1][utilities.site])[1]
-    )()
+    return jnp.broadcast_to(psi, (*site["fn"].shape(), psi.shape[-1]))
 
 
 def _own(psi: Array, labels: Array, classes: Array) -> Array:
@@ -373,7 +357,7 @@ def _sums_without(
 
     def add(part: ChunkedUtilities, found: LogSums, chunk: Array) -> LogSums:
         classes = part.classes_of(chunk)
-        psi, _ = _choice(part.runs.traces(classes[0], part.chunk_size, key, noise)[1][part.site])
+        psi = _utilities(part.runs.traces(classes[0], part.chunk_size, key, noise)[1][part.site])
         counts = part.is_visited(classes) & ~jnp.isin(classes, left_out)
         psi = jnp.where(counts, psi, -jnp.inf)
         log_sum = jnp.logaddexp(found[0], jax.nn.logsumexp(psi, axis=-1))

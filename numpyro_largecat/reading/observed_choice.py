@@ -12,9 +12,10 @@ from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.handlers.chosen_rows import only_read
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
-from numpyro_largecat.handlers.sites import is_observed, scale_of, site_of_plate, unmasked
+from numpyro_largecat.handlers.sites import Sites, is_observed, scale_of, site_of_plate, unmasked
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.bound_fit import BoundFit
+from numpyro_largecat.reading.static_result import static_result
 from numpyro_largecat.svi.array_batches import ArrayBatches
 
 
@@ -49,20 +50,29 @@ def observed_choice(fit: BoundFit, site: str) -> Observed:
     Raises:
         ValueError: If the model does not observe the choice.
     """
+    axes = []
+
+    def look() -> tuple[Array, Array, Array]:
+        sites = _sites(fit)
+        if not is_observed(sites[site]):
+            need = f"the model must observe choice '{site}' to be diagnosed"
+            raise ValueError(f"{need}: give its classes to `fitted.on(...)`, or give `batches`.")
+        stands_for, axis = _sampled(sites, site)
+        axes.append(axis)
+        return _observed(sites[site], stands_for)
+
+    labels, weights, stands_for = compiled(look)()
+    return Observed(labels, RowWeights(weights, stands_for, axes[0]))
+
+
+def _sites(fit: BoundFit) -> Sites:
+    """The sites of the model, without utilities."""
 
     def around(model: Any) -> Any:
         return only_read(at_feasible_values(model), is_choice=is_choice)
 
-    def look() -> tuple[Array, Array, Array, int]:
-        known: dict[str, Any] = {"params": fit.params, "touched": TouchedRows()}
-        sites = sites_of(fit.model, fit.args, fit.kwargs, **known, around=around)
-        if not is_observed(sites[site]):
-            need = f"the model must observe choice '{site}' to be diagnosed"
-            raise ValueError(f"{need}: give its classes to `fitted.on(...)`, or give `batches`.")
-        return _observed(sites[site], *_sampled(sites, site))
-
-    labels, weights, stands_for, axis = compiled(look)()
-    return Observed(labels, RowWeights(weights, stands_for, int(axis)))
+    known: dict[str, Any] = {"params": fit.params, "touched": TouchedRows()}
+    return sites_of(fit.model, fit.args, fit.kwargs, **known, around=around)
 
 
 def observed_in_batches(fit: BoundFit, batches: ArrayBatches, site: str) -> Observed:
@@ -72,14 +82,15 @@ def observed_in_batches(fit: BoundFit, batches: ArrayBatches, site: str) -> Obse
         ValueError: If the model does not observe the choice, or its rows are on no axis of it.
     """
 
-    def observed(number: int) -> Observed:
-        return observed_choice(fit.followed_by(batches.take(jnp.arange(number))), site)
+    def first(number: int) -> BoundFit:
+        return fit.followed_by(batches.take(jnp.arange(number)))
 
-    everything, size = observed(batches.size), batches.size
+    size = batches.size
+    everything = observed_choice(first(size), site)
     shape = everything.labels.shape
     axes = [axis for axis in range(-len(shape), 0) if shape[axis] == size]
     if len(axes) > 1 and size > 1:  # the one that is as long as there are rows
-        fewer = observed(size - 1).labels.shape
+        fewer = static_result(lambda: _sites(first(size - 1))[site]["fn"].shape())
         axes = [axis for axis in axes if fewer[axis] == size - 1]
     if not axes:
         raise ValueError(
@@ -99,10 +110,8 @@ def _sampled(sites: Any, site: str) -> tuple[float, int]:
     return found, max(axes, key=axes.__getitem__, default=-1)
 
 
-def _observed(
-    site: dict[str, Any], stands_for: float, axis: int
-) -> tuple[Array, Array, Array, int]:
+def _observed(site: dict[str, Any], stands_for: float) -> tuple[Array, Array, Array]:
     """How the observations of a choice weigh in the model; 0 where it masks them."""
     shape = site["fn"].shape()
     weights = jnp.broadcast_to(jnp.where(unmasked(site["fn"])[1], scale_of(site), 0.0), shape)
-    return jnp.broadcast_to(site["value"], shape), weights, jnp.full(shape, stands_for), axis
+    return jnp.broadcast_to(site["value"], shape), weights, jnp.full(shape, stands_for)

@@ -88,11 +88,10 @@ class PartsCheck(NamedTuple):
 def check_on_rows(rng_key: Array, fit: BoundFit, observed: Observed, num_draws: int) -> PartsCheck:
     """Look at the guide on the rows of the arguments; at classes only if these are all rows."""
     utilities = ChunkedUtilities.of(fit, is_drawn=True)
-    labels, rows = observed
-    chosen = None
-    if not rows.is_sampled.any():
-        chosen = _choose_classes(rng_key, utilities.num_categories, np.asarray(labels), np.inf)
-    return _check(rng_key, utilities, rows, chosen, num_draws)
+    chosen, labels = None, np.asarray(observed.labels)
+    if not observed.rows.is_sampled.any():
+        chosen = _choose_classes(rng_key, utilities.num_categories, labels, np.inf)
+    return _check(rng_key, utilities, observed, chosen, num_draws)
 
 
 def check_on_batches(
@@ -124,7 +123,8 @@ def check_on_batches(
     rows = RowWeights(jnp.asarray(stands_for * weights), jnp.asarray(stands_for), axis)
     chosen_rows = fit.followed_by(batches.take(jnp.asarray(ids)))
     utilities = ChunkedUtilities.of(chosen_rows, is_drawn=True)
-    return _check(rng_key, utilities, rows, chosen, num_draws)
+    own = Observed(jnp.asarray(np.take(labels, ids, axis)), rows)
+    return _check(rng_key, utilities, own, chosen, num_draws)
 
 
 def _choose_classes(
@@ -140,13 +140,13 @@ def _choose_classes(
 def _check(
     rng_key: Array,
     utilities: ChunkedUtilities,
-    rows: RowWeights,
+    observed: Observed,
     chosen: NDArray[np.int64] | None,
     num_draws: int,
 ) -> PartsCheck:
     if utilities.family is not GUMBEL:
         return PartsCheck()
-    small = small_site_ratios(utilities, rows, rng_key, num_draws, NUM_REST)
+    small = small_site_ratios(utilities, observed, rng_key, num_draws, NUM_REST)
     found = PartsCheck()
     if small is not None:
         log_sds = {
@@ -157,7 +157,7 @@ def _check(
         )
     if chosen is not None and chosen.size:
         ids = jnp.asarray(chosen, jnp.int32)
-        classes = class_ratios(utilities, rows, ids, rng_key, num_draws, NUM_REST)
+        classes = class_ratios(utilities, observed, ids, rng_key, num_draws, NUM_REST)
         if classes is not None:
             shares = np.array([part.mean() if part.size else np.nan for part in _shares(classes)])
             found = found._replace(classes=_k(classes), class_shares=shares)

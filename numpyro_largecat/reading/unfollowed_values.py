@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax import Array
 from numpyro.handlers import substitute
 
 from numpyro_largecat.choices.update_rules import NaturalGradient
@@ -108,7 +110,12 @@ def _share_of_draws(fit: BoundFit, name: str, state: Any) -> float:
     )
     if state is None or not isinstance(rule, NaturalGradient):
         return 0.0
-    kept = state.local_state[name].rule_state
+    return float(_mean_step_size(rule, state.local_state[name].rule_state))
+
+
+@partial(jax.jit, static_argnums=0)
+def _mean_step_size(rule: NaturalGradient, kept: Any) -> Array:
+    """Of the observations that have been visited; 0 if none has been."""
     is_visited = kept.visits > 0
     number = jnp.maximum(is_visited.sum(), 1)
-    return float(jnp.where(is_visited, rule.step_sizes(kept), 0).sum() / number)
+    return jnp.where(is_visited, rule.step_sizes(kept), 0).sum() / number

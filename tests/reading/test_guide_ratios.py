@@ -23,7 +23,7 @@ from numpyro_largecat.reading.guide_ratios import (
     pareto_k,
     small_site_ratios,
 )
-from numpyro_largecat.reading.observed_choice import RowWeights, observed_choice
+from numpyro_largecat.reading.observed_choice import Observed, RowWeights, observed_choice
 from numpyro_largecat.reading.parts_check import check_on_batches
 from tests.models import normals_of
 
@@ -64,14 +64,14 @@ def differences(values):
 
 
 WEIGHTS = np.array([1.0, 1, 1, 3, 3, 3])
-ROWS = RowWeights(jnp.asarray(WEIGHTS), jnp.asarray(WEIGHTS))
+OBSERVED = Observed(jnp.asarray(Y), RowWeights(jnp.asarray(WEIGHTS), jnp.asarray(WEIGHTS)))
 
 
 @pytest.mark.slow
 def test_ratios_of_a_small_site_are_those_of_dense_arithmetic():
     """With chunks of 2 of 5 classes, and a slope that moves both the prior and the utilities."""
     utilities = ChunkedUtilities.of(make_fit(0.5, np.full(K, NARROW)))
-    found = small_site_ratios(utilities, ROWS, jax.random.key(1), S, 1)
+    found = small_site_ratios(utilities, OBSERVED, jax.random.key(1), S, 1)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(1), 0), S)
     noise = InnerNoise(keys[0], frozenset({"classes", "data"}))
     slopes = jax.lax.map(lambda k: utilities.runs.traces(0, 2, k, noise)[0]["slope"]["value"], keys)
@@ -85,7 +85,7 @@ def test_ratios_of_classes_are_those_of_dense_arithmetic():
     w_scale = np.where(np.arange(K) == 2, 0.7, NARROW)
     utilities = ChunkedUtilities.of(make_fit(NARROW, w_scale))
     classes = jnp.array([2, 4])
-    found = class_ratios(utilities, ROWS, classes, jax.random.key(1), S, 1)
+    found = class_ratios(utilities, OBSERVED, classes, jax.random.key(1), S, 1)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(1), 0), S)
 
     def draw(key):
@@ -107,11 +107,14 @@ def test_k_of_a_normal_that_is_too_narrow():
     """
     w_scale = np.exp(0.4) * np.array([1, 1, 0.3, 0.3, 1])
     utilities = ChunkedUtilities.of(make_fit(NARROW, w_scale, np.zeros(K)))
-    nothing = RowWeights(jnp.zeros(N), jnp.ones(N))
+    nothing = Observed(jnp.asarray(Y), RowWeights(jnp.zeros(N), jnp.ones(N)))
     found = class_ratios(utilities, nothing, jnp.arange(K), jax.random.key(1), 1000, 1)
     k = pareto_k(found.log_ratios)
     assert (np.abs(k[[2, 3]] - 0.91) < 0.45).all()
     assert (k[[0, 1, 4]] < 0.5).all()
+
+
+NO_PRIOR, NO_VALUES = np.zeros((1, 1, 50)), FreeValues({}, np.zeros(1))
 
 
 def test_the_noise_of_a_sample_of_rows_is_its_standard_deviation():
@@ -123,7 +126,7 @@ def test_the_noise_of_a_sample_of_rows_is_its_standard_deviation():
     sums, noises = [], []
     for _ in range(300):
         some = rng.choice(100, 20, replace=False)
-        ratios = _ratios(jnp.zeros((1, 50)), by_row[..., some], rows, FreeValues({}, 0.0))
+        ratios = _ratios(NO_PRIOR, by_row[None][..., some], rows, NO_VALUES)
         sums.append(differences(ratios.log_ratios[0]))
         noises.append(ratios.noise[0])
     assert np.sqrt(np.mean(np.square(noises))) == pytest.approx(
@@ -140,7 +143,7 @@ def test_the_noise_of_rows_of_several_choices_is_that_of_rows(axis):
     twice = RowWeights(jnp.full(shape, 5.0), jnp.full(shape, 5.0), axis)
     repeated = np.stack([by_row, by_row], axis=axis - 1 if axis == -1 else -1)
     noise_of = [
-        _ratios(jnp.zeros((1, 50)), found, rows, FreeValues({}, 0.0)).noise
+        _ratios(NO_PRIOR, found[None], rows, NO_VALUES).noise
         for found, rows in ((by_row, once), (repeated, twice))
     ]
     np.testing.assert_allclose(*noise_of)
@@ -182,8 +185,8 @@ def test_a_second_plate_that_is_read_leaves_the_small_sites_a_figure():
     for name, shape in (("scale", ()), ("v", (50,)), ("w", (K,))):
         params |= {f"{name}_auto_loc": jnp.zeros(shape), f"{name}_auto_scale": jnp.ones(shape)}
     fit = lc.Fitted(model, guide, params).on(*args)._fit
-    rows = observed_choice(fit, "y").rows
-    found = small_site_ratios(ChunkedUtilities.of(fit), rows, jax.random.key(0), 10, 1)
+    observed = observed_choice(fit, "y")
+    found = small_site_ratios(ChunkedUtilities.of(fit), observed, jax.random.key(0), 10, 1)
     assert np.isfinite(found.log_ratios).all() and found.noise.tolist() == [0]
 
 
