@@ -36,7 +36,7 @@ test: $(VENV)/.installed-dev
 	$(PYTEST) -n $(WORKERS) --dist worksteal --ignore tests/test_docs.py -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.installed-dev
-	$(PYTEST) -n $(WORKERS) --ignore tests/test_docs.py -m slow $(PYTEST_ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal --ignore tests/test_docs.py -m slow $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.installed-dev
 	FUZZ_FILES=$(FUZZ_FILES) $(PYTEST) -n $(WORKERS) -k damaged $(FUZZED) $(PYTEST_ARGS)

@@ -144,10 +144,7 @@ POPULAR = Size(
     feature_mean=1.0,
     feature_sd=0.5,
 )
-QUICK = (
-    Size(20, 60, 5, (20,), 5, 0, 2, 20, 30),
-    Size(30, 60, 5, (20,), 0, 20, 2, 20, 30),
-)
+QUICK = (Size(20, 60, 5, (20,), 5, 0, 2, 20, 30),)
 
 
 class Data(NamedTuple):

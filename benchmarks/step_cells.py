@@ -84,19 +84,14 @@ QUICK_GROUPS = (
     (
         Cell("subsampled", 10**3, 8, 5),
         Cell("subsampled", 10**4, 8, 5),
-        Cell("delta", 10**3, 8, 5),
-        Cell("shared", 10**3, 8, 5),
         Cell("shared_delta", 10**3, 8, 5),
         Cell("torch", 10**3, 8, 5),
         Cell("torch_batch", 10**3, 8, 5),
         Cell("torch_exact", 10**3, 8, 2),
         Cell("numpyro", 10**3, 8, 2),
-        Cell("numpyro", 10**4, 8, 2),
     ),
     (
-        Cell("subsampled", 10**3, 8, 5),
         Cell("bfloat16", 10**3, 8, 5),
-        Cell("probit", 10**3, 8, 5),
         Cell("logistic", 10**3, 8, 5),
     ),
 )

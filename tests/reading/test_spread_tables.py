@@ -19,7 +19,6 @@ from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
-from tests.slow_cases import slow_case
 
 pytestmark = [
     pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices"),
@@ -31,8 +30,6 @@ USERS = lc.EntityCounts.of(NUM_USERS, np.arange(NUM_ROWS) % NUM_USERS)
 X = np.random.default_rng(0).standard_normal((NUM_ROWS, 2)).astype(np.float32)
 Y = np.arange(NUM_ROWS) % 7
 SHARDINGS = {
-    "classes": {"classes": "model"},
-    "classes and users": {"classes": "model", "users": "model"},
     "classes, users apart, data": {"classes": "model", "users": "batch", "data": "batch"},
     "users": {"users": "model"},
 }
@@ -60,16 +57,18 @@ def fit(sharding=None, **options):
 
 
 @pytest.fixture(scope="module")
-def one():
-    return reading(*fit())
+def fit_of_one():
+    return fit()
+
+
+@pytest.fixture(scope="module")
+def one(fit_of_one):
+    return reading(*fit_of_one)
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        "classes, users apart, data",
-        *map(slow_case, ["classes", "classes and users", "users"]),
-    ],
+    params=SHARDINGS,
 )
 def fit_of_parts(request):
     return fit(SHARDINGS[request.param])
@@ -107,7 +106,6 @@ def test_log_predictive(spread, one):
     np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
-@pytest.mark.slow
 def test_draws_of_choices_follow_the_probabilities(spread):
     """Frequencies of 4000 draws; a correct program differs by 4.5 sd once in 10^4 runs or less."""
     probs = np.exp(spread.log_likelihood(np.arange(5) * 4))
@@ -132,21 +130,19 @@ def test_all_utilities_at_once(one, spread):
     np.testing.assert_allclose(found.log_probs, expected.log_probs, rtol=1e-3)
 
 
-@pytest.mark.slow
-def test_arviz_and_diagnosis_have_the_rows_of_the_plates(fit_of_parts):
+def test_arviz_and_diagnosis_have_the_rows_of_the_plates(fit_of_parts, fit_of_one):
     svi, result = fit_of_parts
     fitted = lc.Fitted.from_svi(svi, result, chunk_size=4)
     data = fitted.on(X, np.arange(NUM_ROWS) % NUM_USERS).to_arviz(rng_key=KEY, num_draws=3)
     assert data["posterior"]["w"].shape == (1, 3, NUM_CLASSES, 2)
     report = fitted.on(X, np.arange(NUM_ROWS) % NUM_USERS, Y).diagnose(rng_key=KEY)
-    alone = lc.Fitted.from_svi(*fit(), chunk_size=4)
+    alone = lc.Fitted.from_svi(*fit_of_one, chunk_size=4)
     expected = alone.on(X, np.arange(NUM_ROWS) % NUM_USERS, Y).diagnose(rng_key=KEY)
     for ours, theirs in zip(report.findings, expected.findings, strict=True):
         assert ours.name == theirs.name
         np.testing.assert_allclose(ours.value, theirs.value, rtol=0.02, atol=1e-3)
 
 
-@pytest.mark.slow
 def test_a_model_that_reads_classes_by_id():
     """Tied embeddings: its tables are gathered chunk by chunk, and the numbers are the same."""
 
