@@ -57,6 +57,7 @@ sphinx_gallery_conf = {
     "within_subsection_order": "FileNameSortKey",
     "show_memory": False,
     "plot_gallery": "True",
+    "parallel": 2,  # programs at once: most of their time is compilation, on one core
     "run_stale_examples": True,
     "remove_config_comments": True,
     "capture_repr": (),  # shows what a program prints, not what a line returns
