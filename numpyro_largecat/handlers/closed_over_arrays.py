@@ -10,7 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_largecat.handlers.internals import ClosedJaxpr, Jaxpr, run_jaxpr
+from numpyro_largecat.handlers.internals import ClosedJaxpr, Jaxpr, run_jaxpr, trace_state_clean
+
+# To compile in little more than half the time what is elementwise slower; products are as fast. The
+# first run of 10^6 classes with 128 features gains a second of 5.5, as few classes do.
+FOR_ONE_RUN: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 
 
 class compiled:
@@ -27,6 +31,7 @@ class compiled:
         donate_first: Whether the program may use the memory of its first argument. A program that
             calls back into Python does not: what is raised there would leave neither that argument
             nor a result.
+        runs_once: Whether programs are hardly run again, and are to be compiled in less time.
     """
 
     def __init__(
@@ -35,10 +40,12 @@ class compiled:
         *,
         static_argnums: tuple[int, ...] = (),
         donate_first: bool = False,
+        runs_once: bool = False,
     ) -> None:
         self._traced = jax.jit(fn, static_argnums=static_argnums)
         self._static_argnums = static_argnums
         self._donate_first = donate_first
+        self._runs_once = runs_once
         self._copies: dict[int, tuple[Any, Array]] = {}  # of NumPy's arrays, kept with them
         # By jaxpr. They are closures, so that they go when this object goes: what is a static
         # argument stays in JAX's caches, and a jaxpr may hold the arrays that were closed over.
@@ -70,7 +77,12 @@ class compiled:
         if jaxpr not in self._programs:
             donates = self._donate_first and not _calls_back(jaxpr)
             evaluate = _evaluation(jaxpr, jax.tree.structure(traced.out_info))
-            self._programs[jaxpr] = jax.jit(evaluate, donate_argnums=1 if donates else ())
+            options = None
+            if self._runs_once and trace_state_clean():  # JAX has none for a part of a program
+                options = FOR_ONE_RUN
+            self._programs[jaxpr] = jax.jit(
+                evaluate, donate_argnums=1 if donates else (), compiler_options=options
+            )
         constants = [self._array_of(value) for value in traced.jaxpr.consts]
         return self._programs[jaxpr], constants
 

@@ -57,7 +57,7 @@ def _squares(fit: BoundFit, plan: Plan, state: Any, keys: Array) -> dict[str, tu
         sums, squares = lax.scan(add, plan.pinned_params(zeros), keys)
         return {name: (_square(sums[name]), squares[name].mean()) for name in sums}
 
-    found = compiled(squares)(keys)
+    found = compiled(squares, runs_once=True)(keys)
     return {name: (float(of_sum), float(mean)) for name, (of_sum, mean) in found.items()}
 
 

@@ -61,7 +61,7 @@ def observed_choice(fit: BoundFit, site: str) -> Observed:
         axes.append(axis)
         return _observed(sites[site], stands_for)
 
-    labels, weights, stands_for = compiled(look)()
+    labels, weights, stands_for = compiled(look, runs_once=True)()
     return Observed(labels, RowWeights(weights, stands_for, axes[0]))
 
 

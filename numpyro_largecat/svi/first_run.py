@@ -141,7 +141,7 @@ def _first_run(
 
 def _compiled_search(search: Search) -> Search:
     """The search as a program of its own, but where what it closes over is traced."""
-    return compiled(search) if trace_state_clean() else search
+    return compiled(search, runs_once=True) if trace_state_clean() else search
 
 
 def _noting(are_valid: list[Array]) -> Callable[[Search], Search]:
@@ -194,7 +194,7 @@ def _one_program(
         return of_steps.pinned(state), *of_steps.seen_everywhere((seen, learned.take_arrays()))
 
     try:
-        state, seen, of_guide = compiled(run)(rng_key, arrays, given)
+        state, seen, of_guide = compiled(run, runs_once=True)(rng_key, arrays, given)
         check_labels(seen.labels)
         if is_concrete(seen.is_valid) and not seen.is_valid:
             if plan.sharding is None:
@@ -305,7 +305,7 @@ def _run_model(
         seen = _Seen(touched, labels_of(sites), have_valid_arguments(sites), rng_key)
         return seen, found.values, found.mutable
 
-    seen, values, mutable = compiled(run)(rng_key, arrays, given)
+    seen, values, mutable = compiled(run, runs_once=True)(rng_key, arrays, given)
     return _OfModel(seen, _Found(described, values, mutable), read_plates, kinds)
 
 

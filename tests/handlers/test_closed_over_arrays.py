@@ -184,3 +184,17 @@ def test_programs_that_call_back_are_not_donated(nested):
     state = jnp.ones(3)
     assert compiled(step, donate_first=True)(state).tolist() == [1, 1, 1]
     assert not state.is_deleted()
+
+
+def test_a_program_for_one_run_gives_the_same_and_may_be_a_part_of_another():
+    table = jnp.linspace(0, 3, 40).reshape(8, 5)
+
+    def look(x):
+        return jnp.tanh(table @ x).sum(), jax.random.normal(jax.random.key(1), (3,))
+
+    x = jnp.arange(5.0)
+    once, often = compiled(look, runs_once=True), compiled(look)
+    for found, expected in zip(once(x), often(x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    inside = jax.jit(lambda x: compiled(look, runs_once=True)(x))(x)
+    np.testing.assert_allclose(inside[0], often(x)[0], rtol=1e-6)
