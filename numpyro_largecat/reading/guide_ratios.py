@@ -137,10 +137,7 @@ class _OneDraw(NamedTuple):
 def _small_sums(
     utilities: ChunkedUtilities, draws: _SmallDraws, move_utilities: bool, rest_key: Array
 ) -> tuple[Array, Array, FreeValues]:
-    """Log priors of the draws (S,) up to a constant, log probabilities (S, ...) of labels; both.
-
-    And the draws, (S, ...).
-    """
+    """Log priors (S,) up to a constant, log probabilities (S, ...) of labels, and what is drawn."""
     Found = tuple[Array, Array, Array]
 
     def of_draw(part: ChunkedUtilities, chunk: Array, key: Array) -> Found:

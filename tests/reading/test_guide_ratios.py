@@ -15,6 +15,7 @@ from scipy.special import log_softmax
 
 import numpyro_largecat as lc
 from numpyro_largecat.handlers.row_noise import InnerNoise
+from numpyro_largecat.reading import guide_ratios
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.guide_ratios import (
     FreeValues,
@@ -77,6 +78,31 @@ def test_ratios_of_a_small_site_are_those_of_dense_arithmetic():
     slopes = jax.lax.map(lambda k: utilities.runs.traces(0, 2, k, noise)[0]["slope"]["value"], keys)
     expected = [log_joint(s, LOC, WEIGHTS) - stats.norm.logpdf(s, 0.4, 0.5) for s in slopes]
     np.testing.assert_allclose(differences(found.log_ratios[0]), differences(expected), atol=1e-4)
+
+
+def test_a_scale_of_rows_moves_their_prior_and_no_utilities(monkeypatch):
+    """They are not formed; where the rows are points the ratios are those of the prior."""
+
+    def model(x, y=None, rows=None):
+        log_scale = numpyro.sample("log_scale", dist.Normal(0, 1))
+        with lc.class_plate("classes", K, y, num_sampled=2) as classes:
+            w = numpyro.sample("w", dist.Normal(0, jnp.exp(log_scale)))
+        with lc.data_plate("data", 40 * N, rows):
+            numpyro.sample("y", lc.UtilityCategorical(x[:, None] * w, classes), obs=y)
+
+    monkeypatch.setattr(guide_ratios, "_own", lambda *_: pytest.fail("utilities are formed"))
+    guide = normals_of({"log_scale": ()}, classes=(K, {"w": ()}))
+    params = {"log_scale_auto_loc": jnp.array(0.2), "log_scale_auto_scale": jnp.array(0.3)}
+    params |= {"w_auto_loc": jnp.asarray(LOC), "w_auto_scale": jnp.full(K, NARROW)}
+    utilities = ChunkedUtilities.of(
+        lc.Fitted(model, guide, params, chunk_size=2).on(X, Y, ROW_IDS)._fit
+    )
+    found = small_site_ratios(utilities, OBSERVED, jax.random.key(1), S, 1)
+    logs = found.drawn.values["log_scale"][0]
+    of_rows = stats.norm.logpdf(LOC, 0, np.exp(logs)[:, None]).sum(axis=1)
+    expected = stats.norm.logpdf(logs) + of_rows - stats.norm.logpdf(logs, 0.2, 0.3)
+    np.testing.assert_allclose(differences(found.log_ratios[0]), differences(expected), atol=1e-4)
+    assert np.std(logs) > 0.2 and found.noise.tolist() == [0]
 
 
 @pytest.mark.slow
