@@ -12,9 +12,14 @@ from jax import Array
 
 from numpyro_largecat.handlers.internals import ClosedJaxpr, Jaxpr, run_jaxpr, trace_state_clean
 
-# To compile in little more than half the time what is elementwise slower; products are as fast. The
-# first run of 10^6 classes with 128 features gains a second of 5.5, as few classes do.
-FOR_ONE_RUN: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
+
+def options_for_one_run() -> dict[str, str | bool] | None:
+    """Options of XLA that compile in little more than half the time; elementwise code is slower.
+
+    Products are as fast: the first run of 10^6 classes with 128 features still gains a second of
+    five. Only on a CPU, where this was measured; other compilers may refuse the option.
+    """
+    return {"xla_backend_optimization_level": "0"} if jax.default_backend() == "cpu" else None
 
 
 class compiled:
@@ -79,7 +84,7 @@ class compiled:
             evaluate = _evaluation(jaxpr, jax.tree.structure(traced.out_info))
             options = None
             if self._runs_once and trace_state_clean():  # JAX has none for a part of a program
-                options = FOR_ONE_RUN
+                options = options_for_one_run()
             self._programs[jaxpr] = jax.jit(
                 evaluate, donate_argnums=1 if donates else (), compiler_options=options
             )

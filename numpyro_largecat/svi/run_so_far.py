@@ -74,7 +74,7 @@ class RunSoFar:
 
     def take_steps(self, data: RunData) -> None:
         """Take the steps that are left."""
-        self.signals = handled_signals()  # now, with SIGTERM, which a fit handles meanwhile
+        self.signals = handled_signals()  # SIGTERM has a handler only while a fit runs
         if data.read is not None:
             self.take_stacks(data.read, data.args, data.kwargs)
         elif data.stream is not None:

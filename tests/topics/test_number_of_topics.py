@@ -85,8 +85,7 @@ def test_another_number_is_found_too() -> None:
     topics = rng.dirichlet(np.full(500, 0.05), 20)
     shares = rng.dirichlet(np.full(20, 0.1), 1000)
     rows = [np.unique(rng.choice(500, 80, p=f @ topics), return_counts=True) for f in shares]
-    options = Options(num_candidates=50)
-    fit = fit_topics(KEY, Corpus.from_rows(rows, 500), "learned", batch_size=250, options=options)
+    fit = fit_topics(KEY, Corpus.from_rows(rows, 500), "learned", batch_size=250)
     assert len(fit.posterior) == 20
     distances = np.abs(fit.topics[:, None] - topics).sum(axis=2) / 2
     assert distances.min(axis=0).max() < 0.15
