@@ -295,7 +295,7 @@ def tomotopy_fit(is_tuned: bool, corpus: Corpus, num_topics: int, seed: int) -> 
 
 
 OURS: dict[str, Fit] = {name: partial(our_fit, name) for name in ("collapsed", "mean_field")}
-OURS["five passes"] = partial(our_fit, "collapsed", num_passes=5)
+OURS["eight passes"] = partial(our_fit, "collapsed", num_passes=8)
 PEERS: dict[str, tuple[str, Callable[[bool, Corpus, int, int], Found]]] = {
     "scikit-learn": ("sklearn", sklearn_fit),
     "gensim": ("gensim", gensim_fit),

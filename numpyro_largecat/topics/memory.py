@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.topics.problem import Priors
 from numpyro_largecat.topics.topic_table import Table
 from numpyro_largecat.topics.visits import Visit
@@ -33,6 +34,7 @@ class Memory:
     bounds: list[float]  # of the corpus, after each pass
     next_choice: int  # the pass before which candidates leave; -1 if none do
     num_added: int = 0  # passes of more topics, while their number is learned
+    before: NDArray[np.floating] | None = None  # (V, K), a pass ago, if a longer step is to come
 
     @classmethod
     def begin(cls, num_batches: int, table: Table, priors: Priors, next_choice: int) -> Memory:
@@ -81,6 +83,13 @@ class Memory:
         self.log_absence[b] = sums.log_absence
         if sums.rises is not None:
             self.rises[b] = sums.rises
+
+    def go_on_as_far_again(self) -> None:
+        """Move the counts once more by as much as the last pass did, none of them below 0."""
+        assert self.before is not None
+        with held_signals():
+            self.table.set(np.maximum(2 * self.table.numpy() - self.before, 0))
+            self.before = None
 
     def pad(self, num_topics: int) -> None:
         """Add topics that no document has, up to so many."""

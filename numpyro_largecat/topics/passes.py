@@ -28,6 +28,7 @@ from numpyro_largecat.topics.topic_table import add_sparse, topic_term
 from numpyro_largecat.topics.visits import visit_batch
 
 TRIAL_PASSES = 4  # of a number of topics
+LONGER_STEP = 4  # the pass, from 0, before which counts go on as far again as in the last one
 MOST_HALVINGS = 3  # of all candidates, to the fewest topics that trials have
 ENOUGH = 0.97  # of the topics that there are: their number is not learned once more
 
@@ -51,6 +52,8 @@ def memoized_steps(
             return
         if memory.is_before_choice():
             yield from _choose_or_learn_number(problem, batches, memory, number, rng_key)
+        if number == LONGER_STEP and memory.before is not None:
+            memory.go_on_as_far_again()
         found = visit_batch(
             problem,
             batches[b],
@@ -86,9 +89,22 @@ def _end_pass(
     )
     bound = float(of_topics + memory.rest.sum())
     memory.table.set(counts)
+    if number == LONGER_STEP - 2 and _has_longer_step(problem):
+        memory.before = counts
     memory.bounds.append(bound)
     memory.priors = priors
     return bound
+
+
+def _has_longer_step(problem: Problem) -> bool:
+    """Whether counts once go on as far again as a pass has moved them.
+
+    Topics then shed in one pass what in some passes they would, of words that they took from others
+    while there were candidates. A fit that goes on from topics begins where such passes end, and
+    numbers of topics are tried without.
+    """
+    is_collapsed = problem.local_step.always_keeps
+    return is_collapsed and problem.candidates.num_topics is not None and not problem.goes_on
 
 
 def _choose_or_learn_number(

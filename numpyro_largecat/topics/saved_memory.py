@@ -69,6 +69,8 @@ def arrays_of(memory: Memory) -> dict[str, NDArray[Any]]:
     }
     arrays |= {"concentration": memory.priors.topics, "rises": memory.rises}
     arrays |= {"word_concentration": np.array(memory.priors.words.as_given)}
+    if memory.before is not None:
+        arrays["before"] = memory.before
     arrays |= _joined("counts", memory.counts)
     arrays |= _joined("log_absence", memory.log_absence)
     arrays |= _joined("own", memory.own)
@@ -95,6 +97,7 @@ def read_memory(
         bounds=arrays["bounds"].tolist(),
         next_choice=next_choice,
         num_added=num_added,
+        before=arrays.get("before"),
     )
 
 

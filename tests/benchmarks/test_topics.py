@@ -18,7 +18,7 @@ def test_topics(tmp_path: Path) -> None:
     printed, records = run_quick("topics", tmp_path / "out.json")
     speeds = {(r["setting"]["K"], r["method"]) for r in records if r["metric"] == "speed"}
     assert speeds == {(k, f"{n} restarts") for k in (20, 40) for n in (0, 5)}
-    for method in ("collapsed", "five passes", "mean_field"):
+    for method in ("collapsed", "eight passes", "mean_field"):
         found = {r["metric"]: r["value"] for r in records if r["method"] == method}
         assert found.keys() == SCORES | {"seconds", "processor_seconds", "compile_seconds"}
         assert max(found["heldout_tokens"], found["heldout_words"]) < 0 < found["diversity"] <= 1

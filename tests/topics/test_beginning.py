@@ -293,7 +293,7 @@ def resumed_after(stop, folder, monkeypatch, options):
 
 
 SEEDS = np.linspace(0.05, 0.1, K * V).reshape(K, V)
-TO_GO_ON = {has_seeds: dict(num_passes=4, **BATCHES) for has_seeds in (False, True)}
+TO_GO_ON = {has_seeds: dict(num_passes=6, **BATCHES) for has_seeds in (False, True)}
 TO_GO_ON[True]["word_concentration"] = SEEDS
 
 
@@ -304,12 +304,23 @@ def whole_fit(has_seeds):
 
 @pytest.mark.parametrize(
     ("stop", "has_seeds"),
-    [(2, False), (5, False), (6, False), (8, False), (5, True), (6, True)],
+    [
+        (2, False),
+        (5, False),
+        (6, False),
+        (8, False),
+        (10, False),
+        (12, False),
+        (13, False),
+        (5, True),
+        (6, True),
+        (12, True),
+    ],
 )
 def test_a_fit_goes_on_whether_topics_were_chosen_or_not(
     stop, has_seeds, tmp_path, monkeypatch
 ) -> None:
-    """Three batches a pass, and the choice after the sixth."""
+    """Three batches a pass, the choice after the sixth, a longer step after the twelfth."""
     whole = whole_fit(has_seeds)
     again = resumed_after(stop, tmp_path, monkeypatch, TO_GO_ON[has_seeds])
     np.testing.assert_array_equal(again.posterior, whole.posterior)

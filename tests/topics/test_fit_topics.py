@@ -325,6 +325,46 @@ def test_a_fit_that_is_interrupted_is_not_lost(method, error, monkeypatch) -> No
     np.testing.assert_array_equal(raised.value.result_so_far.bounds, two.bounds)
 
 
+def test_counts_go_on_as_far_again_before_the_fifth_pass(monkeypatch) -> None:
+    """From where the fourth pass left them, once, and none below 0."""
+    after: list[np.ndarray] = []
+    tables: list[np.ndarray] = []
+    as_before = topic_table.Table.set
+
+    def watch(table: topic_table.Table, counts: np.ndarray) -> None:
+        tables.append(np.array(counts))
+        as_before(table, counts)
+
+    monkeypatch.setattr(topic_table.Table, "set", watch)
+    options = dict(num_active=2, batch_size=16, num_passes=6, word_concentration=0.1)
+    options["after_pass"] = lambda fit: after.append(fit.posterior.T - 0.1)
+    fit_topics(KEY, topic_corpus(30), K, **options)
+    expected = np.maximum(2 * after[3] - after[2], 0)
+    of_last_passes = tables[-3:]  # the longer step, and sums after the fifth and the sixth
+    assert [np.allclose(x, expected, atol=1e-4) for x in of_last_passes] == [True, False, False]
+    np.testing.assert_allclose(tables[-4], after[3], atol=1e-4)
+    assert (2 * after[3] - after[2]).min() < -1e-4
+
+
+@pytest.mark.slow
+def test_a_longer_step_finds_topics_in_fewer_passes(monkeypatch) -> None:
+    """The worst of twenty made topics is nearer after five passes than without it after eight."""
+    rng = np.random.default_rng(0)
+    topics = rng.dirichlet(np.full(500, 0.05), 20)
+    shares = rng.dirichlet(np.full(20, 0.1), 1500)
+    found = rng.multinomial(100, shares @ topics)
+    corpus = Corpus.from_rows([(np.flatnonzero(n), n[n > 0]) for n in found], 500)
+
+    def worst(num_passes: int) -> float:
+        fit = fit_topics(KEY, corpus, 20, num_passes=num_passes)
+        distances = np.abs(topics[:, None] - fit.topics).sum(axis=2) / 2
+        return float(distances.min(axis=1).max())
+
+    with_it = worst(5)
+    monkeypatch.setattr(passes, "LONGER_STEP", -1)
+    assert with_it < worst(8)
+
+
 def test_concentrations_of_words_wait_until_topics_are_settled() -> None:
     """For five passes or half of them, but not where a fit goes on."""
 
