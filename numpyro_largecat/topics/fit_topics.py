@@ -56,7 +56,7 @@ def fit_topics(
     num_active: int | None = None,
     inference: Literal["collapsed", "mean_field"] = "collapsed",
     method: Literal["memoized", "stochastic"] = "memoized",
-    num_passes: int = 5,
+    num_passes: int | None = None,
     batch_size: int | None = None,
     start: Literal["documents", "random"] | TopicFit | None = None,
     prior: TopicFit | None = None,
@@ -127,9 +127,10 @@ def fit_topics(
             "mean_field": from the best q(pi) q(phi), which is the paper's.
         method: "memoized" or "stochastic".
         num_passes: Visits of each document, at least 1; two more each time that a learned number
-            of topics falls. Few long documents need more than 5: see ``last_rise`` of the fit.
-            Before the fifth pass topics go on as far again as in the fourth, if they are
-            "collapsed" and new, and K is given; that pass may lower the bound.
+            of topics falls. None for 8, or 5 where there is a longer step: where new "collapsed",
+            "memoized" topics, K of them, are chosen from more, they go on before the fifth pass as
+            far again as in the fourth. That pass may lower the bound. Few long documents need
+            more: see ``last_rise`` of the fit.
         batch_size: Documents in a batch, at least 1. None for 512, or where there are fewer than
             1,000 documents for a fifteenth of them: with few visits of all batches some topics may
             be mixed, if a topic has few documents.
@@ -190,7 +191,8 @@ def fit_topics(
         check_one_of("num_topics", num_topics, ("learned",), or_else=" or a number")
     else:
         num_topics = check_count("num_topics", num_topics, 1)
-    check_count("num_passes", num_passes, 1)
+    if num_passes is not None:
+        check_count("num_passes", num_passes, 1)
     batch_size = _batch_size(batch_size, len(corpus))
     check_one_of("inference", inference, tuple(INFERENCE))
     _check_options(options, method)
@@ -199,6 +201,8 @@ def fit_topics(
             f"`after_pass` must be a function of the fit so far; got {describe(after_pass)}."
         )
     asked = Asked(num_topics, concentration, word_concentration, start, prior)
+    if num_passes is None:
+        num_passes = _default_passes(asked, inference, method, options)
     with attach_result():
         learns = learns_of(asked, inference, method)
         beginning = begin(asked, learns, corpus, options, num_passes)
@@ -336,6 +340,14 @@ def _batch_size(asked: int | None, num_documents: int) -> int:
     if num_documents >= FEW_DOCUMENTS:
         return BATCH_SIZE
     return max(1, -(-num_documents // LEAST_BATCHES))
+
+
+def _default_passes(asked: Asked, inference: str, method: str, options: Options) -> int:
+    """Fewer where a longer step spares some of them, see ``passes``."""
+    goes_on = asked.prior is not None or isinstance(asked.start, TopicFit)
+    is_chosen = asked.num_topics not in ("learned", options.num_candidates)
+    has_step = inference == "collapsed" and method == "memoized" and is_chosen and not goes_on
+    return 5 if has_step else 8
 
 
 def _warn_of_one_batch(corpus: Corpus, num_batches: int) -> None:

@@ -99,12 +99,11 @@ def _end_pass(
 def _has_longer_step(problem: Problem) -> bool:
     """Whether counts once go on as far again as a pass has moved them.
 
-    Topics then shed in one pass what in some passes they would, of words that they took from others
-    while there were candidates. A fit that goes on from topics begins where such passes end, and
-    numbers of topics are tried without.
+    In the passes after the choice among candidates, topics slowly shed words that were shared with
+    those that left; the step spares some of these passes. Numbers of topics are tried without it.
     """
-    is_collapsed = problem.local_step.always_keeps
-    return is_collapsed and problem.candidates.num_topics is not None and not problem.goes_on
+    is_collapsed, candidates = problem.local_step.always_keeps, problem.candidates
+    return is_collapsed and candidates.num_passes > 0 and candidates.num_topics is not None
 
 
 def _choose_or_learn_number(

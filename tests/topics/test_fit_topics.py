@@ -15,6 +15,7 @@ from numpyro_largecat.data.checkpoints import Checkpoints
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.topics import (
     Options,
+    memory,
     passes,
     topic_table,
 )
@@ -344,6 +345,26 @@ def test_counts_go_on_as_far_again_before_the_fifth_pass(monkeypatch) -> None:
     assert [np.allclose(x, expected, atol=1e-4) for x in of_last_passes] == [True, False, False]
     np.testing.assert_allclose(tables[-4], after[3], atol=1e-4)
     assert (2 * after[3] - after[2]).min() < -1e-4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"inference": "mean_field"},
+        {"method": "stochastic", "word_concentration": 0.1},
+        {"options": Options(num_candidates=K)},
+    ],
+)
+def test_what_has_no_longer_step_has_eight_passes(change, monkeypatch) -> None:
+    """Five are enough for collapsed topics alone, which are chosen from more and take the step."""
+    steps = []
+    monkeypatch.setattr(memory.Memory, "go_on_as_far_again", lambda _: steps.append(1))
+    for changes, expected in (({}, (5, 1)), (change, (8, 0))):
+        steps.clear()
+        passed: list[TopicFit] = []
+        options = dict(num_active=2, batch_size=16, after_pass=passed.append) | changes
+        fit_module.fit_topics(KEY, topic_corpus(30), K, progress_bar=False, **options)
+        assert (len(passed), min(len(steps), 1)) == expected
 
 
 @pytest.mark.slow
