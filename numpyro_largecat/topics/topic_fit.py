@@ -94,9 +94,8 @@ class TopicFit:
         largest = np.argsort(-tokens, kind="stable")[: min(SHOWN, (tokens >= 0.5).sum())]
         lines = [f"TopicFit, {num_topics} topics of {num_words} words"]
         if self.last_rise is not None:
-            change = "raised" if self.last_rise >= 0 else "lowered"
-            size = f"{abs(self.last_rise):.5f} nats per token"
-            lines[0] += f"; the last of {len(self.bounds)} passes {change} the bound by {size}"
+            change = f"{self.last_rise:+.5f} nats per token"
+            lines[0] += f"; the last of {len(self.bounds)} passes changed the bound by {change}"
         for k in largest:
             probs = self.posterior[k] / self.posterior[k].sum()
             text = " ".join(str(w.word) for w in self._words_of(probs, probs, 8))

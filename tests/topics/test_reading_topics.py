@@ -56,12 +56,12 @@ def test_a_fit_prints_its_topics(fit, monkeypatch) -> None:
     assert repr(fit).splitlines() == [head, *lines[:2], "..."]
 
 
-def test_a_fit_prints_by_how_much_the_last_pass_raised_the_bound(fit) -> None:
+def test_a_fit_prints_by_how_much_the_last_pass_changed_the_bound(fit) -> None:
     rise = (fit.bounds[-1] - fit.bounds[-2]) / CORPUS.num_tokens
     assert fit.last_rise == pytest.approx(rise, rel=1e-9)
     for value, text in (
-        (0.01234, "raised the bound by 0.01234"),
-        (-0.5, "lowered the bound by 0.5"),
+        (0.01234, "changed the bound by +0.01234 nats"),
+        (-0.5, "changed the bound by -0.50000 nats"),
     ):
         head = repr(dataclasses.replace(fit, last_rise=value)).splitlines()[0]
         assert f"; the last of 5 passes {text}" in head and head.endswith(" nats per token")
