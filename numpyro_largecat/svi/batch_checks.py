@@ -24,6 +24,8 @@ from numpyro_largecat.plates.row_subset import refuse_repeated_rows
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.labels import Labels, labels_of
 from numpyro_largecat.svi.unscaled_sites import (
+    is_factor,
+    observed_of,
     plate_of_batch,
     refuse_unscaled,
     unscaled_sites,
@@ -124,20 +126,22 @@ def check_scale(
 
     ``sizes`` are the numbers of all rows and of those of a batch, whose arrays are all by row.
     Where they are None, a plate of data tells them that has some of its rows, as many as an array
-    of the batch; without one nothing is said. What has no axis of so many rows is then other data
-    that comes with each batch.
+    of the batch; without one nothing is said. What has no axis of so many rows, and is no factor of
+    such an array, is then other data that comes with each batch.
 
     Cost: two runs of the model on the batch, of which nothing but scales is computed.
     """
 
-    def sites_with(batch: tuple[Any, ...]) -> Sites:
-        return sites_of(model, (*args, *batch), kwargs, touched=TouchedRows())
-
-    lengths = {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.ndim(leaf)}
+    leaves, form = jax.tree.flatten(batch)
+    lengths = {np.shape(leaf)[0] for leaf in leaves if np.ndim(leaf)}
     seen: list[tuple[int, int] | None] = []
 
-    def unscaled(batch: tuple[Any, ...]) -> dict[str, Array]:
-        sites = sites_with(batch)
+    def sites_with(leaves: dict[int, Any]) -> Sites:
+        batch = jax.tree.unflatten(form, [leaves[i] for i in range(len(leaves))])
+        return sites_of(model, (*args, *batch), kwargs, touched=TouchedRows())
+
+    def unscaled(leaves: dict[int, Any]) -> dict[str, Array]:
+        sites = sites_with(leaves)
         known = plate_of_batch(sites, lengths) if sizes is None else sizes
         seen[:] = [known]
         if known is None or known[0] == known[1]:
@@ -145,28 +149,35 @@ def check_scale(
         found = unscaled_sites(sites, known[1])
         if sizes is not None:
             return found
-        return {n: x for n, x in found.items() if known[1] in np.shape(sites[n]["value"])}
+        return {
+            name: is_wrong
+            for name, is_wrong in found.items()
+            if is_factor(sites[name]) or known[1] in np.shape(sites[name]["value"])
+        }
 
-    found = compiled(unscaled)(batch)
+    every = dict(enumerate(leaves))
+    found = compiled(unscaled)(every)
     suspects = [name for name, is_wrong in found.items() if is_wrong]
     if seen[0] is not None:
-        _refuse_what_is_of_the_batch(suspects, sites_with, batch, *seen[0])
+        by_row = {i: x for i, x in every.items() if np.shape(x)[:1] == (seen[0][1],)}
+        _refuse_what_is_of_the_batch(suspects, lambda x: sites_with(every | x), by_row, *seen[0])
 
 
 def _refuse_what_is_of_the_batch(
     suspects: list[str], sites: Callable[[Any], Sites], batch: Any, size: int, batch_size: int
 ) -> None:
     """Refuse those of the suspects that observe what follows from the batch."""
+    found: Sites = {}
 
     def observed(batch: Any) -> list[Array]:
-        values = sites(batch)
-        return [jnp.asarray(values[name]["value"]) for name in suspects]
+        found.update(sites(batch))
+        return [observed_of(found[name]) for name in suspects]
 
     if not suspects:
         return
     for name, inputs in zip(suspects, eval_provenance(observed, batch=batch), strict=True):
         if inputs:  # it is not the same in each step
-            refuse_unscaled(name, size, batch_size)
+            refuse_unscaled(name, found[name], size, batch_size)
 
 
 def _check_row_ids(name: str, ids: Labels, seen: _SeenLabels, batches: ArrayBatches) -> None:

@@ -52,17 +52,33 @@ def plate_of_batch(sites: Sites, lengths: set[int]) -> tuple[int, int] | None:
     return max((pair for pair in sizes if pair[0] != pair[1] and pair[1] in lengths), default=None)
 
 
-def refuse_unscaled(name: str, size: int, batch_size: int) -> None:
+def is_factor(site: Site) -> bool:
+    """Whether ``numpyro.factor`` made a site."""
+    return isinstance(site["fn"], dist.Unit)
+
+
+def observed_of(site: Site) -> Array:
+    """What a site observes; of a factor, which observes nothing, the factor's logarithm."""
+    return jnp.asarray(site["fn"].log_factor if is_factor(site) else site["value"])
+
+
+def refuse_unscaled(name: str, site: Site, size: int, batch_size: int) -> None:
     """Raise for a site that ``unscaled_sites`` has found.
 
     Raises:
         ValueError: Always.
     """
+    scale, fix = f"{size} / {batch_size}", ""
+    if is_factor(site):
+        fix = (
+            " If its value is scaled already, take the scale out of it and put the factor inside "
+            f"`with numpyro.handlers.scale(scale={scale}):`."
+        )
     raise ValueError(
         f"site '{name}' observes {batch_size} of the {size} rows of `batches` in each step, but is "
-        f"in no plate that knows it, so it is not scaled by {size} / {batch_size}. Open it inside "
+        f"in no plate that knows it, so it is not scaled by {scale}. Open it inside "
         f'`with lc.data_plate("data", {size}, rows) as rows:`, with `rows` the last array of each '
-        "batch."
+        f"batch.{fix}"
     )
 
 
@@ -72,9 +88,7 @@ def _is_shared(site: Site, classes: set[str], batch_size: int) -> bool:
     A latent site of a minibatch's own has a plate, or an axis if it is in no class plate, of a
     multiple of ``batch_size``.
     """
-    if site["is_observed"] and not (
-        isinstance(site["fn"], dist.Unit) and plates_of(site) & classes
-    ):
+    if site["is_observed"] and not (is_factor(site) and plates_of(site) & classes):
         return False
     sizes = {frame.size for frame in site["cond_indep_stack"] if frame.name not in classes}
     if not plates_of(site) & classes:

@@ -385,6 +385,32 @@ def test_minibatches_of_any_kind_must_be_scaled_and_data_of_classes_need_not(kin
         check_as_run(with_forgotten_plate, given())
 
 
+FORMS = {"by row": lambda factor: factor, "summed": jnp.sum, "scaled inside": lambda f: 3 * f.sum()}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["arrays", "streamed", "iterator"])
+def test_factors_of_a_minibatch_must_be_scaled(kind, form):
+    """Outside of all plates, also beside a site that is scaled; and by what NumPyro can see."""
+
+    def model(around, x, y, rows):
+        forgotten_rows([whole], True, x, y, rows)
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        numpyro.factor("penalty", -(a**2))  # is of no row
+        with around:
+            numpyro.factor("f", FORMS[form](-((x - a) ** 2)))
+
+    def given():
+        arrays = lc.ArrayBatches(X, Y, batch_size=4)
+        streamed = lc.StreamedBatches(X, Y, batch_size=4)
+        every = {"arrays": arrays, "streamed": streamed, "iterator": map(streamed.batch, range(9))}
+        return every[kind]
+
+    check_as_run(partial(model, numpyro.handlers.scale(scale=3.0)), given())
+    with pytest.raises(ValueError, match=r"'f' observes 4 of the 12.*handlers.scale\(scale=12 / 4"):
+        check_as_run(partial(model, ExitStack()), given())
+
+
 def test_a_run_on_a_stream_checks_how_its_first_minibatch_is_scaled():
     batches = lc.StreamedBatches(X, Y, batch_size=4)
     for given in (batches, map(batches.batch, range(9))):
@@ -397,6 +423,7 @@ def test_other_data_that_come_with_each_minibatch_are_not_refused():
 
     def with_labelled(labelled, x, rows):
         a = numpyro.sample("a", dist.Normal(0, 1))
+        numpyro.factor("same", -((labelled - a) ** 2).sum())
         with numpyro.plate("labelled", 5):
             numpyro.sample("l", dist.Normal(a, 1), obs=labelled)
         with lc.data_plate("data", N, rows):
