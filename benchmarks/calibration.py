@@ -119,7 +119,7 @@ def calibrate(method: Method, sizes: Sizes, progress_bar: bool = True) -> lc.Cal
         x,
         rng_key=jax.random.key(0),
         num_sets=sizes.num_sets,
-        quantities=lambda v: {"weight": v["w"], "contrast": v["w"][1:] - v["w"][:-1]},
+        quantities=lambda v, _: {"weight": v["w"], "contrast": v["w"][1:] - v["w"][:-1]},
         progress_bar=progress_bar,
     )
 

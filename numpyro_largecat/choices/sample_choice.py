@@ -15,7 +15,7 @@ from numpyro_largecat._checks import check_integers, fits
 from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtilityBound
 from numpyro_largecat.choices.choice_distribution import ChoiceDistribution
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily, error_family
-from numpyro_largecat.choices.kept_per_row import kept_per_row, on_all_classes
+from numpyro_largecat.choices.kept_per_row import KeptPerRow, kept_per_row, on_all_classes
 from numpyro_largecat.choices.own_values import (
     OwnValues,
     Utilities,
@@ -23,7 +23,14 @@ from numpyro_largecat.choices.own_values import (
     no_statements,
     refuse_names,
 )
-from numpyro_largecat.choices.update_rules import Followed, MeanOfVisits, Own, UpdateRule
+from numpyro_largecat.choices.update_rules import (
+    Followed,
+    GaussianNaturalGradient,
+    MeanOfVisits,
+    NaturalGradient,
+    Own,
+    UpdateRule,
+)
 from numpyro_largecat.choices.utility_categorical import UtilityCategorical
 from numpyro_largecat.handlers.internals import open_plates
 from numpyro_largecat.plates.class_subset import ClassSubset, check_class_subset
@@ -142,7 +149,8 @@ def sample_choice(
     Raises:
         ValueError: If a subset of classes is used without ``rows``, outside their plate, or with
             shapes that do not match; if ``variances`` or ``follow`` are given with another
-            ``noise`` than "gumbel", or both; if the utilities do not depend on a value to follow.
+            ``noise`` than "gumbel", or both; if the utilities do not depend on a value to follow;
+            if ``update_rule`` is one of the other kind of local variable.
         TypeError: If ``obs`` are not integers, or ``classes`` or ``rows`` not what their plates
             give; if ``follow`` is given without a function, a function without it, or one that
             holds statements or takes several arguments, or has names.
@@ -212,6 +220,7 @@ def sample_choice(
     whole = list(shape)
     whole[rows.dim] = rows.size
     kept = kept_per_row(choice.utilities, classes, family, obs, variances)
+    _check_rule(name, update_rule, kept)
     followed = Followed(classes.outer_name, *choice.label_entries(obs), kept.at_distance)
     if of_values is not None:
         own = OwnValues.of(name, of_values, follow, shape)
@@ -268,6 +277,16 @@ def _outside_of_plate(name: str, rows: RowSubset, shape: tuple[int, ...]) -> Val
         f"site '{name}' must be inside its data plate: `with lc.data_plate('{rows.name}', ...) "
         f"as rows:`; it is inside plates {around}, and its local variable has shape {shape}."
     )
+
+
+def _check_rule(name: str, rule: UpdateRule | None, kept: KeptPerRow) -> None:
+    """Refuse a rule of this package for a local variable of the other kind."""
+    wanted = type(kept.update_rule)
+    if isinstance(rule, NaturalGradient | GaussianNaturalGradient) and not isinstance(rule, wanted):
+        raise ValueError(
+            f"`update_rule` of site '{name}' must move its '{kept.suffix}', as "
+            f"`lc.update_rules.{wanted.__name__}()` does with these errors; got {rule!r}."
+        )
 
 
 def _with_all_classes(

@@ -20,7 +20,7 @@ from numpyro_largecat._checks import (
     is_concrete,
 )
 from numpyro_largecat._conversions import NO_ID, as_ids_or_none
-from numpyro_largecat.handlers.internals import is_substituted
+from numpyro_largecat.handlers.internals import is_substituted, open_plates
 from numpyro_largecat.handlers.plate_facts import PlateFacts, RowsReply, ask_for_rows
 from numpyro_largecat.handlers.sites import is_latent
 from numpyro_largecat.plates.entity_counts import EntityCounts
@@ -54,6 +54,9 @@ class entity_plate(indexed_plate):
     **Entities without observations** are never touched: their guide stays as it was initialised,
     not at the prior. Fold them in by their first rows, see the page on entities.
 
+    **A site is in one such plate.** Of two, entities that are read together would come together, so
+    that the product of their weights is not 1 on average: give pairs a plate of their own.
+
     Without ``ids`` the plate is full: all entities in order, weight 1, as MCMC needs them.
 
     Shapes: the plate has M = min(number of ids, U) rows, of which repeated ids leave some padded,
@@ -73,7 +76,8 @@ class entity_plate(indexed_plate):
     Raises:
         TypeError: If ``ids`` are not integers, or ``counts`` are no ``EntityCounts``.
         ValueError: If an id is out of range, if ``counts`` are of another number of entities, or if
-            the guide opened a plate of the same name that holds other rows. (Under ``jit``, where
+            the guide opened a plate of the same name that holds other rows, or if a site is in two
+            entity plates with ``ids``. (Under ``jit``, where
             ids are not known, the log density is NaN. It is NaN for an entity that has no count
             too, as one of held-out rows may have none.)
 
@@ -117,8 +121,10 @@ class entity_plate(indexed_plate):
         return self.entities
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
-        """Also refuse values from elsewhere, whose rows are those of no known entities."""
+        """Also refuse values from elsewhere, and sites of two such plates."""
         super().postprocess_message(msg)
+        if self._is_own and msg["type"] == "sample":
+            self._refuse_pairs(msg)
         if self._is_own and is_latent(msg) and is_substituted(msg):
             raise ValueError(
                 f"site '{msg['name']}' inside plate '{self.name}' gets its value from a handler, "
@@ -127,6 +133,19 @@ class entity_plate(indexed_plate):
                 f"`lc.entity_plate('{self.name}', {self.size})`, which `rows_of` reads by the same "
                 "ids."
             )
+
+    def _refuse_pairs(self, msg: dict[str, Any]) -> None:
+        """Refuse a site of two plates: entities that are read together come together."""
+        names = {frame.name for frame in msg["cond_indep_stack"]}
+        for plate in open_plates():
+            other = isinstance(plate, entity_plate) and plate is not self and plate._is_own
+            if other and plate.name in names:
+                raise ValueError(
+                    f"site '{msg['name']}' is inside the entity plates '{self.name}' and "
+                    f"'{plate.name}', whose weights would count pairs that are read together too "
+                    "often. Number the pairs that occur, and give these an entity plate of their "
+                    "own."
+                )
 
 
 def _choose_entities(

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array
 from numpy.typing import NDArray
-from numpyro.handlers import seed, trace
+from numpyro.handlers import seed, substitute, trace
+from numpyro.ops.provenance import eval_provenance
 
 from numpyro_largecat._checks import check_count, check_random_key, describe
 from numpyro_largecat._progress_bar import progress_bar as open_bar
@@ -105,7 +107,7 @@ def simulation_based_calibration(
     *args: Any,
     rng_key: Array,
     num_sets: int = 50,
-    quantities: Callable[[Values], Values] | None = None,
+    quantities: Callable[[Values, Values], Values] | None = None,
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Calibration:
@@ -134,8 +136,10 @@ def simulation_based_calibration(
         *args: Arguments of ``model``, without observations.
         rng_key: A JAX random key.
         num_sets: Number of data sets, at least 2.
-        quantities: What to rank: from the values of the sites of one draw, by name, the values of
-            quantities, by name. By default all latent sites that ``fit`` draws.
+        quantities: What to rank: from one draw of the sites that ``fit`` draws, by name, and from
+            what ``fit`` got, with the data that were made, the values of quantities, by name. One
+            that reads both, such as the log likelihood, sees posteriors that leave out data. By
+            default all latent sites that ``fit`` draws.
         progress_bar: Whether to show the sets done.
         **kwargs: Keyword arguments of ``model``.
 
@@ -144,10 +148,11 @@ def simulation_based_calibration(
         done so far as ``result_so_far``.
 
     Raises:
-        ValueError: If ``fit`` draws what is no latent site of the model, or another number of draws
-            than before; if a quantity is not finite, or has another shape than that of the truth;
-            if ``num_sets`` is below 2.
-        TypeError: If ``fit`` returns no mapping.
+        ValueError: If the model is given observations of what it draws, or has factors of it, so
+            that its draws are not from its prior; if ``fit`` draws what is no latent site of the
+            model, or another number of draws than before; if a quantity is not finite, or has
+            another shape than that of the truth; if ``num_sets`` is below 2.
+        TypeError: If ``fit`` or ``quantities`` returns no mapping.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -172,6 +177,7 @@ def simulation_based_calibration(
     """
     check_random_key("rng_key", rng_key)
     num_sets = check_count("num_sets", num_sets, 2)
+    _refuse_what_is_given(model, rng_key, args, kwargs)
     done: list[Calibration] = []  # of one data set each
 
     def so_far() -> tuple[Calibration, str] | None:
@@ -186,13 +192,52 @@ def simulation_based_calibration(
             _check_draws(draws, latent, done[0].num_draws if done else None)
             truth = {name: made[name] for name in draws}
             if quantities is not None:
-                truth, draws = quantities(truth), jax.vmap(quantities)(dict(draws))
+                truth, draws = _quantities_of(quantities, truth, dict(draws), made)
             number = len(next(iter(draws.values())))
             ranks = {
                 name: _ranks(name, value, draws[name], tie_key) for name, value in truth.items()
             }
             done.append(Calibration(ranks, number))
     return _joined(done)
+
+
+def _refuse_what_is_given(
+    model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Refuse observations and factors of what is drawn, which draws from the prior do not heed."""
+    sites = of_type("sample", trace(seed(model, rng_key)).get_trace(*args, **kwargs))
+    given = [name for name, site in sites.items() if site["is_observed"]]
+
+    def log_probs(drawn: Values) -> list[Array]:
+        run = seed(substitute(model, drawn), rng_key)
+        again = trace(run).get_trace(*args, **kwargs)
+        return [again[name]["fn"].log_prob(again[name]["value"]) for name in given]
+
+    if not given:
+        return
+    drawn = {name: site["value"] for name, site in sites.items() if not site["is_observed"]}
+    for name, inputs in zip(given, eval_provenance(log_probs, drawn=drawn), strict=True):
+        if inputs and isinstance(sites[name]["fn"], dist.Unit):
+            raise ValueError(
+                f"site '{name}' of the model is a factor of what it draws, which draws from its "
+                "prior do not heed, so ranks would not be uniform. Write it as a `numpyro.sample` "
+                "statement; or compare the fit with MCMC."
+            )
+        if inputs:
+            raise ValueError(
+                f"site '{name}' of the model is given what it observes, and must be drawn: leave "
+                "out its observations."
+            )
+
+
+def _quantities_of(
+    quantities: Callable[[Values, Values], Values], truth: Values, draws: Values, made: Values
+) -> tuple[Values, Values]:
+    """Quantities of the truth and of the draws."""
+    found = quantities(truth, dict(made))
+    if not isinstance(found, Mapping) or not found:
+        raise TypeError(f"`quantities` must return values by name; got {describe(found)}.")
+    return dict(found), jax.vmap(lambda draw: quantities(draw, dict(made)))(draws)
 
 
 def _made_up(

@@ -131,7 +131,6 @@ def check_scale(
 
     Cost: two runs of the model on the batch, of which nothing but scales is computed.
     """
-
     leaves, form = jax.tree.flatten(batch)
     lengths = {np.shape(leaf)[0] for leaf in leaves if np.ndim(leaf)}
     seen: list[tuple[int, int] | None] = []

@@ -183,7 +183,8 @@ class Plan:
         if self.shapes is None:
             raise RuntimeError(
                 "SubsampledSVI learns the sites of model and guide in `init`: call it once before, "
-                "with arguments like these."
+                "`svi.init(rng_key, *args)` with arguments of the model, such as a minibatch, "
+                "`batches.batch(0)`; or read a saved fit by `svi.load(folder, *args)`."
             )
         return self.shapes
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 from numpyro.handlers import block, substitute
 
+from numpyro_largecat._checks import describe
 from numpyro_largecat.choices.update_rules import Followed
 from numpyro_largecat.handlers.both_words import draw_by_both_words
 from numpyro_largecat.handlers.note_draws import Noted, note_draws, replay_keys
@@ -143,8 +144,8 @@ class RowLoss:
             distance = lax.stop_gradient(self._distance(particle, name, follow))
             # There is none of a class that is not available, or around an infinite mean.
             distance = jnp.where(jnp.isfinite(distance), distance, 0)
-        rule = param.rule.update(value, state, lambda value: statistic(value, distance))
-        new = lax.stop_gradient(RuledParam(*rule))
+        moved = param.rule.update(value, state, lambda value: statistic(value, distance))
+        new = lax.stop_gradient(_checked_move(name, value, state, moved))
         particle.moved[name] = jax.tree.map(lambda x: param.merge(x, self.touched), new)
         return new.value if follow is None else follow.at_distance(new.value, distance)
 
@@ -267,6 +268,18 @@ class RowLoss:
 
     def _spread(self, name: str, stored: Array) -> Array:
         return self.plan.stored[name].spread(stored, self.touched)
+
+
+def _checked_move(name: str, value: Array, state: Any, moved: Any) -> RuledParam:
+    """What an update rule gave, which must have the shapes of what it got."""
+    need = f"`update_rule` of param '{name}' must return the moved rows and their state"
+    if not isinstance(moved, tuple) or len(moved) != 2:
+        raise TypeError(f"{need}, a pair; got {describe(moved)}.")
+    new = RuledParam(*moved)
+    wanted, got = (jax.tree.map(jnp.shape, x) for x in ((value, state), tuple(new)))
+    if wanted != got:
+        raise ValueError(f"{need} in the shapes that it got, {wanted}; got {got}.")
+    return new
 
 
 def _mutable_values(sites: Sites) -> dict[str, Any]:

@@ -320,7 +320,29 @@ def a_plate_as_classes_of_a_distribution():
     lc.UtilityCategorical(X[:, None] * plate.classes.indices, plate)
 
 
+def with_rule(rule, noise):
+    def model():
+        classes, utilities = subset_and_utilities()
+        with lc.data_plate("data", NUM_ROWS, ROWS) as rows:
+            how = {"noise": noise, "update_rule": rule}
+            lc.sample_choice("y", utilities, classes=classes, rows=rows, obs=Y, **how)
+
+    model.__name__ = f"{type(rule).__name__}_with_{noise}"
+    return model
+
+
+WRONG_RULES = [
+    (with_rule(rule, noise), ValueError, f"`update_rule` of site 'y' must move its '{kept}', as")
+    for rule, noise, kept in (
+        (lc.update_rules.GaussianNaturalGradient(), "gumbel", "u"),
+        (lc.update_rules.GaussianNaturalGradient(), "logistic", "u"),
+        (lc.update_rules.NaturalGradient(), "normal", "error"),
+    )
+]
+
+
 BAD = [
+    *WRONG_RULES,
     (without_rows, ValueError, "site 'y' keeps a local variable.*but has no `rows`.*data_plate"),
     (outside_the_plate, ValueError, r"site 'y' must be inside its data plate.*'data'"),
     (

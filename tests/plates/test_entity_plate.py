@@ -218,6 +218,20 @@ def test_weights_are_on_the_dimension_of_the_plate() -> None:
     np.testing.assert_allclose(site["scale"], [[4 / 3], [4 / 3], [0]], rtol=1e-6)
 
 
+def test_a_site_of_two_such_plates_is_refused() -> None:
+    """The product of two weights is not 1 on average; a full plate has none."""
+
+    def model(is_full=False):
+        ids = (None, None) if is_full else (np.array([70, 20, 70]), COUNTS)
+        users = lc.entity_plate("users", 99, np.array([70, 20, 70]), COUNTS, dim=-2)
+        with users, lc.entity_plate("words", 99, *ids, dim=-1):
+            numpyro.sample("v", dist.Normal(0, 1))
+
+    with pytest.raises(ValueError, match="'v' is inside the entity plates 'users' and 'words'"):
+        handlers.seed(model, 0)()
+    handlers.seed(model, 0)(is_full=True)
+
+
 @pytest.mark.slow
 def test_a_step_touches_the_rows_of_its_entities_alone() -> None:
     """Those that no observation of the batch reads stay as they were, and so does their state."""

@@ -438,3 +438,37 @@ def test_other_data_that_come_with_each_minibatch_are_not_refused():
     rows = np.array([7, 2, 1, 11])
     for model, batch in ((with_labelled, (X[:5], X[rows], rows)), (of_all, (X,))):
         check_as_run(model, iter([batch]))
+
+
+class Rule:
+    """Moves rows as a function says, and has no state."""
+
+    def __init__(self, move):
+        self.move = move
+
+    def init(self, value):
+        return ()
+
+    def update(self, value, state, statistic):
+        return self.move(value)
+
+
+@pytest.mark.parametrize(
+    ("move", "error", "message"),
+    [
+        (lambda value: value, TypeError, "the moved rows and their state, a pair; got"),
+        (lambda value: (value[:1], ()), ValueError, r"\(\(4,\), \(\)\); got \(\(1,\), \(\)\)"),
+        (lambda value: (value, value), ValueError, r"\(\(4,\), \(\)\); got \(\(4,\), \(4,\)\)"),
+    ],
+)
+def test_a_rule_must_give_what_it_got(move, error, message):
+    def model(x, y, rows):
+        with lc.class_plate("classes", K, y, 5) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        with lc.data_plate("data", N, rows) as rows:
+            how = {"classes": classes, "rows": rows, "update_rule": Rule(move)}
+            lc.sample_choice("y", x[:, None] * w, obs=y, **how)
+
+    batches = lc.ArrayBatches(X, Y, batch_size=4)
+    with pytest.raises(error, match=f"`update_rule` of param 'y_u' must return .*{message}"):
+        svi_of(model).run(random.key(0), 1, batches=batches, progress_bar=False)
