@@ -136,7 +136,10 @@ class Corpus:
         check_numbers("counts", matrix)
         names = None if vocabulary is None else in_order(vocabulary)
         wide = np.int64 if matrix.dtype.kind in "iub" else np.float64
-        matrix = matrix.astype(wide).tocsr().copy()  # so that no sum of duplicates wraps
+        matrix = matrix.astype(wide)  # so that no sum of duplicates wraps
+        if matrix.format == "coo":
+            matrix.has_canonical_format = True  # so that none are summed yet
+        matrix = matrix.tocsr().copy()
         matrix.eliminate_zeros()
         if ((matrix.data >= 0) & ~has_fraction(matrix.data)).all():  # else they may hide others
             matrix.sum_duplicates()

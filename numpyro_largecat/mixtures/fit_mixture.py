@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -240,9 +241,20 @@ def _start_statistics(
     if old.shape != new.shape or not np.allclose(old, new):
         raise ValueError(
             "`start` must be a fit whose family has the same features, such as a GaussianFamily "
-            f"with the same `loc`; got {start.family!r}, for {family!r}."
+            f"with the same `loc`; got {start.family!r}, for {family!r}"
+            f"{_first_difference(start.family, family)}."
         )
     return Statistics(start.counts, start.statistics)
+
+
+def _first_difference(old: ConjugateFamily, new: ConjugateFamily) -> str:
+    """The first hyperparameter of equal shape whose values differ, in words."""
+    for name, value in vars(new).items():
+        before: Any = vars(old).get(name)
+        if np.shape(before) == np.shape(value) and not np.array_equal(before, value):
+            show = partial(np.array2string, precision=4, threshold=6)
+            return f"; `{name}` is {show(np.asarray(before))} and {show(np.asarray(value))}"
+    return ""
 
 
 def _check_kinds(x: Any, family: Any, mixing: Any, options: Any) -> None:

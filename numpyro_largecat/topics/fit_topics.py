@@ -123,8 +123,9 @@ def fit_topics(
         num_active: Largest number L of topics of a word in a document, in [1, K]; None for 8, or
             K if that is less.
         inference: "collapsed": a token's topics follow from what all others, in its document and
-            of its word, say of them (CVB0, Asuncion et al.), which gives better topics.
-            "mean_field": from the best q(pi) q(phi), which is the paper's.
+            of its word, say of them (CVB0, Asuncion et al.), which gives better topics of texts.
+            "mean_field": from the best q(pi) q(phi), which is the paper's; better where words are
+            few and repeat in each document.
         method: "memoized" or "stochastic".
         num_passes: Visits of each document, at least 1; two more each time that a learned number
             of topics falls. None for 8, or 5 where there is a longer step: where new "collapsed",
@@ -228,6 +229,7 @@ def fit_topics(
                 method=method,
                 options=options,
                 start=start,
+                prior=prior,
             )
         saved = None
         if goes_on:

@@ -37,19 +37,24 @@ def settings_of(
     method: str,
     options: Options,
     start: Any,
+    prior: TopicFit | None,
 ) -> dict[str, Any]:
-    """What must be the same in a fit that goes on. Reads the corpus once."""
+    """What must be the same in a fit that goes on. Reads the corpus once.
+
+    What others follow from comes first: the first that differs is named.
+    """
     entries = corpus.offsets, corpus.words, corpus.counts, "\n".join(corpus.vocabulary or ())
     return {
         "rng_key": fingerprint(rng_key),
         "corpus": [corpus.num_documents, corpus.num_words, fingerprint(entries)],
         "number of topics": num_topics,
+        "inference": inference,
+        "method": method,
+        "prior": None if prior is None else fingerprint(prior.posterior),
         "concentration": "learned" if learns.topics else fingerprint(priors.topics),
         "word_concentration": "learned" if learns.words else fingerprint(priors.words.each),
         "num_active": num_active,
         "batch_size": batch_size,
-        "inference": inference,
-        "method": method,
         "start": fingerprint(start.posterior) if isinstance(start, TopicFit) else start,
         "options": repr(options),
         "dtype": str(priors.topics.dtype),

@@ -365,8 +365,9 @@ def completion_score(
     """Document completion with point estimates of topics (K, V); see ``TopicFit.score``."""
     if unseen.num_tokens == 0:
         raise ValueError(
-            "`corpus` must have documents with words to hold out, and it has none. Of documents of "
-            "one or two distinct words a `fraction` of 0.2 holds out none: take 0.5."
+            "`corpus` must have documents with words to hold out, and it has none: of n distinct "
+            "words of a document the nearest integer to n times `fraction` are held out. Documents "
+            "of one word cannot be divided; those of two need a `fraction` of 0.5."
         )
     topics = np.asarray(topics, np.float32)
     known = Posterior(jnp.asarray(topics.T), jnp.ones(len(topics)), 0.0)

@@ -125,6 +125,8 @@ def test_a_fit_of_one_of_several_processes_goes_on(fit, tmp_path, monkeypatch) -
         pytest.param(mixture, {"num_active": 1}, "num_active", id="mixture, num_active"),
         pytest.param(mixture, {"batch_size": 30}, "sizes of batches", id="mixture, batches"),
         pytest.param(topics, {"word_concentration": 0.2}, "word_concentration", id="topics"),
+        pytest.param(topics, {"inference": "mean_field"}, "inference", id="topics, inference"),
+        pytest.param(topics, {"method": "stochastic"}, "method", id="topics, method"),
         pytest.param(topics, {"corpus": CORPUS[range(60)]}, "corpus", id="topics, corpus"),
         pytest.param(topics, {"corpus": OTHER_WORDS}, "corpus", id="topics, words"),
         pytest.param(topics, {"corpus": OTHER_NAMES}, "corpus", id="topics, vocabulary"),

@@ -9,7 +9,7 @@ from collections import Counter
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.sparse import coo_array, csr_array
+from scipy.sparse import coo_array, csc_array, csr_array
 
 from numpyro_largecat.data import Corpus, read_lda_c, read_uci_bag_of_words, read_vocabulary
 
@@ -167,6 +167,18 @@ def test_complex_counts_are_refused() -> None:
     for counts in ([1j], np.ones(1, complex)):
         with pytest.raises(TypeError, match=r"`counts` must be whole numbers; got .*complex128"):
             Corpus([0], counts, [0, 1], 1)
+
+
+@pytest.mark.parametrize("counts", [[2, -1], [0.5, 0.5]])
+@pytest.mark.parametrize("form", [coo_array, csr_array, csc_array])
+def test_entries_that_add_up_to_a_count_are_refused(form, counts) -> None:
+    at_one = {coo_array: ([0, 0], [0, 0]), csr_array: ([0, 0], [0, 2]), csc_array: ([0, 0], [0, 2])}
+    data = np.array(counts)
+    given = (data, at_one[form]) if form is coo_array else (data, *at_one[form])
+    with pytest.raises(ValueError, match="whole numbers"):
+        Corpus.from_csr(form(given, shape=(1, 1)))
+    doubled = (abs(data).astype(int) + 1, *given[1:])
+    assert Corpus.from_csr(form(doubled, shape=(1, 1))).counts.tolist() == [sum(doubled[0])]
 
 
 def test_counts_of_one_document_are_told_from_a_corpus() -> None:

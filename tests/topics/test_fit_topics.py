@@ -8,6 +8,7 @@ import signal
 import jax
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 from scipy.special import digamma
 
 from numpyro_largecat.data import Corpus
@@ -367,6 +368,12 @@ def test_what_has_no_longer_step_has_eight_passes(change, monkeypatch) -> None:
         assert (len(passed), min(len(steps), 1)) == expected
 
 
+def worst_distance(topics, fit) -> float:
+    """Total variation of the true topic that is farthest from all that were found."""
+    distances = np.abs(topics[:, None] - fit.topics).sum(axis=2) / 2
+    return float(distances.min(axis=1).max())
+
+
 @pytest.mark.slow
 def test_a_longer_step_finds_topics_in_fewer_passes(monkeypatch) -> None:
     """The worst of twenty made topics is nearer after five passes than without it after eight."""
@@ -377,13 +384,26 @@ def test_a_longer_step_finds_topics_in_fewer_passes(monkeypatch) -> None:
     corpus = Corpus.from_rows([(np.flatnonzero(n), n[n > 0]) for n in found], 500)
 
     def worst(num_passes: int) -> float:
-        fit = fit_topics(KEY, corpus, 20, num_passes=num_passes)
-        distances = np.abs(topics[:, None] - fit.topics).sum(axis=2) / 2
-        return float(distances.min(axis=1).max())
+        return worst_distance(topics, fit_topics(KEY, corpus, 20, num_passes=num_passes))
 
     with_it = worst(5)
     monkeypatch.setattr(passes, "LONGER_STEP", -1)
     assert with_it < worst(8)
+
+
+@pytest.mark.slow
+def test_few_words_that_repeat_are_for_mean_field() -> None:
+    """Eight words, 50 tokens in each document: worst topics are nearer on each of three corpora."""
+    for seed in range(3):
+        rng = np.random.default_rng(100 + seed)
+        topics, shares = rng.dirichlet(np.full(8, 0.3), 4), rng.dirichlet(np.full(4, 0.1), 600)
+        counts = np.stack([rng.multinomial(50, p / p.sum()) for p in shares @ topics])
+        corpus = Corpus.from_csr(csr_array(counts))
+        collapsed, mean_field = (
+            worst_distance(topics, fit_topics(KEY, corpus, 4, inference=inference))
+            for inference in ("collapsed", "mean_field")
+        )
+        assert mean_field < 0.7 * collapsed
 
 
 def test_concentrations_of_words_wait_until_topics_are_settled() -> None:
