@@ -66,6 +66,12 @@ def is_observed(site: Site) -> bool:
     return site["type"] == "sample" and bool(site["is_observed"])
 
 
+def log_factor(site: Site) -> Array | None:
+    """The logarithm that ``numpyro.factor`` adds, before plates and masks; None for other sites."""
+    fn = base_distribution(site["fn"]) if site["type"] == "sample" else None
+    return jnp.asarray(fn.log_factor) if isinstance(fn, dist.Unit) else None
+
+
 def is_continuous_latent(msg: Site) -> bool:
     """Whether a message of a ``sample`` statement is of a continuous site that nothing observes.
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -22,7 +21,13 @@ from numpyro_largecat._checks import (
 )
 from numpyro_largecat._progress_bar import progress_bar as bar_of
 from numpyro_largecat._result_so_far import attach_result, held_signals
-from numpyro_largecat.data.checkpoints import Checkpoints, Reached, has_checkpoint, read_checkpoint
+from numpyro_largecat.data.checkpoints import (
+    Checkpoints,
+    Reached,
+    fingerprint,
+    has_checkpoint,
+    read_checkpoint,
+)
 from numpyro_largecat.data.fit_in_progress import fit_in_progress
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import Objective, Statistics
@@ -242,19 +247,16 @@ def _start_statistics(
         raise ValueError(
             "`start` must be a fit whose family has the same features, such as a GaussianFamily "
             f"with the same `loc`; got {start.family!r}, for {family!r}"
-            f"{_first_difference(start.family, family)}."
+            f"{_differing(start.family, family)}."
         )
     return Statistics(start.counts, start.statistics)
 
 
-def _first_difference(old: ConjugateFamily, new: ConjugateFamily) -> str:
-    """The first hyperparameter of equal shape whose values differ, in words."""
-    for name, value in vars(new).items():
-        before: Any = vars(old).get(name)
-        if np.shape(before) == np.shape(value) and not np.array_equal(before, value):
-            show = partial(np.array2string, precision=4, threshold=6)
-            return f"; `{name}` is {show(np.asarray(before))} and {show(np.asarray(value))}"
-    return ""
+def _differing(old: ConjugateFamily, new: ConjugateFamily) -> str:
+    """The names of hyperparameters that differ, in words."""
+    before = vars(old)
+    names = [n for n, x in vars(new).items() if fingerprint(before.get(n)) != fingerprint(x)]
+    return f", with another {', '.join(f'`{name}`' for name in names)}" if names else ""
 
 
 def _check_kinds(x: Any, family: Any, mixing: Any, options: Any) -> None:

@@ -77,9 +77,9 @@ class entity_plate(indexed_plate):
         TypeError: If ``ids`` are not integers, or ``counts`` are no ``EntityCounts``.
         ValueError: If an id is out of range, if ``counts`` are of another number of entities, or if
             the guide opened a plate of the same name that holds other rows, or if a site is in two
-            entity plates with ``ids``. (Under ``jit``, where
-            ids are not known, the log density is NaN. It is NaN for an entity that has no count
-            too, as one of held-out rows may have none.)
+            entity plates that hold the ids of a minibatch. (Under ``jit``, where ids are not known,
+            the log density is NaN. It is NaN for an entity that has no count too, as one of
+            held-out rows may have none.)
 
     Example:
         >>> import jax.numpy as jnp
@@ -112,6 +112,7 @@ class entity_plate(indexed_plate):
             stands_for=None if given is None else _ratio(given, counts),
         )
         self._is_own = not (facts.is_full or is_chosen or reply.is_shared)
+        self._is_part = self._is_own and facts.stands_for != 1
         rows = self.entities.indices
         super().__init__(name, size, rows, dim, is_shared=reply.is_shared, facts=facts)
 
@@ -123,7 +124,7 @@ class entity_plate(indexed_plate):
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Also refuse values from elsewhere, and sites of two such plates."""
         super().postprocess_message(msg)
-        if self._is_own and msg["type"] == "sample":
+        if self._is_part and msg["type"] == "sample":
             self._refuse_pairs(msg)
         if self._is_own and is_latent(msg) and is_substituted(msg):
             raise ValueError(
@@ -136,10 +137,8 @@ class entity_plate(indexed_plate):
 
     def _refuse_pairs(self, msg: dict[str, Any]) -> None:
         """Refuse a site of two plates: entities that are read together come together."""
-        names = {frame.name for frame in msg["cond_indep_stack"]}
         for plate in open_plates():
-            other = isinstance(plate, entity_plate) and plate is not self and plate._is_own
-            if other and plate.name in names:
+            if isinstance(plate, entity_plate) and plate is not self and plate._is_part:
                 raise ValueError(
                     f"site '{msg['name']}' is inside the entity plates '{self.name}' and "
                     f"'{plate.name}', whose weights would count pairs that are read together too "

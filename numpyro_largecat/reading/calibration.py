@@ -9,19 +9,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jax import Array
 from numpy.typing import NDArray
-from numpyro.handlers import seed, substitute, trace
-from numpyro.ops.provenance import eval_provenance
+from numpyro.handlers import seed, trace
 
 from numpyro_largecat._checks import check_count, check_random_key, describe
 from numpyro_largecat._progress_bar import progress_bar as open_bar
 from numpyro_largecat._result_so_far import attach_result
-from numpyro_largecat.handlers.sites import is_latent, of_type
+from numpyro_largecat.handlers.sites import (
+    Site,
+    Sites,
+    is_latent,
+    log_factor,
+    log_prob_of,
+    of_type,
+)
 
 Values = dict[str, Any]  # of sites, by name
 LEVELS = (0.5, 0.9)  # of the intervals that are printed
+LOOKS = 8  # draws of the model, to see what depends on them
 
 
 class Calibration(NamedTuple):
@@ -204,30 +210,38 @@ def simulation_based_calibration(
 def _refuse_what_is_given(
     model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Refuse observations and factors of what is drawn, which draws from the prior do not heed."""
-    sites = of_type("sample", trace(seed(model, rng_key)).get_trace(*args, **kwargs))
-    given = [name for name, site in sites.items() if site["is_observed"]]
+    """Refuse observations and factors of what is drawn, which draws from the prior do not heed.
 
-    def log_probs(drawn: Values) -> list[Array]:
-        run = seed(substitute(model, drawn), rng_key)
-        again = trace(run).get_trace(*args, **kwargs)
-        return [again[name]["fn"].log_prob(again[name]["value"]) for name in given]
+    Those whose log probability is another in another draw; that of covariates is always the same.
+    """
+    sites: Sites = {}
+    before: Values = {}
+    for key in jax.random.split(rng_key, LOOKS):
+        sites = of_type("sample", trace(seed(model, key)).get_trace(*args, **kwargs))
+        found = {
+            name: np.asarray(log_prob_of(site), float)
+            for name, site in sites.items()
+            if site["is_observed"]
+        }
+        if not found:
+            return
+        for name, value in found.items():
+            if not np.array_equal(value, before.get(name, value), equal_nan=True):
+                raise _given(name, sites[name])
+        before = found
 
-    if not given:
-        return
-    drawn = {name: site["value"] for name, site in sites.items() if not site["is_observed"]}
-    for name, inputs in zip(given, eval_provenance(log_probs, drawn=drawn), strict=True):
-        if inputs and isinstance(sites[name]["fn"], dist.Unit):
-            raise ValueError(
-                f"site '{name}' of the model is a factor of what it draws, which draws from its "
-                "prior do not heed, so ranks would not be uniform. Write it as a `numpyro.sample` "
-                "statement; or compare the fit with MCMC."
-            )
-        if inputs:
-            raise ValueError(
-                f"site '{name}' of the model is given what it observes, and must be drawn: leave "
-                "out its observations."
-            )
+
+def _given(name: str, site: Site) -> ValueError:
+    if log_factor(site) is None:
+        return ValueError(
+            f"site '{name}' of the model is given what it observes, and must be drawn: leave out "
+            "its observations."
+        )
+    return ValueError(
+        f"site '{name}' of the model is a factor of what it draws, which draws from its prior do "
+        "not heed, so ranks would not be uniform. Write it as a `numpyro.sample` statement; or "
+        "compare the fit with MCMC."
+    )
 
 
 def _quantities_of(

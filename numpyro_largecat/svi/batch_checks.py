@@ -18,13 +18,12 @@ from numpyro_largecat._checks import BadDataError, check_finite, check_in_range,
 from numpyro_largecat._conversions import as_ids
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.run_model import sites_of
-from numpyro_largecat.handlers.sites import Sites
+from numpyro_largecat.handlers.sites import Sites, log_factor
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.plates.row_subset import refuse_repeated_rows
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.labels import Labels, labels_of
 from numpyro_largecat.svi.unscaled_sites import (
-    is_factor,
     observed_of,
     plate_of_batch,
     refuse_unscaled,
@@ -151,7 +150,7 @@ def check_scale(
         return {
             name: is_wrong
             for name, is_wrong in found.items()
-            if is_factor(sites[name]) or known[1] in np.shape(sites[name]["value"])
+            if log_factor(sites[name]) is not None or known[1] in np.shape(sites[name]["value"])
         }
 
     every = dict(enumerate(leaves))

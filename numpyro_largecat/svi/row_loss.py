@@ -271,15 +271,28 @@ class RowLoss:
 
 
 def _checked_move(name: str, value: Array, state: Any, moved: Any) -> RuledParam:
-    """What an update rule gave, which must have the shapes of what it got."""
+    """What an update rule gave, which must have the form of what it got."""
     need = f"`update_rule` of param '{name}' must return the moved rows and their state"
-    if not isinstance(moved, tuple) or len(moved) != 2:
+    if not isinstance(moved, tuple | list) or len(moved) != 2:
         raise TypeError(f"{need}, a pair; got {describe(moved)}.")
     new = RuledParam(*moved)
-    wanted, got = (jax.tree.map(jnp.shape, x) for x in ((value, state), tuple(new)))
+    wanted, got = _form((value, state)), _form(tuple(new))
     if wanted != got:
-        raise ValueError(f"{need} in the shapes that it got, {wanted}; got {got}.")
+        raise ValueError(f"{need} in the form that it got, {wanted}; got {got}.")
     return new
+
+
+def _form(tree: Any) -> str:
+    """Structure of a tree, and shapes and kinds of its leaves."""
+    leaves, structure = jax.tree.flatten(tree)
+    each = (f"{_kind(leaf)} {jnp.shape(leaf)}" for leaf in leaves)
+    return f"{', '.join(each)} in {structure}"
+
+
+def _kind(leaf: Any) -> str:
+    dtype = jnp.result_type(leaf)
+    kinds = {"floats": jnp.floating, "integers": jnp.integer}
+    return next((name for name, of in kinds.items() if jnp.issubdtype(dtype, of)), str(dtype))
 
 
 def _mutable_values(sites: Sites) -> dict[str, Any]:

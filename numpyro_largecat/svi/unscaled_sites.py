@@ -6,11 +6,18 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jax import Array
 
 from numpyro_largecat.handlers.plate_facts import plate_facts, row_plates
-from numpyro_largecat.handlers.sites import Site, Sites, of_type, param_options, plates_of, scale_of
+from numpyro_largecat.handlers.sites import (
+    Site,
+    Sites,
+    log_factor,
+    of_type,
+    param_options,
+    plates_of,
+    scale_of,
+)
 
 
 def unscaled_sites(sites: Sites, batch_size: int) -> dict[str, Array]:
@@ -52,14 +59,10 @@ def plate_of_batch(sites: Sites, lengths: set[int]) -> tuple[int, int] | None:
     return max((pair for pair in sizes if pair[0] != pair[1] and pair[1] in lengths), default=None)
 
 
-def is_factor(site: Site) -> bool:
-    """Whether ``numpyro.factor`` made a site."""
-    return isinstance(site["fn"], dist.Unit)
-
-
 def observed_of(site: Site) -> Array:
     """What a site observes; of a factor, which observes nothing, the factor's logarithm."""
-    return jnp.asarray(site["fn"].log_factor if is_factor(site) else site["value"])
+    found = log_factor(site)
+    return jnp.asarray(site["value"]) if found is None else found
 
 
 def refuse_unscaled(name: str, site: Site, size: int, batch_size: int) -> None:
@@ -69,10 +72,11 @@ def refuse_unscaled(name: str, site: Site, size: int, batch_size: int) -> None:
         ValueError: Always.
     """
     scale, fix = f"{size} / {batch_size}", ""
-    if is_factor(site):
+    if log_factor(site) is not None:
         fix = (
             " If its value is scaled already, take the scale out of it and put the factor inside "
-            f"`with numpyro.handlers.scale(scale={scale}):`."
+            f"`with numpyro.handlers.scale(scale={scale}):`; one of the rows of a class or entity "
+            "plate belongs inside that plate, without their weights."
         )
     raise ValueError(
         f"site '{name}' observes {batch_size} of the {size} rows of `batches` in each step, but is "
@@ -88,7 +92,7 @@ def _is_shared(site: Site, classes: set[str], batch_size: int) -> bool:
     A latent site of a minibatch's own has a plate, or an axis if it is in no class plate, of a
     multiple of ``batch_size``.
     """
-    if site["is_observed"] and not (is_factor(site) and plates_of(site) & classes):
+    if site["is_observed"] and (log_factor(site) is None or not plates_of(site) & classes):
         return False
     sizes = {frame.size for frame in site["cond_indep_stack"] if frame.name not in classes}
     if not plates_of(site) & classes:
@@ -97,11 +101,18 @@ def _is_shared(site: Site, classes: set[str], batch_size: int) -> bool:
 
 
 def _has_rows(site: Site, classes: set[str], batch_size: int) -> bool:
-    """Whether a site of class plates has an axis of a minibatch besides those of the plates."""
-    shape = list(jnp.shape(site["value"]))
-    shape = shape[: len(shape) - site["fn"].event_dim]
+    """Whether a site of class plates has an axis of a minibatch besides those of the plates.
+
+    A factor follows from the minibatch by the rows of its classes, so that its axes alone tell: one
+    of a plate that is not as long as the minibatch is something else's, such as of features.
+    """
+    found = log_factor(site)
+    shape = list(jnp.shape(site["value"] if found is None else found))
+    if found is None:
+        shape = shape[: len(shape) - site["fn"].event_dim]
     for frame in site["cond_indep_stack"]:
-        if frame.name in classes and len(shape) >= -frame.dim:
+        is_known = frame.name in classes or (found is not None and frame.size != batch_size)
+        if is_known and len(shape) >= -frame.dim:
             shape[frame.dim] = 0
     return any(size and size % batch_size == 0 for size in shape)
 

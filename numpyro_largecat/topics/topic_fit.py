@@ -366,8 +366,8 @@ def completion_score(
     if unseen.num_tokens == 0:
         raise ValueError(
             "`corpus` must have documents with words to hold out, and it has none: of n distinct "
-            "words of a document the nearest integer to n times `fraction` are held out. Documents "
-            "of one word cannot be divided; those of two need a `fraction` of 0.5."
+            "words of a document the nearest integer to n times `fraction` are held out. Those of "
+            "two need a `fraction` above 0.25."
         )
     topics = np.asarray(topics, np.float32)
     known = Posterior(jnp.asarray(topics.T), jnp.ones(len(topics)), 0.0)

@@ -219,17 +219,19 @@ def test_weights_are_on_the_dimension_of_the_plate() -> None:
 
 
 def test_a_site_of_two_such_plates_is_refused() -> None:
-    """The product of two weights is not 1 on average; a full plate has none."""
+    """The product of two weights is not 1 on average, unless one of them is always 1."""
+    every = np.repeat(np.arange(99), np.asarray(COUNTS.counts))
 
-    def model(is_full=False):
-        ids = (None, None) if is_full else (np.array([70, 20, 70]), COUNTS)
+    def model(ids, counts=COUNTS):
         users = lc.entity_plate("users", 99, np.array([70, 20, 70]), COUNTS, dim=-2)
-        with users, lc.entity_plate("words", 99, *ids, dim=-1):
+        with users, lc.entity_plate("words", 99, ids, counts, dim=-1):
             numpyro.sample("v", dist.Normal(0, 1))
 
-    with pytest.raises(ValueError, match="'v' is inside the entity plates 'users' and 'words'"):
-        handlers.seed(model, 0)()
-    handlers.seed(model, 0)(is_full=True)
+    for run in (model, handlers.scope(model, "a")):
+        with pytest.raises(ValueError, match="v' is inside the entity plates 'users' and 'words'"):
+            handlers.seed(run, 0)(np.array([70, 20, 70]))
+    handlers.seed(model, 0)(every)
+    handlers.seed(model, 0)(None, None)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.handlers import mask
 
 import numpyro_largecat as lc
 
@@ -91,6 +92,14 @@ def with_covariates(x=None):
     numpyro.sample("x", dist.Normal(mean * z, 1), obs=x)
 
 
+def with_python_flow(x=None):
+    """What JAX cannot trace, a covariate, and what is observed to be as drawn."""
+    numpyro.sample("z", dist.Normal(0, 1), obs=jnp.array(0.5))
+    mean = numpyro.sample("mean", dist.Normal(0, 1))
+    numpyro.sample("twice", dist.Delta(2 * mean), obs=2 * mean)
+    numpyro.sample("x", dist.Normal(float(mean) + int(mean > 0), 1), obs=x)
+
+
 def test_draws_must_be_from_the_prior():
     """Factors and observations of what is drawn are refused, those of nothing drawn are not."""
 
@@ -98,11 +107,15 @@ def test_draws_must_be_from_the_prior():
         return {"mean": jax.random.normal(rng_key, (NUM_DRAWS,))}
 
     run = partial(lc.simulation_based_calibration, fit=fit, num_sets=2, **NORMAL)
-    with pytest.raises(ValueError, match="'soft' of the model is a factor"):
-        run(with_factor)
+    for factor in (with_factor, mask(with_factor, mask=jnp.array(True))):
+        with pytest.raises(ValueError, match="'soft' of the model is a factor"):
+            run(factor)
     with pytest.raises(ValueError, match="'x' of the model is given what it observes"):
         run(with_covariates, x=1.0)
-    assert run(with_covariates).ranks["mean"].shape == (2,)
+    for right in (with_covariates, with_python_flow):
+        assert run(right).ranks["mean"].shape == (2,)
+    with pytest.raises(TypeError, match="`quantities` must return values by name; got"):
+        run(with_covariates, quantities=lambda values, made: values["mean"])
 
 
 def test_equal_draws_are_ranked_at_random():

@@ -385,7 +385,23 @@ def test_minibatches_of_any_kind_must_be_scaled_and_data_of_classes_need_not(kin
         check_as_run(with_forgotten_plate, given())
 
 
-FORMS = {"by row": lambda factor: factor, "summed": jnp.sum, "scaled inside": lambda f: 3 * f.sum()}
+def masked_factor(factor):
+    with numpyro.handlers.mask(mask=factor < 0):
+        numpyro.factor("f", factor)
+
+
+def repeated_factor(factor):
+    with numpyro.plate("halves", 2):
+        numpyro.factor("f", factor.sum() / 2)
+
+
+FORMS = {
+    "by row": partial(numpyro.factor, "f"),
+    "summed": lambda factor: numpyro.factor("f", factor.sum()),
+    "scaled inside": lambda factor: numpyro.factor("f", 3 * factor.sum()),
+    "masked": masked_factor,
+    "repeated": repeated_factor,
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -398,7 +414,7 @@ def test_factors_of_a_minibatch_must_be_scaled(kind, form):
         a = numpyro.sample("a", dist.Normal(0, 1))
         numpyro.factor("penalty", -(a**2))  # is of no row
         with around:
-            numpyro.factor("f", FORMS[form](-((x - a) ** 2)))
+            FORMS[form](-((x - a) ** 2))
 
     def given():
         arrays = lc.ArrayBatches(X, Y, batch_size=4)
@@ -409,6 +425,26 @@ def test_factors_of_a_minibatch_must_be_scaled(kind, form):
     check_as_run(partial(model, numpyro.handlers.scale(scale=3.0)), given())
     with pytest.raises(ValueError, match=r"'f' observes 4 of the 12.*handlers.scale\(scale=12 / 4"):
         check_as_run(partial(model, ExitStack()), given())
+
+
+@pytest.mark.parametrize(("batch_size", "features"), [(4, 8), (1, 3)])
+def test_factors_of_classes_and_features_are_not_taken_for_rows(batch_size, features):
+    """They follow from the minibatch by the rows that it touches."""
+
+    def model(x, y, rows):
+        with lc.class_plate("classes", K, y, 5, dim=-1) as classes:
+            bias = lc.gaussian_weights("bias", classes)
+            with numpyro.plate("features", features, dim=-2):
+                w = lc.gaussian_weights("w", classes)
+                numpyro.factor("ridge", -(w.loc**2))
+        with lc.data_plate("data", N, rows, dim=-1) as rows:
+            utilities = x[:, None] * (w.loc.sum(0) + bias.loc)
+            lc.sample_choice("y", utilities, classes=classes, rows=rows, obs=y)
+
+    batches = lc.StreamedBatches(X, Y, batch_size=batch_size)
+    arrays = lc.ArrayBatches(X, Y, batch_size=batch_size)
+    for given in (arrays, batches, map(batches.batch, range(9))):
+        check_as_run(model, given)
 
 
 def test_a_run_on_a_stream_checks_how_its_first_minibatch_is_scaled():
@@ -441,34 +477,54 @@ def test_other_data_that_come_with_each_minibatch_are_not_refused():
 
 
 class Rule:
-    """Moves rows as a function says, and has no state."""
+    """Moves rows as a function says, and has the state that it is given."""
 
-    def __init__(self, move):
-        self.move = move
+    def __init__(self, move, state=()):
+        self.move, self.state = move, state
 
     def init(self, value):
-        return ()
+        return self.state
 
     def update(self, value, state, statistic):
-        return self.move(value)
+        return self.move(value, state)
+
+
+def run_with_rule(rule):
+    def model(x, y, rows):
+        with lc.class_plate("classes", K, y, 5) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        with lc.data_plate("data", N, rows) as rows:
+            how = {"classes": classes, "rows": rows, "update_rule": rule}
+            lc.sample_choice("y", x[:, None] * w, obs=y, **how)
+
+    batches = lc.ArrayBatches(X, Y, batch_size=4)
+    return svi_of(model).run(random.key(0), 1, batches=batches, progress_bar=False)
 
 
 @pytest.mark.parametrize(
     ("move", "error", "message"),
     [
-        (lambda value: value, TypeError, "the moved rows and their state, a pair; got"),
-        (lambda value: (value[:1], ()), ValueError, r"\(\(4,\), \(\)\); got \(\(1,\), \(\)\)"),
-        (lambda value: (value, value), ValueError, r"\(\(4,\), \(\)\); got \(\(4,\), \(4,\)\)"),
+        (lambda value, state: value, TypeError, "the moved rows and their state, a pair; got"),
+        (
+            lambda value, state: (value[:1], state),
+            ValueError,
+            r"floats \(4,\).*; got floats \(1,\) ",
+        ),
+        (
+            lambda value, state: (value, value),
+            ValueError,
+            r"; got floats \(4,\), floats",
+        ),
+        (lambda value, state: (jnp.int32(value), state), ValueError, r"; got integers \(4,\) "),
     ],
 )
 def test_a_rule_must_give_what_it_got(move, error, message):
-    def model(x, y, rows):
-        with lc.class_plate("classes", K, y, 5) as classes:
-            w = numpyro.sample("w", dist.Normal(0, 1))
-        with lc.data_plate("data", N, rows) as rows:
-            how = {"classes": classes, "rows": rows, "update_rule": Rule(move)}
-            lc.sample_choice("y", x[:, None] * w, obs=y, **how)
-
-    batches = lc.ArrayBatches(X, Y, batch_size=4)
     with pytest.raises(error, match=f"`update_rule` of param 'y_u' must return .*{message}"):
-        svi_of(model).run(random.key(0), 1, batches=batches, progress_bar=False)
+        run_with_rule(Rule(move))
+
+
+def test_the_state_of_a_rule_may_be_any_tree():
+    """Also one whose class does not compare, such as a partial function."""
+    state = jax.tree_util.Partial(jnp.add, jnp.zeros(N))
+    found = run_with_rule(Rule(lambda value, state: [value + 1, state], state))
+    assert (found.params["y_u"] != 0).sum() >= 4
