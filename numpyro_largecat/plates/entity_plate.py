@@ -23,6 +23,7 @@ from numpyro_largecat._conversions import NO_ID, as_ids_or_none
 from numpyro_largecat.handlers.internals import is_substituted, open_plates
 from numpyro_largecat.handlers.plate_facts import PlateFacts, RowsReply, ask_for_rows
 from numpyro_largecat.handlers.sites import is_latent
+from numpyro_largecat.plates.class_plate import class_plate
 from numpyro_largecat.plates.entity_counts import EntityCounts
 from numpyro_largecat.plates.entity_subset import (
     EntitySubset,
@@ -54,8 +55,10 @@ class entity_plate(indexed_plate):
     **Entities without observations** are never touched: their guide stays as it was initialised,
     not at the prior. Fold them in by their first rows, see the page on entities.
 
-    **A site is in one such plate.** Of two, entities that are read together would come together, so
-    that the product of their weights is not 1 on average: give pairs a plate of their own.
+    **A site is in no other plate of a minibatch.** Of two entity plates, entities that are read
+    together would come together, and rows come with the entities that they read, so that the
+    product of two weights is not 1 on average: give pairs a plate of their own. (Classes that a
+    class plate draws are drawn anew for each minibatch, so that sites of both are right.)
 
     Without ``ids`` the plate is full: all entities in order, weight 1, as MCMC needs them.
 
@@ -76,10 +79,10 @@ class entity_plate(indexed_plate):
     Raises:
         TypeError: If ``ids`` are not integers, or ``counts`` are no ``EntityCounts``.
         ValueError: If an id is out of range, if ``counts`` are of another number of entities, or if
-            the guide opened a plate of the same name that holds other rows, or if a site is in two
-            entity plates that hold the ids of a minibatch. (Under ``jit``, where ids are not known,
-            the log density is NaN. It is NaN for an entity that has no count too, as one of
-            held-out rows may have none.)
+            the guide opened a plate of the same name that holds other rows, or if a site is in this
+            plate and in another one of a minibatch's entities or rows. (Under ``jit``, where ids
+            are not known, the log density is NaN. It is NaN for an entity that has no count too, as
+            one of held-out rows may have none.)
 
     Example:
         >>> import jax.numpy as jnp
@@ -122,7 +125,7 @@ class entity_plate(indexed_plate):
         return self.entities
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
-        """Also refuse values from elsewhere, and sites of two such plates."""
+        """Also refuse values from elsewhere, and sites of another plate of a minibatch."""
         super().postprocess_message(msg)
         if self._is_part and msg["type"] == "sample":
             self._refuse_pairs(msg)
@@ -136,14 +139,25 @@ class entity_plate(indexed_plate):
             )
 
     def _refuse_pairs(self, msg: dict[str, Any]) -> None:
-        """Refuse a site of two plates: entities that are read together come together."""
+        """Refuse a site of pairs of which those that are read together come together."""
         for plate in open_plates():
-            if isinstance(plate, entity_plate) and plate is not self and plate._is_part:
+            if plate is self or isinstance(plate, class_plate):
+                continue
+            if isinstance(plate, entity_plate):
+                if plate._is_part:
+                    raise ValueError(
+                        f"site '{msg['name']}' is inside the entity plates '{self.name}' and "
+                        f"'{plate.name}', whose weights would count pairs that are read together "
+                        "too often. Number the pairs that occur, and give these an entity plate of "
+                        "their own."
+                    )
+            elif plate.subsample_size != plate.size:
                 raise ValueError(
-                    f"site '{msg['name']}' is inside the entity plates '{self.name}' and "
-                    f"'{plate.name}', whose weights would count pairs that are read together too "
-                    "often. Number the pairs that occur, and give these an entity plate of their "
-                    "own."
+                    f"site '{msg['name']}' is inside the entity plate '{self.name}' and the plate "
+                    f"'{plate.name}', which holds {plate.subsample_size} of {plate.size} rows, so "
+                    "that entities would count too often with the rows that read them. Leave one "
+                    "of them before the statement: rows have the values of their entities by "
+                    "`rows_of`."
                 )
 
 

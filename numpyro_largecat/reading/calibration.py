@@ -23,6 +23,7 @@ from numpyro_largecat.handlers.sites import (
     log_factor,
     log_prob_of,
     of_type,
+    scale_of,
 )
 
 Values = dict[str, Any]  # of sites, by name
@@ -154,10 +155,11 @@ def simulation_based_calibration(
         done so far as ``result_so_far``.
 
     Raises:
-        ValueError: If the model is given observations of what it draws, or has factors of it, so
-            that its draws are not from its prior; if ``fit`` draws what is no latent site of the
-            model, or another number of draws than before; if a quantity is not finite, or has
-            another shape than that of the truth; if ``num_sets`` is below 2.
+        ValueError: If the model is given observations of what it draws, or has factors or scales of
+            it, as of a minibatch, so that its draws are not those that it describes; if ``fit``
+            draws what is no latent site of the model, or another number of draws than before; if a
+            quantity is not finite, or has another shape than that of the truth; if ``num_sets`` is
+            below 2.
         TypeError: If ``fit`` or ``quantities`` returns no mapping.
 
     Example:
@@ -210,14 +212,16 @@ def simulation_based_calibration(
 def _refuse_what_is_given(
     model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Refuse observations and factors of what is drawn, which draws from the prior do not heed.
+    """Refuse observations, factors and scales of what is drawn, which draws do not heed.
 
-    Those whose log probability is another in another draw; that of covariates is always the same.
+    Observations and factors of what is drawn have another log probability in another draw; that of
+    covariates is always the same.
     """
     sites: Sites = {}
     before: Values = {}
     for key in jax.random.split(rng_key, LOOKS):
         sites = of_type("sample", trace(seed(model, key)).get_trace(*args, **kwargs))
+        _refuse_scales(sites)
         found = {
             name: np.asarray(log_prob_of(site), float)
             for name, site in sites.items()
@@ -229,6 +233,19 @@ def _refuse_what_is_given(
             if not np.array_equal(value, before.get(name, value), equal_nan=True):
                 raise _given(name, sites[name])
         before = found
+
+
+def _refuse_scales(sites: Sites) -> None:
+    """Refuse sites that are drawn as if they counted once, and count more or less often."""
+    for name, site in sites.items():
+        if not site["is_observed"] and not np.all(np.asarray(scale_of(site)) == 1):
+            scales = np.unique(np.asarray(scale_of(site)))
+            raise ValueError(
+                f"site '{name}' of the model is drawn, so its log density must count once; it is "
+                f"scaled by {' to '.join(f'{s:.4g}' for s in scales[[0, -1][: len(scales)]])}. "
+                "Open all plates in full, and leave out `numpyro.handlers.scale`: draws do not "
+                "heed it, so ranks would not be uniform."
+            )
 
 
 def _given(name: str, site: Site) -> ValueError:

@@ -234,6 +234,49 @@ def test_a_site_of_two_such_plates_is_refused() -> None:
     handlers.seed(model, 0)(None, None)
 
 
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("kind", ["ours", "NumPyro's"])
+def test_a_site_of_entities_and_of_some_rows_is_refused(kind, inside) -> None:
+    """An entity comes with the rows that read it, whichever plate is opened first."""
+
+    def model(ids, counts=COUNTS, size=9):
+        users = lc.entity_plate("users", 99, ids, counts, dim=-1 if inside else -2)
+        rows_dim = -2 if inside else -1
+        if kind == "ours":
+            data = lc.data_plate("data", size, jnp.arange(3), dim=rows_dim)
+        else:
+            data = numpyro.plate("data", size, subsample_size=3, dim=rows_dim)
+        with data if inside else users, users if inside else data:
+            numpyro.sample("v", dist.Normal(0, 1))
+
+    ids = np.array([70, 20, 70])
+    with pytest.raises(ValueError, match=r"'users' and the plate 'data', which holds 3 of 9 rows"):
+        handlers.seed(model, 0)(ids)
+    handlers.seed(model, 0)(ids, size=3)
+    handlers.seed(model, 0)(None, None)
+
+
+def test_a_site_of_entities_and_drawn_classes_counts_each_pair_once() -> None:
+    """Of 20,000 minibatches; a correct program has a mean 5 standard errors off once in 300,000."""
+    ids, labels = jnp.array([0, 0, 1, 1, 1]), jnp.array([0, 1, 2, 0, 0])
+    counts = lc.EntityCounts.of(2, ids)
+
+    def model(row):
+        users = lc.entity_plate("users", 2, ids[row, None], counts, dim=-2)
+        with lc.class_plate("classes", 3, labels[row, None], 1), users:
+            numpyro.sample("v", dist.Normal(0, 1))
+
+    def weights(key, row):
+        sites = handlers.trace(handlers.seed(model, key)).get_trace(row)
+        pairs = sites["users"]["value"][:, None], sites["classes"]["value"]
+        return jnp.zeros((2, 3)).at[pairs].add(sites["v"]["scale"])
+
+    keys = jax.random.split(jax.random.key(0), 20_000)
+    found = jax.jit(jax.vmap(weights))(keys, jnp.arange(20_000) % 5)
+    error = found.std(axis=0) / 20_000**0.5
+    np.testing.assert_array_less(abs(found.mean(axis=0) - 1), 5 * error)
+
+
 @pytest.mark.slow
 def test_a_step_touches_the_rows_of_its_entities_alone() -> None:
     """Those that no observation of the batch reads stay as they were, and so does their state."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.handlers import mask
+from numpyro.handlers import mask, scale
 
 import numpyro_largecat as lc
 
@@ -92,6 +92,17 @@ def with_covariates(x=None):
     numpyro.sample("x", dist.Normal(mean * z, 1), obs=x)
 
 
+def with_plate(x=None):
+    with numpyro.plate("three", 3):
+        numpyro.sample("z", dist.Normal(0, 1))
+
+
+def of_a_minibatch(x=None):
+    mean = numpyro.sample("mean", dist.Normal(0, 1))
+    with numpyro.plate("data", 10, subsample_size=2):
+        numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+
+
 def with_python_flow(x=None):
     """What JAX cannot trace, a covariate, and what is observed to be as drawn."""
     numpyro.sample("z", dist.Normal(0, 1), obs=jnp.array(0.5))
@@ -112,6 +123,10 @@ def test_draws_must_be_from_the_prior():
             run(factor)
     with pytest.raises(ValueError, match="'x' of the model is given what it observes"):
         run(with_covariates, x=1.0)
+    with pytest.raises(ValueError, match=r"'x' of the model is drawn.*scaled by 5\. Open all"):
+        run(of_a_minibatch)
+    with pytest.raises(ValueError, match=r"'z' of the model is drawn.*scaled by 1 to 3\. Open"):
+        run(scale(with_plate, scale=jnp.array([1.0, 2.0, 3.0])))
     for right in (with_covariates, with_python_flow):
         assert run(right).ranks["mean"].shape == (2,)
     with pytest.raises(TypeError, match="`quantities` must return values by name; got"):
