@@ -109,6 +109,11 @@ class ChoiceDistribution(dist.Distribution):
         """Number of classes K."""
         return self.utilities.shape[-1] if self.classes is None else self.classes.num_categories
 
+    @property
+    def is_estimate(self) -> bool:
+        """Whether log densities are estimates, by a sample of the classes."""
+        return self.classes is not None and self.classes.kind == "sample"
+
     @constraints.dependent_property(is_discrete=True, event_dim=0)
     def support(self) -> constraints.Constraint:
         """Integers in [0, K)."""

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from numpyro.distributions.transforms import biject_to
 from numpyro.primitives import Messenger
@@ -19,23 +20,30 @@ PRIME = 65521  # the largest below 2**16, so that squares fit in 32 bits
 
 
 class distinct_rows(Messenger):
-    """Give parameters and latent values in a plate other rows, by their ids and all different.
+    """Give parameters and latent values in some plates other rows, by their ids and all different.
 
     Rows that nothing has touched are alike, and would hide which of them a value depends on.
     Values are within their support: its free coordinates are of the order of 1; with ``size``, the
     rows of a chunk, but ``ABOVE`` for row 0 and ``BELOW`` for row ``size``, the one after the first
     chunk. The handler must be the first around model or guide, to see the rows that others have
     taken.
+
+    Args:
+        fn: Model or guide.
+        plates: Names of the plates; of a site that is in several each pair of rows has its own.
+        size: The rows of a chunk, of one plate; None for none.
     """
 
-    def __init__(self, fn: Callable[..., Any], plate: str, size: int | None = None) -> None:
-        self.plate = plate
+    def __init__(
+        self, fn: Callable[..., Any], plates: Sequence[str], size: int | None = None
+    ) -> None:
+        self.plates = plates
         self.size = size
         super().__init__(fn)
 
     def __enter__(self) -> None:
         self.num_sites = 0
-        self.ids = jnp.zeros(0, jnp.int32)  # of the rows of the plate, once it is open
+        self.ids: dict[str, Array] = {}  # of the rows of each plate that is open
         self.before: dict[str, Array] = {}  # rows of latent sites as they were, (size, ...)
         self.event_dims: dict[str, int | None] = {}
         super().__enter__()
@@ -47,8 +55,8 @@ class distinct_rows(Messenger):
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Replace the value of a site."""
-        if msg["type"] == "plate" and msg["name"] == self.plate:
-            self.ids = msg["value"]
+        if msg["type"] == "plate" and msg["name"] in self.plates:
+            self.ids[msg["name"]] = msg["value"]
             return
         if is_latent(msg):
             event_dim, support = msg["fn"].event_dim, msg["fn"].support
@@ -59,31 +67,38 @@ class distinct_rows(Messenger):
             return
         if event_dim is None or support.is_discrete:
             return
+        rows, shape = {}, jnp.shape(msg["value"])
         for frame in msg["cond_indep_stack"]:
-            if frame.name == self.plate:
-                axis, value = frame.dim - event_dim, msg["value"]
-                if is_latent(msg) and jnp.shape(value)[axis:][:1] == self.ids.shape:
-                    self.before[msg["name"]] = jnp.moveaxis(value, axis, 0)[: self.size]
-                msg["value"] = self._rows(value, axis, biject_to(support))
-
-    def _rows(self, value: Any, axis: int, transform: Any) -> Any:
-        shape = jnp.shape(value)
-        if len(shape) < -axis or shape[axis] != self.ids.shape[0]:
-            return value  # shared by the rows
-        if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
-            return value
-        free = jnp.moveaxis(transform.inv(value), len(shape) + axis, 0)
+            axis = len(shape) + frame.dim - event_dim
+            if frame.name in self.ids and axis >= 0:
+                if shape[axis] == len(self.ids[frame.name]):  # else rows share it
+                    rows[axis] = self.ids[frame.name]
+        if not rows or not jnp.issubdtype(jnp.result_type(msg["value"]), jnp.floating):
+            return
+        if is_latent(msg):
+            self.before[msg["name"]] = jnp.moveaxis(msg["value"], min(rows), 0)[: self.size]
+        transform = biject_to(support)
+        free = transform.inv(msg["value"])
         self.num_sites += 1
-        new = self._values(free.shape[1:], self.num_sites).astype(free.dtype)
-        return transform(jnp.moveaxis(new, 0, len(shape) + axis))
+        new = self._values(jnp.shape(free), rows, self.num_sites)
+        msg["value"] = transform(new.astype(free.dtype))
 
-    def _values(self, shape: tuple[int, ...], site: int) -> Array:
-        """Numbers in [-1.7, 1.7), by a quadratic hash: random keys take long to compile."""
-        column = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
-        row = self.ids.astype(jnp.uint32).reshape(-1, *[1] * len(shape))
-        mixed = (977 * row + 613 * column + 331 * site + 1) % PRIME
-        values = 3.4 * ((mixed * mixed) % PRIME) / PRIME - 1.7
+    def _values(self, shape: tuple[int, ...], rows: dict[int, Array], site: int) -> Array:
+        """Numbers in [-1.7, 1.7), by a quadratic hash: random keys take long to compile.
+
+        ``rows`` are the ids along some axes.
+        """
+        others = [1 if axis in rows else size for axis, size in enumerate(shape)]
+        mixed = 613 * jnp.arange(math.prod(others), dtype=jnp.uint32).reshape(others)
+        mixed = mixed + np.uint32(331 * site + 1)
+        along = {}
+        for place, (axis, ids) in enumerate(rows.items()):
+            along[axis] = jnp.expand_dims(ids, [i for i in range(len(shape)) if i != axis])
+            mixed = mixed + np.uint32(977 + 174 * place) * along[axis].astype(jnp.uint32)
+        mixed %= np.uint32(PRIME)
+        values = 3.4 * ((mixed * mixed) % np.uint32(PRIME)) / PRIME - 1.7
         if self.size is None:
-            return values
+            return jnp.broadcast_to(values, shape)
+        (row,) = along.values()
         ends = [jnp.array(ABOVE), jnp.array(BELOW)]
-        return jnp.select([row == 0, row == self.size], ends, values)
+        return jnp.broadcast_to(jnp.select([row == 0, row == self.size], ends, values), shape)

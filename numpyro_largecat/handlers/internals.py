@@ -96,6 +96,19 @@ def is_substituted(msg: dict[str, Any]) -> bool:
     return False
 
 
+def is_of_a_chain() -> bool:
+    """Whether the model is run for the potential energy of a Markov chain.
+
+    ``potential_energy`` substitutes by a function of its own. Guides that use it inside of an ELBO
+    have a random key.
+    """
+    return any(
+        getattr(getattr(handler, "substitute_fn", None), "func", None)
+        is infer_util._unconstrain_reparam
+        for handler in _PYRO_STACK
+    ) and not any(isinstance(handler, seed) for handler in _PYRO_STACK)
+
+
 def is_scan_open() -> bool:
     """Whether the body of NumPyro's ``scan`` is being run, which opens a handler of its own."""
     return any(

@@ -127,6 +127,14 @@ def base_distribution(fn: Any) -> Any:
     return fn
 
 
+def estimates_classes(fn: Any) -> bool:
+    """Whether a log density sums over drawn classes, so that it is right on average alone.
+
+    No function of it but a linear one is right then, such as the log of a sum over components.
+    """
+    return bool(getattr(base_distribution(fn), "is_estimate", False))
+
+
 def without_expand(fn: dist.Distribution) -> dist.Distribution:
     """The distribution under those that expand it."""
     while isinstance(fn, ExpandedDistribution):

@@ -89,9 +89,10 @@ class class_plate(indexed_plate):
 
     Shapes: the plate has M = min(B, K) + S rows, B the number of labels, and min(R, K) more for R
     ids that are read. Repeated labels leave padded rows, which have weight 0 and repeat a valid
-    class; nothing is written to them. With a ``proposal`` S is the number of classes that it
-    returns, H more for a head of H. With "own" negatives the plate has M = B (1 + S) rows, in
-    which a class may be several times.
+    class; nothing is written to them. There is one more where M would be K, so that a table of all
+    classes is refused in the place of the plate's rows whatever the sizes. With a ``proposal`` S is
+    the number of classes that it returns, H more for a head of H. With "own" negatives the plate
+    has M = B (1 + S) rows, in which a class may be several times.
 
     Cost: O((S + B) log B) time and O(S + B) memory, whatever ``num_categories``, and as much
     for R as for B; a proposal says its own. With "own" negatives O(B S) time and O(B S) memory.
@@ -270,6 +271,10 @@ def _choose_classes(
         return replace(subset, name=name, outer_name=reply.plate), True
     drawn, is_reversed = DrawnClasses(*reply.value), reply.request.is_reversed
     drawn = DrawnClasses(*reverse_if(is_reversed, *drawn))
+    num_read = 0 if reads is None else min(reads.size, num_categories)
+    if present.size + drawn.classes.shape[0] + num_read == num_categories:
+        # With as many rows as there are classes a whole table would be taken for one of the rows.
+        present = jnp.append(present, jnp.int32(num_categories))
     if negatives == "shared":
         subset = shared_subset(given, present, drawn, num_categories)
     else:

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from numpyro_largecat._checks import check_count
 from numpyro_largecat.handlers.plate_facts import PlateFacts, ask_for_rows
 from numpyro_largecat.handlers.sites import is_continuous_latent, scale_of
-from numpyro_largecat.plates.indexed_plate import indexed_plate
+from numpyro_largecat.plates.indexed_plate import indexed_plate, refuse_chain
 from numpyro_largecat.plates.row_subset import RowSubset, check_row_ids, has_repeats
 
 
@@ -45,7 +45,7 @@ class data_plate(indexed_plate):
         TypeError: If ``rows`` are not integers.
         ValueError: If ``rows`` has not one axis or holds an id out of range (under ``jit``, where
             ids are not known, log densities are then NaN), or if the guide opened a plate of the
-            same name that holds other rows.
+            same name that holds other rows; or in HMC and NUTS, if it holds some of the rows.
 
     Example:
         >>> import jax.numpy as jnp
@@ -81,6 +81,8 @@ class data_plate(indexed_plate):
         super().process_message(msg)
         if msg["type"] != "sample" or self._is_full:
             return
+        if self.subsample_size != self.size:
+            refuse_chain(self.name, f"{self.subsample_size} of {self.size} rows")
         valid = ((self._indices >= 0) & (self._indices < self.size)).all()
         if not self._is_read and is_continuous_latent(msg):
             valid &= ~has_repeats(self._indices)

@@ -31,7 +31,7 @@ from numpyro_largecat.plates.entity_subset import (
     chosen_entities,
     entities_of_ids,
 )
-from numpyro_largecat.plates.indexed_plate import indexed_plate
+from numpyro_largecat.plates.indexed_plate import indexed_plate, refuse_chain
 
 
 class entity_plate(indexed_plate):
@@ -128,6 +128,7 @@ class entity_plate(indexed_plate):
         """Also refuse values from elsewhere, and sites of another plate of a minibatch."""
         super().postprocess_message(msg)
         if self._is_part and msg["type"] == "sample":
+            refuse_chain(self.name, "the entities of some of the observations")
             self._refuse_pairs(msg)
         if self._is_own and is_latent(msg) and is_substituted(msg):
             raise ValueError(

@@ -11,13 +11,20 @@ from jax import Array
 from numpyro.primitives import Messenger
 
 from numpyro_largecat._checks import is_concrete
-from numpyro_largecat.handlers.internals import is_scan_open
+from numpyro_largecat.handlers.internals import is_of_a_chain, is_scan_open
 from numpyro_largecat.handlers.plate_facts import PlateFacts, tell_plate_facts
 from numpyro_largecat.handlers.sites import param_options
 
 
 class indexed_plate(numpyro.plate):
     """A plate whose rows are given, and which slices every parameter inside it by them."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> indexed_plate:
+        """Make one of this class, also after NumPyro's enumeration, which replaces that of plates.
+
+        (``TraceEnum_ELBO`` leaves a function behind that makes ``numpyro.plate`` of all of them.)
+        """
+        return object.__new__(cls)
 
     def __init__(
         self,
@@ -88,6 +95,19 @@ class _answer_plate(Messenger):
         if msg["type"] == "plate" and msg["name"] == self.name:
             msg["value"] = self.indices
             tell_plate_facts(msg, self.facts)
+
+
+def refuse_chain(name: str, held: str) -> None:
+    """Refuse a minibatch in the potential energy of a Markov chain, which sees no other rows.
+
+    Raises:
+        ValueError: If the model is run for one.
+    """
+    if is_of_a_chain():
+        raise ValueError(
+            f"plate '{name}' holds {held}, which HMC and NUTS would take for all the data, each "
+            "many times. Give the model all rows, or fit by `SubsampledSVI`."
+        )
 
 
 def _refuse_scan(name: str) -> None:

@@ -13,7 +13,9 @@ from jax.typing import ArrayLike
 
 from numpyro_largecat.choices.error_families import ErrorFamily
 from numpyro_largecat.handlers.plate_facts import plate_facts
+from numpyro_largecat.handlers.row_noise import apart_from_sites
 from numpyro_largecat.handlers.sites import Sites, base_distribution, of_type, unmasked
+from numpyro_largecat.ops.gaussian_softmax import stratified_normals
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunk_checks import rows_are_alone
 from numpyro_largecat.reading.class_runs import ClassRuns
@@ -157,12 +159,22 @@ class ChunkedUtilities:
     def of_chunk(self, chunk: ArrayLike, key: Array | None) -> tuple[Array, Array]:
         """Utilities (..., chunk_size), -inf past the last class, and the classes (chunk_size,).
 
+        With a key, latent sites are drawn, and so is what utilities have of the variances that the
+        model declares for them, as with ``gaussian_weights``: one normal for each class.
+
         The utilities are NaN where tracers could not be refused: if they depend on which classes
         are evaluated together, or if ids are out of range.
         """
         classes = self.classes_of(chunk)
         sites = self.runs.sites(classes[0], self.chunk_size, key)
-        return self.known_utilities(sites, classes), classes
+        psi = self.known_utilities(sites, classes)
+        if key is not None:
+            variances = declared_variances(base_distribution(sites[self.site]["fn"]))
+            if variances is not None:
+                noise_key = apart_from_sites(apart_from_sites(key))  # the errors have the one
+                normals = stratified_normals(noise_key, classes, 1, psi.dtype)[0]
+                psi += (jnp.sqrt(variances) * normals).astype(psi.dtype)
+        return psi, classes
 
     def known_utilities(self, sites: Sites, classes: Array) -> Array:
         """Utilities of a chunk by the sites of the model, as ``of_chunk`` gives them."""
@@ -215,6 +227,11 @@ class ChunkedUtilities:
             return of_part(self, self.num_categories)
         psi = parts.joined(lambda *part: of_part(self._on_part(*part), parts.num_rows))
         return psi[..., : self.num_categories]
+
+
+def declared_variances(choice: Any) -> Array | None:
+    """Variances that a model declares for its utilities, which it gives the means of."""
+    return getattr(choice, "variances", None)
 
 
 class _Seen(NamedTuple):

@@ -136,7 +136,7 @@ class ClassRuns:
 
     def of_distinct(self, start: ArrayLike, size: int, seed: ArrayLike) -> RowsSeen:
         """What is seen of a few classes alone, with rows that are all different."""
-        touched, distinct = TouchedRows(), partial(distinct_rows, plate=self.plate, size=size)
+        touched, distinct = TouchedRows(), partial(distinct_rows, plates=[self.plate], size=size)
         run = partial(
             self.run, start=start, size=size, rng_key=jax.random.key(seed), touched=touched
         )

@@ -40,8 +40,8 @@ class Fitted:
     drawn from the guide. Equal keys and ``num_draws`` give equal draws of them in all methods,
     whatever the ``chunk_size``; but ``top_classes`` and ``log_predictive``, which need the mean
     over draws alone, draw utilities in their place where these are Gaussian, see
-    ``log_predictive``. Weights that ``gaussian_weights`` declares are averaged over by these two
-    alone: the other methods, which draw what the guide draws, hold them at their mean.
+    ``log_predictive``. Weights that ``gaussian_weights`` declares are no latent sites: where others
+    are drawn, utilities are, with the variances that the model gives for them.
 
     **All classes, some at a time.** The model is run on ``chunk_size`` classes after another, also
     where its plate is full. So tables with an axis for the classes must be indexed by

@@ -42,7 +42,7 @@ from numpyro_largecat.handlers.run_model import (
 )
 from numpyro_largecat.handlers.sites import Site, Sites, base_distribution, is_latent, plates_of
 from numpyro_largecat.handlers.touched_rows import TouchedRows
-from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
+from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, declared_variances
 from numpyro_largecat.reading.row_factors import (
     by_row,
     of_site,
@@ -158,7 +158,8 @@ class GaussianUtilities(NamedTuple):
         classes = part.classes_of(chunk)
         drawn, sites = _at_centre_of_rows(part, classes[0], part.chunk_size, key)
         mean = part.known_utilities(sites, classes)
-        variance = jnp.asarray(getattr(_choice(part, sites), "variances", 0.0), mean.dtype)
+        declared = declared_variances(_choice(part, sites))
+        variance = jnp.asarray(0.0 if declared is None else declared, mean.dtype)
         if self.are_correlated:
             factors = self._factors(part, classes[0], drawn, key)
             found = variances([slopes[name] for name in self.names], factors)
@@ -237,7 +238,7 @@ def _normal_names(utilities: ChunkedUtilities) -> list[str]:
 def _declare_variances(utilities: ChunkedUtilities) -> bool:
     def look() -> bool:
         _, sites = _at_centre_of_rows(utilities, 0, 2, jax.random.key(0))
-        return hasattr(_choice(utilities, sites), "variances")
+        return declared_variances(_choice(utilities, sites)) is not None
 
     return static_result(look)
 

@@ -36,6 +36,7 @@ from numpyro_largecat.handlers.static_arguments import split_arguments
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.handlers.valid_arguments import have_valid_arguments
 from numpyro_largecat.svi.bad_step import explained_search
+from numpyro_largecat.svi.estimated_mixtures import refuse_estimated_mixtures
 from numpyro_largecat.svi.iterates import choose_entries
 from numpyro_largecat.svi.joint_guides import refuse_joint_guides
 from numpyro_largecat.svi.labels import GivenLabels, check_labels, labels_of
@@ -298,6 +299,7 @@ def _run_model(
         around = _checked(at_feasible_values, given)
         sites = sites_of(plan.model, args, kwargs, **how, around=around)
         _warn_of_discrete_sites(sites, plan.loss)
+        refuse_estimated_mixtures(sites)
         found = _found(sites, touched, plan.sharding)
         kinds.update(_kinds_of_plates(sites))
         described.update(found.sites)

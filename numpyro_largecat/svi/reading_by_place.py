@@ -76,8 +76,7 @@ def refuse_reading_by_place(
     Raises:
         ValueError: With the site and the plates.
     """
-    for plate in plates:
-        model = distinct_rows(model, plate)
+    model = distinct_rows(model, plates)
 
     def log_densities(is_reversed: Array) -> dict[str, Array]:
         def around(fn: Any) -> Any:

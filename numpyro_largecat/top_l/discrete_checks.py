@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_largecat._checks import check_count, describe, fits, is_concrete
 from numpyro_largecat.handlers.internals import is_of_scan
-from numpyro_largecat.handlers.sites import is_latent
+from numpyro_largecat.handlers.sites import estimates_classes, is_latent
 from numpyro_largecat.top_l.marked_sites import is_marked
 
 MARK = "infer={'enumerate': 'parallel'}"
@@ -99,6 +99,19 @@ def check_plates(site: dict[str, Any], dependents: list[dict[str, Any]]) -> None
             raise NotImplementedError(
                 f"site '{other['name']}' depends on the discrete site '{name}' but is outside of "
                 f"that plate, '{missing[0]}', so that the posterior does not factorise. Move it in."
+            )
+
+
+def check_estimates(site: dict[str, Any], dependents: list[dict[str, Any]]) -> None:
+    """Refuse dependents whose log density is an estimate by drawn classes."""
+    for other in dependents:
+        if estimates_classes(other["fn"]):
+            raise NotImplementedError(
+                f"site '{other['name']}' depends on the discrete site '{site['name']}', and "
+                "estimates its log density by a sample of the classes. The bound is the log of a "
+                "sum over values, of which an estimate is too high on average. Open the class "
+                "plate in full, `num_sampled=None`, or let utilities not depend on "
+                f"'{site['name']}'."
             )
 
 

@@ -18,6 +18,7 @@ from numpyro_largecat.ops.top_l import take_last
 from numpyro_largecat.top_l.discrete_checks import (
     check_active,
     check_dependencies,
+    check_estimates,
     check_marks,
     check_plates,
     common_scale,
@@ -86,6 +87,7 @@ def find_discrete_sites(
         site = model_trace[name]
         dependents = [s for s, deps in log_probs.items() if name in deps and s != name]
         check_plates(site, [model_trace[s] for s in dependents])
+        check_estimates(site, [model_trace[s] for s in dependents])
         fn, mask = unmasked(site["fn"])
         found = DiscreteSite(
             name=name,

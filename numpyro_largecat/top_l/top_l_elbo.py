@@ -46,7 +46,8 @@ class TopL_ELBO(ELBO):
     - a discrete site depends on no other discrete site,
     - a site depends on one discrete site at most,
     - it is inside all plates of that site, depends on its value at the same place alone, and has
-      its scale.
+      its scale,
+    - it is no choice that a class plate estimates by drawn classes.
 
     All else is refused, except for one thing that shows in numbers only: if a site depends on
     values at other places (``z.mean()``, or ``z[::-1]``), the loss is NaN under ``jit``, and

@@ -156,6 +156,17 @@ def two_plates(users, x, y=None, rows=None, *, counts=None):
         lc.sample_choice("y", u @ w.T + x[:, :2] @ s.T, classes=classes, rows=rows, obs=y)
 
 
+def one_plate(x, y=None, rows=None):
+    """Classes of two sites, and dense sites."""
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    shift = numpyro.sample("shift", dist.Normal(0, 1))
+    with lc.class_plate("classes", 12, y, num_sampled=3) as classes:
+        w = numpyro.sample("w", dist.Normal(shift, 1).expand([2]).to_event(1))
+        b = numpyro.sample("b", dist.Normal(0, tau))
+    with lc.data_plate("data", 40, rows) as rows:
+        lc.sample_choice("y", x[:, :2] @ w.T + b, classes=classes, rows=rows, obs=y)
+
+
 USERS = np.resize(np.arange(8), 40)
 FEATURES_OF_ROWS, LABELS = (np.asarray(a) for a in make_data())
 
@@ -164,17 +175,11 @@ def following(model):
     return lc.AutoRowNormal(model, follow=["shift"])
 
 
-def fit_two_plates(elbo, make_guide=following, num_steps=30):
-    counts = lc.EntityCounts.of(8, USERS)
-
-    def model(*args):
-        two_plates(*args, counts=counts)
-
-    guide = make_guide(model)
-    svi = lc.SubsampledSVI(model, guide, optax.adagrad(0.1), elbo)
-    batches = lc.ArrayBatches(USERS, FEATURES_OF_ROWS, LABELS, batch_size=10)
-    result = svi.run(jax.random.key(0), num_steps, batches=batches, progress_bar=False)
-    return svi, result
+def fit_classes(elbo, make_guide=following, num_steps=3):
+    """A fit of few sites, which compiles in a fifth of the time of two plates."""
+    svi = lc.SubsampledSVI(one_plate, make_guide(one_plate), optax.adagrad(0.1), elbo)
+    batches = lc.ArrayBatches(FEATURES_OF_ROWS, LABELS, batch_size=10)
+    return svi, svi.run(jax.random.key(0), num_steps, batches=batches, progress_bar=False)
 
 
 SHAPES = {
@@ -189,7 +194,14 @@ SHAPES = {
 
 @pytest.fixture(scope="module")
 def two():
-    return fit_two_plates(TraceMeanField_ELBO())
+    counts = lc.EntityCounts.of(8, USERS)
+
+    def model(*args):
+        two_plates(*args, counts=counts)
+
+    svi = lc.SubsampledSVI(model, following(model), optax.adagrad(0.1), TraceMeanField_ELBO())
+    batches = lc.ArrayBatches(USERS, FEATURES_OF_ROWS, LABELS, batch_size=10)
+    return svi, svi.run(jax.random.key(0), 30, batches=batches, progress_bar=False)
 
 
 @pytest.mark.slow
@@ -261,9 +273,8 @@ def test_draws_of_whole_tables_have_the_covariances_and_quantiles(two):
 @pytest.mark.slow
 def test_both_losses_agree_on_average():
     """The closed form and the draw: means over 400 keys within 5 standard errors."""
-    svi, result = fit_two_plates(TraceMeanField_ELBO(), num_steps=3)
-    rows = jnp.arange(10)
-    args = (USERS[:10], FEATURES_OF_ROWS[:10], LABELS[:10], rows)
+    svi, result = fit_classes(TraceMeanField_ELBO())
+    args = (FEATURES_OF_ROWS[:10], LABELS[:10], jnp.arange(10))
     found = []
     for elbo in (TraceMeanField_ELBO(), Trace_ELBO()):
         own = lc.SubsampledSVI(svi.model, svi.guide, svi.optim, elbo)
@@ -276,24 +287,31 @@ def test_both_losses_agree_on_average():
     assert abs(a - b) < 5 * np.hypot(a_error, b_error)
 
 
-@pytest.mark.slow
-def test_it_runs_in_float64(x64):
-    result = fit_two_plates(Trace_ELBO(num_particles=2), num_steps=2)[1]
-    assert all(v.dtype == jnp.float64 for k, v in result.params.items() if "_auto_" in k)
-    assert np.isfinite(result.losses).all()
+def test_a_step_in_float64_gives_what_it_takes(x64):
+    """Types alone are followed; nothing is compiled."""
+    loss = Trace_ELBO(num_particles=2)
+    svi = lc.SubsampledSVI(one_plate, following(one_plate), optax.adagrad(0.1), loss)
+    args = (np.float64(FEATURES_OF_ROWS[:10]), LABELS[:10], np.arange(10))
+    state = jax.eval_shape(lambda key: svi.init(key, *args), jax.random.key(0))
+    after, loss = jax.eval_shape(lambda state: svi.update(state, *args), state)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), (after, loss)) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), (state, jax.ShapeDtypeStruct((), jnp.float64))
+    )
+    params = jax.eval_shape(svi.get_params, state)
+    assert {v.dtype for k, v in params.items() if "_auto_" in k} == {jnp.dtype("float64")}
 
 
 @pytest.mark.slow
 def test_it_is_a_part_of_a_list():
     def make(model):
         guide = AutoGuideList(model)
-        guide.append(lc.AutoRowNormal(block(model, hide=["tau", "s"])))
-        guide.append(AutoNormal(block(model, hide=["shift", "v", "h", "w"])))
+        guide.append(lc.AutoRowNormal(block(model, hide=["tau", "b"]), follow=["shift"]))
+        guide.append(AutoNormal(block(model, hide=["shift", "w"])))
         return guide
 
-    result = fit_two_plates(Trace_ELBO(), make, num_steps=3)[1]
+    result = fit_classes(Trace_ELBO(), make)[1]
     assert np.isfinite(result.losses).all()
-    assert "w_auto_lower" in result.params and "s_auto_follow" not in result.params
+    assert "w_auto_follow" in result.params and "b_auto_follow" not in result.params
 
 
 def step_of(num_categories):

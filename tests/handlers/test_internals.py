@@ -363,3 +363,15 @@ def test_samples_of_predictive_are_told_from_start_values(give) -> None:
     run = give(looks, {"w": jnp.zeros(2)})
     run(jax.random.key(0)) if give is Predictive else run()
     assert found[-1]
+
+
+def test_plates_are_of_their_own_class_after_enumeration(monkeypatch):
+    """As NumPyro leaves ``plate.__new__`` after ``TraceEnum_ELBO`` has run, which needs funsor."""
+    monkeypatch.setattr(
+        numpyro.plate, "__new__", lambda *args, **kwargs: object.__new__(numpyro.plate)
+    )
+    with seed(rng_seed=0), numpyro_largecat.class_plate("classes", 9, num_sampled=2) as classes:
+        w = numpyro.sample("w", dist.Normal(0, 1))
+    assert w.shape == classes.indices.shape
+    with numpyro_largecat.data_plate("data", 9, np.arange(3)) as rows:
+        assert rows.indices.tolist() == [0, 1, 2]

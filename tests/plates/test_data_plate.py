@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro import handlers
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import HMCECS, MCMC, NUTS, SA, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 from numpyro.infer.util import log_density
 from scipy.stats import norm
@@ -243,3 +243,24 @@ def test_ids_that_repeat_in_other_minibatches_are_refused_before_the_first_step(
     assert np.isnan(evaluate(state, x[:3], x[:3], repeated))
     with pytest.raises(ValueError, match="row 1 is there 2 times"):
         svi.init(jax.random.key(0), x[:3], x[:3], repeated)
+
+
+@pytest.mark.parametrize("kernel", ["NUTS", "HMCECS", "SA"])
+def test_some_of_the_rows_are_refused_in_a_markov_chain(kernel):
+    """It would take them for all rows, each many times; all rows, in any order, are right."""
+    data = np.random.default_rng(0).normal(size=20).astype(np.float32)
+
+    def model(rows):
+        w = numpyro.sample("w", dist.Normal(0, 10))
+        with lc.data_plate("data", 20, rows):
+            numpyro.sample("y", dist.Normal(w, 1), obs=jnp.asarray(data)[rows])
+
+    def run(rows):
+        make = {"NUTS": NUTS, "SA": SA, "HMCECS": lambda model: HMCECS(NUTS(model))}[kernel]
+        chain = MCMC(make(model), num_warmup=2, num_samples=2, progress_bar=False)
+        chain.run(jax.random.key(0), rows)
+
+    with pytest.raises(ValueError, match="plate 'data' holds 5 of 20 rows, which HMC and NUTS"):
+        run(np.arange(5))
+    if kernel == "NUTS":
+        run(np.arange(20)[::-1].copy())

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro import handlers
-from numpyro.infer import TraceMeanField_ELBO
+from numpyro.infer import MCMC, NUTS, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
@@ -232,6 +232,19 @@ def test_a_site_of_two_such_plates_is_refused() -> None:
             handlers.seed(run, 0)(np.array([70, 20, 70]))
     handlers.seed(model, 0)(every)
     handlers.seed(model, 0)(None, None)
+
+
+def test_some_of_the_observations_are_refused_in_a_markov_chain() -> None:
+    def model(ids):
+        with lc.entity_plate("users", 99, ids, COUNTS) as users:
+            v = numpyro.sample("v", dist.Normal(0, 1))
+        numpyro.sample(
+            "x", dist.Normal(users.rows_of(v, ids), 1).to_event(1), obs=np.ones(len(ids))
+        )
+
+    chain = MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False)
+    with pytest.raises(ValueError, match="'users' holds the entities of some of the observations"):
+        chain.run(jax.random.key(0), np.array([70, 20, 70]))
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -209,6 +209,37 @@ def test_declared_variances_are_integrated():
     np.testing.assert_allclose(declared, log_predictive_of_drawn_weights(), rtol=1e-4)
 
 
+def test_declared_variances_are_drawn_where_utilities_are_not_gaussian():
+    """FALSE_ALARM = 1e-6: rms 0.02, of 4,000 draws; the mean alone is off by 0.5."""
+
+    def model(x, y=None):
+        with lc.class_plate("classes", K, y, num_sampled=2) as classes:
+            b = lc.gaussian_weights("b", classes)
+            w = numpyro.sample("w", dist.HalfNormal(1).expand([D]).to_event(1))
+        means = x @ w.T + b.loc
+        variances = jnp.broadcast_to(b.variance, means.shape)
+        with lc.data_plate("data", len(x)) as rows:
+            lc.sample_choice("y", means, variances=variances, classes=classes, rows=rows, obs=y)
+
+    params = params_of() | {"b_auto_scale": np.full(K, 2.0, np.float32)}
+    params["w_auto_scale"] = np.full((K, D), 0.3, np.float32)
+    params["w_auto_loc"] /= 2
+    guide = AutoNormal(model)
+    start(guide)
+    on = lc.Fitted(model, guide, params, chunk_size=5).on(X)
+    assert not is_gaussian(on)
+    draws = {"rng_key": KEY, "num_draws": 4000}
+    found, top = on.log_predictive(Y, **draws), on.top_classes(3, **draws)
+    rng = np.random.default_rng(2)
+    w = np.exp(params["w_auto_loc"] + 0.3 * rng.normal(size=(40_000, K, D)))
+    psi = np.einsum("nd,tkd->tnk", X, w)
+    psi += (params["b_auto_loc"] + 2 * rng.normal(size=(40_000, K)))[:, None]
+    expected = logsumexp(log_softmax(psi, axis=-1), axis=0) - np.log(40_000)
+    np.testing.assert_allclose(found, expected[np.arange(N), Y], atol=0.1)
+    best = np.sort(expected, axis=-1)[:, :-4:-1]
+    np.testing.assert_allclose(top.log_probs, best, atol=0.1)
+
+
 def exact(x, y=None):
     regression(x, y, num_sampled=None)
 

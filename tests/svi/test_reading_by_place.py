@@ -106,6 +106,26 @@ def test_classes_read_by_place_are_refused_without_reads_too(options) -> None:
         init(model, FRIENDS, USERS)
 
 
+def test_a_site_of_entities_and_classes_is_read_by_id() -> None:
+    """Each pair of a user and a class has a value of its own."""
+    counts = lc.EntityCounts.of(U, USERS)
+
+    def model_of(read_users):
+        def model(users, y, rows):
+            plate = lc.entity_plate("users", U, users, counts, dim=-2)
+            with plate as read, lc.class_plate("classes", 30, y, 4, dim=-1) as classes:
+                taste = numpyro.sample("taste", dist.Normal(0, 1))
+            psi = read_users(read, taste, users)
+            with lc.data_plate("data", N, rows) as rows:
+                lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+        return model
+
+    init(model_of(by_id), USERS, USERS % 30)
+    with pytest.raises(ValueError, match="depends on the order of the rows"):
+        init(model_of(by_place), USERS, USERS % 30)
+
+
 def test_ids_that_are_features_are_taken() -> None:
     """Of a table of their own, beside features of the classes."""
     features = jnp.asarray(RNG.normal(size=(U, 3)))

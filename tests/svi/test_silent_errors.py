@@ -210,9 +210,16 @@ def shifted(x, y, spread, where):
 
 
 @pytest.mark.some_cases(1)
-@pytest.mark.parametrize("num_particles", [1, 3])
 @pytest.mark.parametrize(
-    "where", ["of all", "of users", "of two sites", "in a scope", "beside a mutable site"]
+    ("where", "num_particles"),
+    [
+        ("of all", 1),
+        ("of all", 3),
+        ("of users", 1),
+        ("of two sites", 3),
+        ("in a scope", 1),
+        ("beside a mutable site", 1),
+    ],
 )
 def test_what_moves_all_classes_alike_leaves_the_loss_as_it_is(where, num_particles):
     """A softmax does not see a shift of all utilities, and u must not follow its draws.

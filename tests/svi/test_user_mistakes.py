@@ -212,3 +212,19 @@ def test_parameters_that_are_missing_are_named():
         lc.Fitted(two_choices, svi.guide, {}, site="y").on(X).top_classes()
     with pytest.raises(TypeError, match=r"`params` must be a dict.*result.params"):
         lc.Fitted(two_choices, svi.guide, ())
+
+
+def test_a_mixture_of_choices_among_sampled_classes_is_refused():
+    """The log of a sum of estimates is too high on average."""
+
+    def model(y, num_sampled):
+        with lc.class_plate("classes", K, y, num_sampled) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        choices = [lc.bounds.OneVsEach(sign * X[:, None] * w, classes) for sign in (1, -1)]
+        segments = dist.Categorical(logits=jnp.zeros((N, 2)))
+        with lc.data_plate("data", N, jnp.arange(N)):
+            numpyro.sample("y", dist.MixtureGeneral(segments, choices), obs=y)
+
+    init(model, Y, None)
+    with pytest.raises(NotImplementedError, match=r"site 'y' is a mixture.*`num_sampled=None`"):
+        init(model, Y, 5)

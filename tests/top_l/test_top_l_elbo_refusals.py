@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,6 +120,16 @@ def in_a_scan():
     scan(step, 0, X)
 
 
+def choice_among_sampled_classes(num_sampled=2, elsewhere=False):
+    with lc.class_plate("classes", 9, jnp.arange(N) % 4, num_sampled) as classes:
+        w = numpyro.param("w", jnp.zeros(9), event_dim=0)
+    with data():
+        z = component()
+        psi = LOC[z][..., None] * w if not elsewhere else X[:, None] * w
+        numpyro.sample("y", lc.bounds.OneVsEach(psi, classes), obs=jnp.arange(N) % 4)
+        numpyro.sample("x", dist.Normal(LOC[z], 1), obs=X)
+
+
 def state_that_depends():
     state = mutable("state", {"value": jnp.zeros(N)})
     with data():
@@ -140,6 +152,11 @@ def state_that_depends():
         (one_event, NotImplementedError, r"event of it has shape \(8,\)"),
         (no_plate, NotImplementedError, "axis -1 belongs to no plate"),
         (many_draws, NotImplementedError, r"`sample_shape=\(8,\)` outside of a plate"),
+        (
+            choice_among_sampled_classes,
+            NotImplementedError,
+            r"'y' depends on .* 'z', and estimates .* by a sample.*`num_sampled=None`",
+        ),
         (in_a_scan, NotImplementedError, "'z' is inside of a `scan`"),
         (state_that_depends, NotImplementedError, "mutable site 'state' depends"),
     ],
@@ -148,6 +165,11 @@ def state_that_depends():
 def test_models_that_do_not_factorise_are_refused(model, error, message):
     with pytest.raises(error, match=message):
         loss(model)
+
+
+def test_choices_that_sum_over_all_classes_or_depend_on_no_discrete_site_are_not_refused():
+    for options in ({"num_sampled": None}, {"elsewhere": True}):
+        assert jnp.isfinite(loss(partial(choice_among_sampled_classes, **options)))
 
 
 def test_a_guide_of_a_model_that_is_not_marked_is_refused():
