@@ -151,6 +151,8 @@ class Fitted:
             svi: The ``SubsampledSVI`` of the fit, or NumPyro's ``SVI``.
             result: What its ``run`` returned.
             params: Parameters to read in place of the last ones, such as ``lc.averaged_params``.
+                What the model keeps in ``numpyro.mutable`` sites, such as batch norms, is as it was
+                at the end, unless it is given here.
             **options: ``site``, ``plate``, ``chunk_size`` and ``progress_bar`` as of ``Fitted``.
 
         Example:
@@ -171,6 +173,7 @@ class Fitted:
             [[2]]
         """
         params = result.params if params is None else params
+        params = {**(result.state.mutable_state or {}), **params}
         plan = svi.plan if isinstance(svi, SubsampledSVI) else None
         params = params if plan is None else plan.spread_tables(params)
         return cls(

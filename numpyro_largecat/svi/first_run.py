@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, random
-from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer import Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 
 from numpyro_largecat._checks import check_arguments, is_concrete
 from numpyro_largecat.handlers.automatic_guides import free_start_values, set_up_anew
@@ -127,7 +127,7 @@ def _first_run(
     values |= given
     kinds, read_plates = of_model.kinds, of_model.read_plates
     del of_model, of_guide  # tables are freed one by one
-    _check_loss(plan.loss, sites)
+    _check_loss(plan.loss, sites, kinds)
     free_start_values(plan.guide, {n: _rows_of_parts(s, seen.touched) for n, s in sites.items()})
     optimised, local_state = _unconstrained_params(sites, values)
     plan = _with_batch_plate(plan, kinds, sites).learned(
@@ -347,8 +347,18 @@ def _warn_of_discrete_sites(sites: Sites, loss: Any) -> None:
             warnings.warn(f"{what}, which SVI with {kind} does not support.", stacklevel=2)
 
 
-def _check_loss(loss: Any, sites: dict[str, StoredParam]) -> None:
-    """Refuse a loss that hides from us what its particles do to local parameters."""
+def _check_loss(loss: Any, sites: dict[str, StoredParam], kinds: dict[str, str]) -> None:
+    """Refuse a loss that hides from us what its particles do to local parameters.
+
+    Also one that puts plates of its own in the place of ours, of these kinds by name.
+    """
+    own = [name for name, kind in kinds.items() if kind != "plain"]
+    if own and isinstance(loss, TraceEnum_ELBO):
+        raise NotImplementedError(
+            f"TraceEnum_ELBO runs plates of its own in the place of '{own[0]}', which then has no "
+            "rows. Sum over discrete sites by `lc.TopL_ELBO(num_active)`, with as many active "
+            "values as there are for the whole sum."
+        )
     local = [name for name, site in sites.items() if site.rule is not None]
     if local and not isinstance(loss, (Trace_ELBO, TraceMeanField_ELBO)):
         raise NotImplementedError(

@@ -15,7 +15,13 @@ from numpyro_largecat.ops.table_rows import gather_rows, scatter_rows
 
 Rows = dict[str, dict[int, Array]]  # parameter -> axis -> rows; only parameters taken by rows
 RowAxes = tuple[tuple[str, tuple[int, ...]], ...]  # (parameter, its axes that are rows), by name
-ACCUMULATING = ("MultiStepsState", "ApplyEvery")
+# States, by name, of optimisers that count all steps where a row has few of them.
+OF_ALL_STEPS = {
+    "MultiStepsState": "it collects gradients over steps, and rows would lose theirs",
+    "ApplyEvery": "it collects gradients over steps, and rows would lose theirs",
+    "ScheduleFreeState": "it averages values over all steps, and a row has its own number of "
+    "them, which `lc.average_iterates` counts",
+}
 
 
 def gather_state(state: Any, owners: list[str | None], rows: Rows) -> Any:
@@ -88,7 +94,8 @@ def check_row_wise(optim: Any, params: Any, axes: dict[str, tuple[int, ...]]) ->
     Cost: a few updates of tables with 4 rows.
 
     Raises:
-        ValueError: If the updates differ, or if the optimiser applies updates only now and then.
+        ValueError: If the updates differ, or if the optimiser applies updates only now and then or
+            averages over all steps.
     """
     rng = np.random.default_rng(0)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
@@ -113,7 +120,7 @@ def check_row_wise(optim: Any, params: Any, axes: dict[str, tuple[int, ...]]) ->
     def agrees(first: Any, later_grads: Any) -> Array:
         params, grads = (jax.tree.map(lambda x, i=i: x[i], first) for i in (0, 1))
         state = optim.init(params)
-        _refuse_accumulation(optim, state)
+        _refuse_what_counts_all_steps(optim, state)
         state = optim.update(grads, state, value=jnp.array(1.0))
         nan = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan) if _is_float(x) else x, state)
         tainted = scatter_state(nan, gather_state(state, owners, some), owners, some)
@@ -155,18 +162,17 @@ def _is_float(x: Any) -> bool:
     return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
 
 
-def _refuse_accumulation(optim: Any, state: Any) -> None:
+def _refuse_what_counts_all_steps(optim: Any, state: Any) -> None:
     found: list[str] = []
 
     def look(node: Any) -> bool:
-        if type(node).__name__ in ACCUMULATING:
+        if type(node).__name__ in OF_ALL_STEPS:
             found.append(type(node).__name__)
         return False
 
     jax.tree.flatten(state, is_leaf=look)
     if found:
-        why = f"it collects gradients over steps ({found[0]}), and rows would lose theirs"
-        raise _not_row_wise(optim, why)
+        raise _not_row_wise(optim, f"{OF_ALL_STEPS[found[0]]} ({found[0]})")
 
 
 def _not_row_wise(optim: Any, reason: str) -> ValueError:

@@ -111,8 +111,9 @@ class SubsampledSVI(SVI):
             a constraint mixes rows of a subsampled plate.
         NotImplementedError: If the optimiser is no gradient method (``Minimize``) or the loss draws
             several samples in one guide call; at ``init``, if a parameter has an update rule and
-            the loss is neither ``Trace_ELBO`` nor ``TraceMeanField_ELBO``, or if an automatic guide
-            draws all rows of a subsampled plate together, as ``AutoMultivariateNormal`` does.
+            the loss is neither ``Trace_ELBO`` nor ``TraceMeanField_ELBO``, if the loss is
+            ``TraceEnum_ELBO`` and the model has a plate of ours, or if an automatic guide draws all
+            rows of a subsampled plate together, as ``AutoMultivariateNormal`` does.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax

@@ -13,7 +13,7 @@ import pytest
 from jax.example_libraries import stax
 from numpyro.distributions import constraints
 from numpyro.handlers import substitute
-from numpyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoNormal
 
 import numpyro_largecat as lc
@@ -220,6 +220,8 @@ def test_other_losses_work_without_local_parameters_and_are_refused_with_them():
     assert np.isfinite(fit(exact, point_guide, x, y, loss=RenyiELBO()).losses).all()
     with pytest.raises(NotImplementedError, match=r"RenyiELBO.*mean over particles"):
         fit(kept, point_guide, x, y, loss=RenyiELBO(num_particles=3))
+    with pytest.raises(NotImplementedError, match=r"TraceEnum_ELBO.*place of '\w+'.*TopL_ELBO"):
+        fit(exact, point_guide, x, y, loss=TraceEnum_ELBO())
 
 
 @pytest.mark.slow

@@ -92,3 +92,39 @@ def test_a_network_is_fitted_and_read() -> None:
     log_probs = jax.nn.log_softmax(features @ np.asarray(result.params["w_auto_loc"]).T)
     found = lc.Fitted.from_svi(svi, result).on(X).log_likelihood(Y)
     np.testing.assert_allclose(found, log_probs[np.arange(N), Y], rtol=1e-4)
+
+
+class Normed(linen.Module):
+    @linen.compact
+    def __call__(self, x, train=True):
+        return linen.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+
+
+@pytest.mark.slow
+def test_running_means_are_read_as_they_were_at_the_end() -> None:
+    """They are no parameters, and are learned in the steps all the same."""
+
+    def model(x, y=None, rows=None, train=True):
+        norm = module.flax_module(
+            "norm", Normed(), input_shape=(1, F), mutable=["batch_stats"], train=True
+        )
+        with lc.class_plate("classes", K, y, 4) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([F]).to_event(1))
+        with lc.data_plate("data", N, rows) as rows:
+            lc.sample_choice("y", norm(x, train=train) @ w.T, classes=classes, rows=rows, obs=y)
+
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.01), TraceMeanField_ELBO())
+    batches = lc.ArrayBatches(3 * X + 5, Y, batch_size=20)
+    result = svi.run(jax.random.key(0), 20, batches=batches, progress_bar=False)
+    (kept,) = jax.tree.leaves(
+        result.state.mutable_state, is_leaf=lambda node: isinstance(node, dict) and "mean" in node
+    )
+    assert (np.abs(kept["mean"]) > 1).all()  # they have learned that the rows are far from 0
+    (own,) = jax.tree.leaves(
+        result.params["norm$params"], is_leaf=lambda node: isinstance(node, dict) and "bias" in node
+    )
+    new = 3 * X + 5
+    features = (new - kept["mean"]) / np.sqrt(kept["var"] + 1e-5) * own["scale"] + own["bias"]
+    log_probs = jax.nn.log_softmax(features @ np.asarray(result.params["w_auto_loc"]).T)
+    found = lc.Fitted.from_svi(svi, result).on(new, train=False).log_likelihood(Y)
+    np.testing.assert_allclose(found, log_probs[np.arange(N), Y], rtol=1e-4)

@@ -59,6 +59,7 @@ MIXING = {
     "accumulate": optax_to_numpyro(
         optax.MultiSteps(optax.adam(0.1), every_k_schedule=3).gradient_transformation()
     ),
+    "schedule_free": optax_to_numpyro(optax.contrib.schedule_free_adamw(0.1)),
     "numpyro_sm3": numpyro.optim.SM3(0.1),
     "minimize": numpyro.optim.Minimize(),
 }
