@@ -15,6 +15,7 @@ from numpyro_largecat._checks import (
     check_integers,
     check_no_overflow,
     check_random_key,
+    describe,
 )
 from numpyro_largecat._conversions import as_array
 from numpyro_largecat.ops.shuffle import shuffled
@@ -130,7 +131,18 @@ class ArrayBatches:
 
 def _of_numbers(position: int, array: Any) -> Any:
     """Return what NumPy makes of a frame, series or list; refuse what is not made of numbers."""
-    array = as_array(array)
+    if hasattr(array, "todense"):  # of scipy.sparse, or of JAX
+        raise TypeError(
+            f"array {position} is sparse; give StreamedBatches the two sources of "
+            "`lc.data.CsrRows(x)` in its place, which make `lc.SparseRows` in the model."
+        )
+    try:
+        array = as_array(array)
+    except ValueError as error:  # from NumPy, of lists of different lengths
+        raise ValueError(
+            f"array {position} must have rows of one length; got {describe(array)}. Pad shorter "
+            "ones, of ids by `lc.data.padded_lists`."
+        ) from error
     if not any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.number, jnp.bool_)):
         raise TypeError(
             f"array {position} must hold numbers; got dtype {array.dtype}. Convert it with "

@@ -95,7 +95,7 @@ class LossLog:
         """Say of the last step, which was bad, what was not finite, as far as it is known."""
         what = NOT_FINITE if finding is None else f"{NOT_FINITE}: {finding}"
         self.stop(
-            f"{what}. Lower the learning rate, or look for a label out of range, "
+            f"{what}. Lower the learning rate, or look for a label or a row id out of range, "
             "an observed class that is not available (-inf), or an entity that `counts` do not "
             "have",
             self.num_taken - 1,

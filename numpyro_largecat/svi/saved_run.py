@@ -172,6 +172,8 @@ def _differs(
     made = saved.about["versions"]
     others = {n: f"{made[n]}, here {v}" for n, v in _versions().items() if made.get(n) != v}
     note = f" It was saved with other versions: {others}." if others else ""
+    if str(got).replace("64[", "32[") == str(want).replace("64[", "32["):
+        note += f" Set `jax_enable_x64` to {'64[' in str(got)}, as it was there."
     return ValueError(
         f"{folder.path} must hold a fit of this model, guide and optimiser, with the same sizes "
         f"and types; {what} differs: it is {got} in the saved fit, and here {want}.{note}"

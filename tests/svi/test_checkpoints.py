@@ -186,6 +186,17 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"plate .people. differs: it is 3 .* and here 4"):
             svi_of_rows(4).load(tmp_path)
 
+    def test_another_precision(self, tmp_path):
+        def model():
+            with lc.data_plate("people", 3):
+                numpyro.param("m", lambda key: jnp.zeros(3), event_dim=0)
+
+        svi = lc.SubsampledSVI(model, lambda: None, optax.sgd(0.1), Trace_ELBO())
+        with jax.enable_x64(True):
+            svi.save(tmp_path, svi.run(KEY, 1, **QUIET))
+        with pytest.raises(ValueError, match=r"64\[\] in the saved.*Set `jax_enable_x64` to True"):
+            svi.load(tmp_path)
+
     def test_other_versions_are_named_where_something_differs(self, folder, monkeypatch):
         monkeypatch.setattr("numpyro_largecat.svi.saved_run.version", lambda name: "0.0")
         with pytest.raises(ValueError, match=r"It was saved with other versions: .*jax.*here 0\.0"):

@@ -12,6 +12,8 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+import scipy.sparse
+from jax.experimental.sparse import BCOO
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 import numpyro_largecat as lc
@@ -324,6 +326,19 @@ def test_batches_are_made_of_what_numpy_makes_into_numbers():
     for values, dtype in ((["a", "b"], "<U1"), (Frame([1, "b"]), "<U21"), ([None], "object")):
         with pytest.raises(TypeError, match=f"array 1 must hold numbers; got dtype {dtype}"):
             lc.ArrayBatches(x, values, batch_size=1)
+
+
+@pytest.mark.parametrize("kind", ["scipy", "BCOO"])
+def test_sparse_arrays_get_the_name_of_what_reads_their_rows(kind):
+    dense = np.eye(3)
+    x = scipy.sparse.csr_array(dense) if kind == "scipy" else BCOO.fromdense(dense)
+    with pytest.raises(TypeError, match=r"array 1 is sparse.*`lc.data.CsrRows\(x\)`"):
+        lc.ArrayBatches(np.zeros(3), x, batch_size=1)
+
+
+def test_rows_of_several_lengths_get_the_name_of_what_pads_them():
+    with pytest.raises(ValueError, match=r"array 0 must have rows of one.*`lc.data.padded_lists`"):
+        lc.ArrayBatches([[1, 2], [3]], batch_size=1)
 
 
 def test_batches_of_a_stream_are_made_of_what_numpy_makes_into_arrays(shared):
