@@ -55,10 +55,11 @@ class UtilityCategorical(ChoiceDistribution):
               \varepsilon = -\log\big(e^{E / \eta} - 1\big), \quad E \sim \mathrm{Exp}(1),
 
     with each expectation at three Gauss-Laguerre nodes, which are a little low: by up to 0.2 nats
-    for a class far above the observed one, and by less in all at the best u. It equals the exact value for equal utilities, and comes near it where the choice is certain.
-    For Gaussian utilities with a standard deviation of 3 the gap at the best u is at most 0.15 nats
-    with 100 classes and 0.04 with 1,000, with a deviation of 1 a tenth of that. Where one class is
-    far above the observed one, so that only these two matter, it is a tenth of the log probability.
+    for a class far above the observed one, and by less in all at the best u. It equals the exact
+    value for equal utilities, and comes near it where the choice is certain. For Gaussian utilities
+    with a standard deviation of 3 the gap at the best u is at most 0.15 nats with 100 classes and
+    0.04 with 1,000, with a deviation of 1 a tenth of that. Where one class is far above the
+    observed one, so that only these two matter, it is a tenth of the log probability.
 
     **Stateless form.** With ``u=None`` on a subset, u is the best for this very subset; for the
     softmax ``log_prob`` is then ``-log(eta_hat)``. That is *biased upwards, and no bound*
