@@ -82,7 +82,6 @@ OPTIMISERS = {
         ("delta", "numpyro_adam"),
         slow_case("normal", "sgd"),
         slow_case("list", "clipped"),
-        slow_case("normal", "adam"),
     ],
 )
 @pytest.mark.some_cases(1)
