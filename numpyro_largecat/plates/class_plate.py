@@ -191,9 +191,10 @@ class class_plate(indexed_plate):
                 f"{self.subsample_size} rows at axis {axis}; got a value of shape {shape}, as "
                 "from a guide or from draws for a plate that holds other rows. An automatic guide "
                 "keeps the number of rows of its training: predict with "
-                "`lc.Fitted(...).on(x).top_classes()`; or, for `numpyro.infer.Predictive`, make "
-                "the guide of the model without `num_sampled` and run it once with labels, "
-                "`numpyro.handlers.seed(full_guide, 0)(x, y)`: it takes the same `params`."
+                "`lc.Fitted(...).on(x).top_classes()`. Or, for `numpyro.infer.Predictive`, and for "
+                "`median`, `quantiles` and `sample_posterior` where the model has deterministic "
+                "sites, make the guide of the model without `num_sampled` and run it once with "
+                "labels, `numpyro.handlers.seed(full_guide, 0)(x, y)`: it takes the same `params`."
             )
 
 
