@@ -127,10 +127,17 @@ def describe_param(
 
 
 def check_params(params: dict[str, Any], sites: dict[str, Any]) -> None:
-    """Refuse ``params`` that lack a parameter among the sites of a model or guide."""
+    """Refuse ``params`` that lack a parameter, or a mutable value, of a model or guide."""
     missing = sorted(of_type("param", sites).keys() - params.keys())
     if missing:
         raise ValueError(
             f"`params` lacks the parameters {missing} of model and guide; it has {sorted(params)}. "
             "Pass `result.params`."
+        )
+    mutable = {n for n, site in of_type("mutable", sites).items() if jax.tree.leaves(site["value"])}
+    if mutable - params.keys():
+        raise ValueError(
+            f"`params` lacks the values of mutable sites, {sorted(mutable - params.keys())}, which "
+            "would start anew. Pass `{**result.params, **result.state.mutable_state}`, or read the "
+            "fit by `lc.Fitted.from_svi(svi, result)`."
         )

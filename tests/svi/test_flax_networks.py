@@ -100,6 +100,14 @@ class Normed(linen.Module):
         return linen.BatchNorm(use_running_average=not train, momentum=0.9)(x)
 
 
+def test_a_running_mean_that_is_not_given_does_not_start_anew() -> None:
+    svi = make_svi("nnx with state")
+    state = svi.init(jax.random.key(0), X[:9], Y[:9], np.arange(9))
+    params = svi.get_params(state)
+    with pytest.raises(ValueError, match=r"mutable sites, \['network\$state'\].*from_svi"):
+        lc.Fitted(svi.model, svi.guide, params).on(X).log_likelihood(Y)
+
+
 @pytest.mark.slow
 def test_running_means_are_read_as_they_were_at_the_end() -> None:
     """They are no parameters, and are learned in the steps all the same."""
