@@ -23,7 +23,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions.distribution import MaskedDistribution
 from numpyro.distributions.transforms import Transform, biject_to
-from numpyro.handlers import infer_config, seed, substitute
+from numpyro.handlers import condition, do, infer_config, seed, substitute
 from numpyro.infer import util as infer_util
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.util import (
@@ -94,6 +94,12 @@ def is_substituted(msg: dict[str, Any]) -> bool:
         if getattr(fn, "__name__", "") == "_samples_wo_deterministic" and fn(msg) is not None:
             return True
     return False
+
+
+def is_given(name: str) -> bool:
+    """Whether an open handler ``condition``, ``do`` or ``substitute`` has a value by this name."""
+    given = [h.data for h in _PYRO_STACK if isinstance(h, (condition, do, substitute))]
+    return any(name in (data or {}) for data in given)
 
 
 def is_of_a_chain() -> bool:

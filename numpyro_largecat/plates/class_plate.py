@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_count
 from numpyro_largecat._conversions import as_ids
+from numpyro_largecat.handlers.internals import is_given
 from numpyro_largecat.handlers.plate_facts import PlateFacts, RowsReply, ask_for_rows
 from numpyro_largecat.handlers.sites import is_latent
 from numpyro_largecat.ops.subsampling import sorted_distinct
@@ -89,10 +90,9 @@ class class_plate(indexed_plate):
 
     Shapes: the plate has M = min(B, K) + S rows, B the number of labels, and min(R, K) more for R
     ids that are read. Repeated labels leave padded rows, which have weight 0 and repeat a valid
-    class; nothing is written to them. There is one more where M would be K, so that a table of all
-    classes is refused in the place of the plate's rows whatever the sizes. With a ``proposal`` S is
-    the number of classes that it returns, H more for a head of H. With "own" negatives the plate
-    has M = B (1 + S) rows, in which a class may be several times.
+    class; nothing is written to them. With a ``proposal`` S is the number of classes that it
+    returns, H more for a head of H. With "own" negatives the plate has M = B (1 + S) rows, in
+    which a class may be several times.
 
     Cost: O((S + B) log B) time and O(S + B) memory, whatever ``num_categories``, and as much
     for R as for B; a proposal says its own. With "own" negatives O(B S) time and O(B S) memory.
@@ -158,6 +158,7 @@ class class_plate(indexed_plate):
         self.classes, is_shared = _choose_classes(
             name, num_categories, labels, num_sampled, proposal, reads, negatives
         )
+        self._is_drawn = self.classes.kind == "sample" and not is_shared
         is_full = self.classes.kind == "full"
         facts = PlateFacts(
             "classes",
@@ -179,8 +180,21 @@ class class_plate(indexed_plate):
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Also refuse values of sites that are those of other rows."""
         super().postprocess_message(msg)
+        if msg["type"] == "sample" and self._is_drawn:
+            self._refuse_table(msg)
         if is_latent(msg):
             self._check_rows(msg)
+
+    def _refuse_table(self, msg: dict[str, Any]) -> None:
+        """Refuse values of all classes from a handler, also where there are as many rows."""
+        shape, axis = jnp.shape(msg["value"]), self.dim - msg["fn"].event_dim
+        if len(shape) >= -axis and shape[axis] == self.size and is_given(msg["name"]):
+            raise ValueError(
+                f"site '{msg['name']}' inside plate '{self.name}' gets a value of shape {shape} "
+                "from a handler, `condition`, `do` or `substitute`, that does not know which "
+                "classes a step holds. Open the plate in full, `num_sampled=None`; to start a fit "
+                "at values, give `init_params`."
+            )
 
     def _check_rows(self, msg: dict[str, Any]) -> None:
         """Refuse values from elsewhere, such as a guide's, of other classes than the plate's."""
@@ -272,10 +286,6 @@ def _choose_classes(
         return replace(subset, name=name, outer_name=reply.plate), True
     drawn, is_reversed = DrawnClasses(*reply.value), reply.request.is_reversed
     drawn = DrawnClasses(*reverse_if(is_reversed, *drawn))
-    num_read = 0 if reads is None else min(reads.size, num_categories)
-    if present.size + drawn.classes.shape[0] + num_read == num_categories:
-        # With as many rows as there are classes a whole table would be taken for one of the rows.
-        present = jnp.append(present, jnp.int32(num_categories))
     if negatives == "shared":
         subset = shared_subset(given, present, drawn, num_categories)
     else:

@@ -56,10 +56,9 @@ class ClassSubset:
             ``weights[m] * f(classes of an observation[m])`` estimates the sum of f over all K
             classes without bias; a shared negative that is the label of an observation does not
             count there. A padded row has weight 0.
-        labels: The distinct labels, sorted, then padding equal to K, shape (min(B, K),) or, where
-            the plate would have K rows, one more, which are the first rows of the plate. With
-            "shared" or "own" ``negatives`` the labels as they were given. None for all classes, and
-            for consecutive ones.
+        labels: The distinct labels, sorted, then padding equal to K, shape (min(B, K),), which are
+            the first rows of the plate. With "shared" or "own" ``negatives`` the labels as they
+            were given. None for all classes, and for consecutive ones.
         num_categories: Number of classes K.
         kind: "full" for all K classes in order, "sample" for a weighted subset. Classes that stand
             for no others are "chunk" for those chosen by ``class_chunk``, and "labels" for the

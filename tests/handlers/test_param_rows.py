@@ -42,14 +42,13 @@ def start(shape, event_dim, num_sampled=3):
         ((K,), 3, 0),
         ((K, 2), 3, 1),
         ((K, 2, 2), 3, 2),
-        ((K,), 6, 0),  # 12 rows in the step, and one more, as there are 12 classes
+        ((K,), 6, 0),  # 12 rows in the step, which are not the 12 classes in order
     ],
 )
 def test_a_table_without_event_dim_is_refused_with_the_one_to_give(shape, num_sampled, fix):
-    held = N + num_sampled + (N + num_sampled == K)
     message = (
         rf"param 'loc' inside plate 'classes'.*with {K} entries at axis 0.*event_dim=None"
-        rf".*holds {held} rows.*event_dim={fix}\)"
+        rf".*holds {N + num_sampled} rows.*event_dim={fix}\)"
     )
     with pytest.raises(ValueError, match=message):
         start(shape, None, num_sampled)

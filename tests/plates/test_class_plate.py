@@ -75,7 +75,6 @@ def test_rows_and_weights(num_categories, labels, num_sampled):
     indices, weights = draw_often(40, num_categories, given, num_sampled)
     present = sorted(set(labels or []))
     num_labels = min(len(labels or []), num_categories)
-    num_labels += num_labels + num_sampled == num_categories  # never as many rows as classes
     num_others = num_categories - len(present)
     num_drawn = min(num_sampled, num_others)
     assert indices.shape == weights.shape == (40, num_labels + num_sampled)

@@ -71,8 +71,8 @@ def test_a_joint_guide_is_refused_and_the_message_says_what_works(name, recommen
 
 
 def test_a_joint_guide_is_refused_where_the_step_has_as_many_rows_as_there_are_classes():
-    """10 labels and 2 drawn classes are 12 rows, and one more, so as not to be all 12 classes."""
-    with pytest.raises(NotImplementedError, match="holds 13 rows, not all 12"):
+    """10 labels and 2 drawn classes are 12 rows, but not the 12 classes in order."""
+    with pytest.raises(NotImplementedError, match="holds 12 rows, not all 12"):
         init(AutoMultivariateNormal(model), num_rows=10)
 
 
