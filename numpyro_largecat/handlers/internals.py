@@ -96,10 +96,10 @@ def is_substituted(msg: dict[str, Any]) -> bool:
     return False
 
 
-def is_given(name: str) -> bool:
-    """Whether an open handler ``condition``, ``do`` or ``substitute`` has a value by this name."""
-    given = [h.data for h in _PYRO_STACK if isinstance(h, (condition, do, substitute))]
-    return any(name in (data or {}) for data in given)
+def given_values(name: str) -> list[Any]:
+    """What open handlers ``condition``, ``do`` and ``substitute`` have by this name."""
+    known = [h.data or {} for h in _PYRO_STACK if isinstance(h, (condition, do, substitute))]
+    return [data[name] for data in known if name in data]
 
 
 def is_of_a_chain() -> bool:

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_count
 from numpyro_largecat._conversions import as_ids
-from numpyro_largecat.handlers.internals import is_given
+from numpyro_largecat.handlers.internals import given_values
 from numpyro_largecat.handlers.plate_facts import PlateFacts, RowsReply, ask_for_rows
 from numpyro_largecat.handlers.sites import is_latent
 from numpyro_largecat.ops.subsampling import sorted_distinct
@@ -187,14 +187,15 @@ class class_plate(indexed_plate):
 
     def _refuse_table(self, msg: dict[str, Any]) -> None:
         """Refuse values of all classes from a handler, also where there are as many rows."""
-        shape, axis = jnp.shape(msg["value"]), self.dim - msg["fn"].event_dim
-        if len(shape) >= -axis and shape[axis] == self.size and is_given(msg["name"]):
-            raise ValueError(
-                f"site '{msg['name']}' inside plate '{self.name}' gets a value of shape {shape} "
-                "from a handler, `condition`, `do` or `substitute`, that does not know which "
-                "classes a step holds. Open the plate in full, `num_sampled=None`; to start a fit "
-                "at values, give `init_params`."
-            )
+        axis = self.dim - msg["fn"].event_dim
+        for shape in map(jnp.shape, given_values(msg["name"])):
+            if len(shape) >= -axis and shape[axis] == self.size:
+                raise ValueError(
+                    f"site '{msg['name']}' inside plate '{self.name}' gets a value of shape "
+                    f"{shape} from a handler, `condition`, `do` or `substitute`, that does not "
+                    "know which classes a step holds. Open the plate in full, `num_sampled=None`; "
+                    "to start a fit at values, give `init_params`."
+                )
 
     def _check_rows(self, msg: dict[str, Any]) -> None:
         """Refuse values from elsewhere, such as a guide's, of other classes than the plate's."""

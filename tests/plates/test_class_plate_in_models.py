@@ -307,5 +307,5 @@ def test_a_whole_table_in_the_place_of_rows_is_refused(handler, num_categories):
             numpyro.sample("w", dist.Normal(0, 1))
 
     given = handler(model, data={"w": jnp.arange(1.0 * num_categories)})
-    with pytest.raises(ValueError, match="gets a value of shape .* from a handler, `cond"):
+    with pytest.raises(ValueError, match=r"gets a value of shape .* from a handler"):
         log_density(handlers.seed(given, 0), (), {}, {})
