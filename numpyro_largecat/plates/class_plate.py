@@ -158,7 +158,7 @@ class class_plate(indexed_plate):
         self.classes, is_shared = _choose_classes(
             name, num_categories, labels, num_sampled, proposal, reads, negatives
         )
-        self._is_drawn = self.classes.kind == "sample" and not is_shared
+        self._is_drawn = self.classes.kind == "sample"
         is_full = self.classes.kind == "full"
         facts = PlateFacts(
             "classes",

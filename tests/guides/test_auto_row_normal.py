@@ -287,6 +287,13 @@ def test_both_losses_agree_on_average():
     assert abs(a - b) < 5 * np.hypot(a_error, b_error)
 
 
+@pytest.mark.slow
+def test_it_runs_in_float64(x64):
+    result = fit_classes(Trace_ELBO(num_particles=2))[1]
+    assert all(v.dtype == jnp.float64 for k, v in result.params.items() if "_auto_" in k)
+    assert np.isfinite(result.losses).all()
+
+
 def test_a_step_in_float64_gives_what_it_takes(x64):
     """Types alone are followed; nothing is compiled."""
     loss = Trace_ELBO(num_particles=2)

@@ -309,3 +309,5 @@ def test_a_whole_table_in_the_place_of_rows_is_refused(handler, num_categories):
     given = handler(model, data={"w": jnp.arange(1.0 * num_categories)})
     with pytest.raises(ValueError, match=r"gets a value of shape .* from a handler"):
         log_density(handlers.seed(given, 0), (), {}, {})
+    with pytest.raises(ValueError, match=r"gets a value of shape .* from a handler"):
+        Trace_ELBO().loss(jax.random.key(0), {}, given, model)  # with the rows that a guide drew

@@ -215,7 +215,14 @@ def test_what_the_guide_leaves_to_the_model_makes_no_gap():
     assert abs(found["exact log likelihood less bound"].value) < 1e-5
 
 
-@pytest.mark.parametrize(("length", "dim"), [(3, -1), pytest.param(20, -2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("length", "dim"),
+    [
+        (3, -1),
+        pytest.param(20, -1, marks=pytest.mark.slow),
+        pytest.param(20, -2, marks=pytest.mark.slow),
+    ],
+)
 def test_rows_of_several_choices_are_looked_at_row_by_row(length, dim):
     """All rows of batches, where each has a sequence of choices, say what they say at once."""
     num_rows = 20

@@ -30,6 +30,7 @@ USERS = lc.EntityCounts.of(NUM_USERS, np.arange(NUM_ROWS) % NUM_USERS)
 X = np.random.default_rng(0).standard_normal((NUM_ROWS, 2)).astype(np.float32)
 Y = np.arange(NUM_ROWS) % 7
 SHARDINGS = {
+    "classes": {"classes": "model"},
     "classes, users apart, data": {"classes": "model", "users": "batch", "data": "batch"},
     "users": {"users": "model"},
 }
