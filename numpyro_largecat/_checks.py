@@ -40,25 +40,25 @@ def describe(value: Any) -> str:
     return f"{text[:60]}{'...' * (len(text) > 60)}, of type {type(value).__name__}"
 
 
-def check_key(name: str, key: Any) -> None:
-    """Raise TypeError unless ``key`` is one JAX random key, of either kind, and no tracer."""
+def check_key(key: Any) -> None:
+    """Raise TypeError unless ``rng_key`` is one JAX random key, of either kind, and no tracer."""
     if not is_concrete(key):
         raise TypeError(
-            f"`{name}` must be a key outside of compiled code, since batches are read in a loop; "
+            "`rng_key` must be a key outside of compiled code, since batches are read in a loop; "
             "got a tracer. Call it outside `jit`, `vmap` and `grad`."
         )
-    check_random_key(name, key)
+    check_random_key(key)
 
 
-def check_random_key(name: str, key: Any) -> None:
-    """Raise TypeError unless ``key`` is one JAX random key, of either kind; it may be a tracer."""
+def check_random_key(key: Any) -> None:
+    """Raise TypeError unless ``rng_key`` is one JAX random key, or a tracer of one."""
     dtype = getattr(key, "dtype", None)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and key.ndim == 0:
         return
     if dtype == np.uint32 and np.shape(key) == jnp.shape(jax.random.PRNGKey(0)):
         return
     raise TypeError(
-        f"`{name}` must be one JAX random key; got {describe(key)}. Make one with "
+        f"`rng_key` must be one JAX random key; got {describe(key)}. Make one with "
         "`jax.random.key(0)`."
     )
 

@@ -29,9 +29,6 @@ class _UtilityVector(constraints.ParameterFreeConstraint):
     def __call__(self, x: Any) -> Any:
         return _are_below_inf(x)
 
-    def feasible_like(self, prototype: ArrayLike) -> Array:
-        return jnp.zeros_like(prototype)
-
 
 @jax.jit
 def _are_below_inf(x: ArrayLike) -> Array:

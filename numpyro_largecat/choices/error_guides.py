@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpyro
 from jax import Array, random
@@ -28,6 +27,7 @@ from numpyro_largecat.choices.kept_per_row import upper_quantile
 from numpyro_largecat.handlers.internals import has_seen_model
 from numpyro_largecat.handlers.run_model import sites_of
 from numpyro_largecat.handlers.sites import base_distribution, is_latent
+from numpyro_largecat.handlers.static_result import static_result
 
 
 class AutoError(AutoGuide):
@@ -159,14 +159,9 @@ class AutoError(AutoGuide):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         """Learn the plates and shape of the site; nothing is computed."""
-        found: list[Any] = []
-
-        def run() -> None:
-            found.append(self._describe(sites_of(self.model, args, kwargs)))
-
         with block():
-            jax.eval_shape(run)
-        self._described, self._prototype_frames, self._prototype_frame_full_sizes = found[0]
+            found = static_result(lambda: self._describe(sites_of(self.model, args, kwargs)))
+        self._described, self._prototype_frames, self._prototype_frame_full_sizes = found
         self.prototype_trace: dict[str, Any] = {}  # no arrays of the model are kept
 
     def _describe(self, sites: dict[str, Any]) -> tuple[ErrorSite, dict[str, Any], dict[str, int]]:

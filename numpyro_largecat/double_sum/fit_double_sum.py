@@ -140,7 +140,7 @@ def fit_double_sum(
         Unbiased scalable softmax optimization, Eqs. 2, 5 and 6 (whose beta lacks the inverse of
         K - 1), Algorithm 1.
     """
-    check_key("rng_key", rng_key)
+    check_key(rng_key)
     features, num_features, y = check_data(x, y, num_categories)
     num_passes = check_count("num_passes", num_passes, 1)
     check_interval("ridge", ridge, "[0, inf)", "a precision")
@@ -187,14 +187,18 @@ def fit_double_sum(
 
     passes = range(num_before, num_before + num_passes)
     sizes = step_sizes(rule.step_size, passes)
-    keys = list(enumerate(jax.random.split(rng_key, passes.stop)[num_before:]))[num_done:]
     with (
         fit_in_progress(checkpoints, KIND, so_far, to_write, num_done) as writer,
         bar_of(
-            keys, total=num_passes, initial=num_done, disable=not progress_bar, unit="pass"
+            range(num_done, num_passes),
+            total=num_passes,
+            initial=num_done,
+            disable=not progress_bar,
+            unit="pass",
         ) as bar,
     ):
-        for i, pass_key in bar:
+        for i in bar:
+            pass_key = jax.random.fold_in(rng_key, passes[i])
             # Nothing is donated: a pass that is interrupted or overflows leaves the last one.
             w, u, residual = visit.all(now.w, now.u, pass_key, jnp.asarray(sizes[i], dtype))
             _warn_of_residual(float(residual), passes[i])

@@ -15,6 +15,7 @@ from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import sum_rightmost
 
+from numpyro_largecat.handlers.sites import without_axes
 from numpyro_largecat.ops.lower_triangle import FullTriangle, LowRankTriangle
 
 
@@ -119,9 +120,7 @@ def _divergence(p: CorrelatedNormal, q: Any) -> Array:
     Raises:
         NotImplementedError: If ``q`` is no product of normals; losses then take the draw.
     """
-    base, shape = q, q.batch_shape + q.event_shape
-    while isinstance(base, (Independent, ExpandedDistribution)):
-        base = base.base_dist
+    base, shape = without_axes(q), q.batch_shape + q.event_shape
     if type(base) is not dist.Normal or shape != p.loc.shape:
         raise NotImplementedError
     ratio = p.scale / base.scale

@@ -40,13 +40,12 @@ import jax
 import numpyro
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.handlers import reparam
 from numpyro.infer.reparam import Reparam
 
 from numpyro_largecat.guides.joint_sites import holds_rows
-from numpyro_largecat.handlers.learned_priors import learned_parts
-from numpyro_largecat.handlers.sites import Site, Sites, is_latent
+from numpyro_largecat.handlers.learned_parts import learned_parts
+from numpyro_largecat.handlers.sites import Site, Sites, is_latent, without_axes
 from numpyro_largecat.ops.lower_triangle import apply
 
 # By location and scale, and what else they have.
@@ -145,7 +144,7 @@ def _priors_of_rows(sites: Sites) -> dict[str, Any]:
     found = {}
     for name, site in sites.items():
         if is_latent(site) and any(holds_rows(f, sites) for f in site["cond_indep_stack"]):
-            fn = family(site["fn"])
+            fn = without_axes(site["fn"])
             kept = [getattr(fn, what) for what in LOCATION_SCALE_PRIORS.get(type(fn), ())]
             found[name] = jax.tree.leaves(site["fn"]), kept
     return found
@@ -156,7 +155,7 @@ def _form(learned: dict[str, Any], site: Site) -> Reparam | None:
     parts, kept = learned.get(site["name"], ([], []))
     if not any(parts):
         return None
-    fn = family(site["fn"])
+    fn = without_axes(site["fn"])
     if type(fn) not in (*LOCATION_SCALE_PRIORS, dist.MultivariateNormal) or any(kept):
         raise _no_form(site["name"], fn, any(kept))
     return _Standard()
@@ -177,13 +176,6 @@ class _Standard(Reparam):
         if type(fn) is dist.MultivariateNormal:
             return None, fn.loc + apply(fn.scale_tril, z)
         return None, fn.loc + fn.scale * z
-
-
-def family(fn: Any) -> Any:
-    """The distribution under those that expand it or count its axes differently."""
-    while isinstance(fn, (Independent, ExpandedDistribution)):
-        fn = fn.base_dist
-    return fn
 
 
 def _no_form(name: str, fn: Any, has_learned_shape: bool) -> NotImplementedError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start values that autoguides keep: the one place that makes and frees them.
+"""Automatic guides of NumPyro: their parts, and the start values that they keep.
 
 ``AutoNormal`` and ``AutoDelta`` keep the start value of each site, a second table as large as the
 parameter that is made from it. Once the parameter exists they need no more of it than its shape.

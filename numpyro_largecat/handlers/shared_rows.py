@@ -46,7 +46,7 @@ class share_rows(Messenger):
         fn: Callable[..., Any],
         touched: TouchedRows,
         *,
-        gathered: Callable[[str], bool] = lambda name: False,
+        gathered: Callable[[str], bool],
         lookup: Callable[[dict[str, Any]], Any] | None = None,
         is_step: bool = True,
     ) -> None:

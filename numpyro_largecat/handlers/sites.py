@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 from numpyro.distributions import constraints
-from numpyro.distributions.distribution import ExpandedDistribution, MaskedDistribution
+from numpyro.distributions.distribution import ExpandedDistribution, Independent, MaskedDistribution
 from numpyro.handlers import condition
 
 from numpyro_largecat.handlers.internals import mask_of, open_handlers
@@ -54,6 +54,11 @@ def tell_rows_are_taken(msg: Site) -> None:
 def of_type(kind: str, sites: Sites) -> Sites:
     """The sites of a trace of one type, such as "param" or "plate"."""
     return {name: site for name, site in sites.items() if site["type"] == kind}
+
+
+def mutable_values(sites: Sites) -> dict[str, Any]:
+    """The values of ``mutable`` sites, which statements move in place, by name."""
+    return {name: site["value"] for name, site in of_type("mutable", sites).items()}
 
 
 def is_latent(site: Site) -> bool:
@@ -138,6 +143,13 @@ def estimates_classes(fn: Any) -> bool:
 def without_expand(fn: dist.Distribution) -> dist.Distribution:
     """The distribution under those that expand it."""
     while isinstance(fn, ExpandedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+def without_axes(fn: Any) -> Any:
+    """The distribution under those that expand it or count its axes differently."""
+    while isinstance(fn, (ExpandedDistribution, Independent)):
         fn = fn.base_dist
     return fn
 

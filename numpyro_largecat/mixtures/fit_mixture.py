@@ -156,7 +156,7 @@ def fit_mixture(
         Hughes and Sudderth, Fast Learning of Clusters and Topics via Sparse Posteriors, 2016,
         arXiv:1609.07521, Eqs. 3 to 8 and section 3.4.
     """
-    check_key("rng_key", rng_key)
+    check_key(rng_key)
     mixing = DirichletMixing() if mixing is None else mixing
     _check_kinds(x, family, mixing, options)
     check_one_of("objective", objective, ("variational", "map"))

@@ -57,7 +57,7 @@ class EntitySubset:
 
         Shapes: (M, ...) and ids of any shape (...,) to (..., ...).
 
-        Cost: O(size of the result), and O(sqrt(M)) for each id.
+        Cost: O(size of the result), and O(log M) for each id.
 
         Args:
             values: Values with the rows of the plate on ``axis``, as a site inside it has them.

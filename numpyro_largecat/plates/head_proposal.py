@@ -24,7 +24,7 @@ class HeadProposal:
     weight R / S, rounded up or down. For problems in which a few classes hold most of the
     probability: their terms are then summed exactly.
 
-    Cost: O((B + H) log(B + H) + S sqrt(B + H)) time and H more rows of the plate.
+    Cost: O((B + H + S) log(B + H)) time and H more rows of the plate.
 
     Args:
         head: Ids of the classes to take in each step, distinct integers in [0, K), shape (H,);

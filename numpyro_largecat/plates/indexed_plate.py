@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plate whose rows are given, on which the class plate and the data plate build."""
+"""A plate whose rows are given, on which class, data and entity plates build."""
 
 from __future__ import annotations
 

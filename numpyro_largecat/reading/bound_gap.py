@@ -3,21 +3,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from jax import Array, lax
 
 from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtilityBound
-from numpyro_largecat.handlers.run_model import at_centre, at_values_or_centre, sites_of
+from numpyro_largecat.handlers.run_model import at_centre, at_values_or_centre
 from numpyro_largecat.handlers.sites import base_distribution
+from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.findings import Finding
 from numpyro_largecat.reading.observed_choice import Observed
 from numpyro_largecat.reading.predictions import labels_of_rows, log_likelihood
-from numpyro_largecat.reading.static_result import static_result
 
 MOST_GAP = 0.05  # nats per observation
 
@@ -53,8 +54,7 @@ def _is_expected(fit: BoundFit, site: str) -> bool:
     """Whether the likelihood of a choice is an expectation over Gaussian utilities."""
 
     def found() -> bool:
-        known: dict[str, Any] = {"params": fit.params, "touched": TouchedRows()}
-        choice = sites_of(fit.model, fit.args, fit.kwargs, **known)[site]
+        choice = fit.sites(fit.model)[site]
         return isinstance(base_distribution(choice["fn"]), GaussianUtilityBound)
 
     return static_result(found)
@@ -64,11 +64,10 @@ def _bounds(fit: BoundFit, site: str, keys: Array) -> Array:
     """The log probability of the choice at the centre of the guide, shape (T, ...)."""
 
     def of_draw(key: Array) -> Any:
-        known: dict[str, Any] = {"rng_key": key, "params": fit.params, "touched": TouchedRows()}
-        sites_of(fit.model, fit.args, fit.kwargs, **known)  # which rows the plates hold
-        in_guide = sites_of(fit.guide, fit.args, fit.kwargs, **known, around=at_centre)
-        around = at_values_or_centre(in_guide)
-        choice = sites_of(fit.model, fit.args, fit.kwargs, **known, around=around)[site]
+        run = partial(fit.sites, touched=TouchedRows(), rng_key=key)
+        run(fit.model)  # which rows the plates hold
+        in_guide = run(fit.guide, around=at_centre)
+        choice = run(fit.model, around=at_values_or_centre(in_guide))[site]
         return choice["fn"].log_prob(choice["value"])
 
     return lax.map(of_draw, keys)

@@ -183,7 +183,7 @@ def simulation_based_calibration(
         Gelman and Vehtari, Simulation-Based Calibration Checking for Bayesian Computation: The
         Choice of Test Quantities Shapes Sensitivity, Bayesian Analysis 2025.
     """
-    check_random_key("rng_key", rng_key)
+    check_random_key(rng_key)
     num_sets = check_count("num_sets", num_sets, 2)
     _refuse_what_is_given(model, rng_key, args, kwargs)
     done: list[Calibration] = []  # of one data set each

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
-
 from numpyro_largecat._checks import why_not_taken
 from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.choices.error_guides import without_errors
 from numpyro_largecat.handlers.chosen_rows import only_read, without_training_rows
 from numpyro_largecat.handlers.plate_facts import class_plates
-from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
+from numpyro_largecat.handlers.run_model import at_feasible_values
 from numpyro_largecat.handlers.sites import base_distribution
-from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.plates.class_chunk import class_chunk
 from numpyro_largecat.reading.bound_fit import BoundFit
 
@@ -92,23 +90,20 @@ def _check_takes(fit: BoundFit) -> None:
 
 def _look(fit: BoundFit, model: Any) -> tuple[dict[str, int], dict[str, Any]]:
     """The class plates of a model with their sizes, and its choices over class plates."""
-    plates: dict[str, int] = {}
-    choices: dict[str, Any] = {}
 
     def around(model: Any) -> Any:
         model = only_read(at_feasible_values(model), is_choice=is_choice)
         return without_training_rows(model, is_choice=is_choice)
 
-    def run() -> None:
-        known: dict[str, Any] = {"params": fit.params, "touched": TouchedRows()}
-        sites = sites_of(model, fit.args, fit.kwargs, **known, around=around)
-        plates.update({name: sites[name]["args"][0] for name in class_plates(sites)})
-        for name, site in sites.items():
-            if is_choice(site):
-                choices[name] = base_distribution(site["fn"])
+    def found() -> tuple[dict[str, int], dict[str, Any]]:
+        sites = fit.sites(model, around=around)
+        choices = {name: site for name, site in sites.items() if is_choice(site)}
+        return (
+            {name: sites[name]["args"][0] for name in class_plates(sites)},
+            {name: base_distribution(site["fn"]) for name, site in choices.items()},
+        )
 
-    jax.eval_shape(run)
-    return plates, choices
+    return static_result(found)
 
 
 def _is_over(fit: BoundFit, model: Any, choice: ChoiceSite) -> bool:

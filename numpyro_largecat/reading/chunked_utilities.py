@@ -15,13 +15,13 @@ from numpyro_largecat.choices.error_families import ErrorFamily
 from numpyro_largecat.handlers.plate_facts import plate_facts
 from numpyro_largecat.handlers.row_noise import apart_from_sites
 from numpyro_largecat.handlers.sites import Sites, base_distribution, of_type, unmasked
+from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.ops.gaussian_softmax import stratified_normals
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunk_checks import rows_are_alone
 from numpyro_largecat.reading.class_runs import ClassRuns
 from numpyro_largecat.reading.parts_of_classes import PartsOfClasses
 from numpyro_largecat.reading.progress import count_steps
-from numpyro_largecat.reading.static_result import static_result
 
 Add = Callable[["ChunkedUtilities", Any, Array], Any]  # adds what a chunk has to what was found
 

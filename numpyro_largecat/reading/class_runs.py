@@ -30,13 +30,13 @@ from numpyro_largecat.handlers.run_model import (
     sites_of,
 )
 from numpyro_largecat.handlers.sites import Sites, base_distribution, is_latent, plates_of
+from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 from numpyro_largecat.plates.class_chunk import class_chunk
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.choice_site import find_choice
 from numpyro_largecat.reading.chunk_checks import RowsSeen
 from numpyro_largecat.reading.rows_held import axes_of_rows, take_rows_held
-from numpyro_largecat.reading.static_result import static_result
 from numpyro_largecat.svi.stored_params import check_params
 
 

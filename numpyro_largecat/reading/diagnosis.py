@@ -15,7 +15,7 @@ from numpyro_largecat._checks import why_not_taken
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.bound_gap import bound_gap
 from numpyro_largecat.reading.choice_site import find_choice
-from numpyro_largecat.reading.convergence import elbo_convergence, parameter_convergence
+from numpyro_largecat.reading.convergence_findings import elbo_convergence, parameter_convergence
 from numpyro_largecat.reading.findings import Diagnosis, Finding
 from numpyro_largecat.reading.gradient_signal import gradient_signals
 from numpyro_largecat.reading.learned_rows import centred_priors

@@ -41,6 +41,7 @@ from numpyro_largecat.handlers.run_model import (
     at_values_or_centre,
 )
 from numpyro_largecat.handlers.sites import Site, Sites, base_distribution, is_latent, plates_of
+from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, declared_variances
 from numpyro_largecat.reading.row_factors import (
@@ -52,7 +53,6 @@ from numpyro_largecat.reading.row_factors import (
     variances,
 )
 from numpyro_largecat.reading.rows_held import take_rows_held
-from numpyro_largecat.reading.static_result import static_result
 
 FEW_CLASSES, NEAR = 32, 1e-3  # classes looked at, and error of utilities for their size
 Slopes = Mapping[str, Array]  # of the utilities (..., P) in the P values of a row, by site
@@ -95,12 +95,12 @@ class GaussianUtilities(NamedTuple):
         derivative does not say how utilities change, as of a step, they are seen to be no such
         function at the values of a few classes; under ``jit`` their variances are NaN then.
         """
-        if utilities.has_reads or not static_result(lambda: _are_normal(utilities)):
+        rows = None if utilities.has_reads else static_result(lambda: _normal_rows(utilities))
+        if rows is None:
             return None
-        names = static_result(lambda: _normal_names(utilities))
+        names, are_correlated = rows
         if not (_are_affine(utilities, names) if names else _declare_variances(utilities)):
             return None
-        are_correlated = static_result(lambda: _are_correlated(utilities))
         is_drawn_outside = utilities.runs.draws_outside
         found = cls(utilities, names, are_correlated, is_drawn_outside)
         if not names:
@@ -212,27 +212,19 @@ def _are_affine(utilities: ChunkedUtilities, names: list[str]) -> bool:
     return True
 
 
-def _are_normal(utilities: ChunkedUtilities) -> bool:
-    """Whether guide and model have the same sites in the class plate, Normal or at a point."""
+def _normal_rows(utilities: ChunkedUtilities) -> tuple[list[str], bool] | None:
+    """Sites in the class plate that the guide draws, in its order; whether values of a row covary.
+
+    None unless guide and model have the same sites there, each Normal or at a point.
+    """
     drawn, run_model = _run(utilities, 0, 2, jax.random.key(0), as_drawn)
-    in_guide = _of_rows(utilities, drawn)
-    kinds = {type(unwrapped(site)) for site in in_guide.values()}
-    same = in_guide.keys() == _of_rows(utilities, run_model(drawn)).keys()
-    return same and kinds <= {dist.Normal, CorrelatedNormal, dist.Delta}
-
-
-def _are_correlated(utilities: ChunkedUtilities) -> bool:
-    """Whether the guide draws values of a row of classes that are."""
-    drawn, _ = _run(utilities, 0, 2, jax.random.key(0), as_drawn)
-    kinds = {type(unwrapped(site)) for site in _of_rows(utilities, drawn).values()}
-    return CorrelatedNormal in kinds
-
-
-def _normal_names(utilities: ChunkedUtilities) -> list[str]:
-    """The sites in the class plate that the guide draws, in its order."""
-    drawn, _ = _run(utilities, 0, 2, jax.random.key(0), as_drawn)
-    own = _of_rows(utilities, drawn)
-    return [name for name, site in own.items() if type(unwrapped(site)) is not dist.Delta]
+    kinds = {name: type(unwrapped(site)) for name, site in _of_rows(utilities, drawn).items()}
+    if kinds.keys() != _of_rows(utilities, run_model(drawn)).keys():
+        return None
+    if not set(kinds.values()) <= {dist.Normal, CorrelatedNormal, dist.Delta}:
+        return None
+    names = [name for name, kind in kinds.items() if kind is not dist.Delta]
+    return names, CorrelatedNormal in kinds.values()
 
 
 def _declare_variances(utilities: ChunkedUtilities) -> bool:

@@ -40,12 +40,11 @@ from numpyro_largecat.handlers.sites import (
     plates_of,
     scale_of,
 )
-from numpyro_largecat.ops.softmax_bound import take_row
+from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.learned_rows import learned_rows
 from numpyro_largecat.reading.observed_choice import Observed, RowWeights
-from numpyro_largecat.reading.parts_of_classes import LogSums, merge_sums
-from numpyro_largecat.reading.static_result import static_result
+from numpyro_largecat.reading.parts_of_classes import LogSums, merge_sums, own_utilities
 
 LEARNED_PRIOR = (
     "not looked at: rows that are read have a learned prior. With lc.not_centred(model) it is fixed"
@@ -144,7 +143,7 @@ def _small_sums(
         by_class, _, psi, _ = draws.at(part, rest_key, chunk, key)
         if not move_utilities:
             return by_class, jnp.zeros(()), jnp.zeros(())
-        own = _own(psi, draws.labels, part.classes_of(chunk))
+        own = own_utilities(psi, draws.labels, part.classes_of(chunk))
         return by_class, jax.nn.logsumexp(psi, axis=-1), own
 
     def add(part: ChunkedUtilities, found: Found, chunk: Array) -> Found:
@@ -336,13 +335,6 @@ def _utilities(site: dict[str, Any]) -> Array:
     return jnp.broadcast_to(psi, (*site["fn"].shape(), psi.shape[-1]))
 
 
-def _own(psi: Array, labels: Array, classes: Array) -> Array:
-    """Utilities of the labels, -inf of those that are not among these consecutive classes."""
-    place = labels - classes[0]
-    is_here = (place >= 0) & (place < psi.shape[-1])
-    return jnp.where(is_here, take_row(psi, jnp.clip(place, 0, psi.shape[-1] - 1)), -jnp.inf)
-
-
 def _column(values: Array, ndim: int) -> Array:
     return values.reshape(-1, *(1,) * ndim)
 
@@ -358,7 +350,7 @@ def _sums_without(
         counts = part.is_visited(classes) & ~jnp.isin(classes, left_out)
         psi = jnp.where(counts, psi, -jnp.inf)
         log_sum = jnp.logaddexp(found[0], jax.nn.logsumexp(psi, axis=-1))
-        return log_sum, jnp.maximum(found[1], _own(psi, labels, classes))
+        return log_sum, jnp.maximum(found[1], own_utilities(psi, labels, classes))
 
     nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)
     return utilities.visit(add, (nothing, nothing), merge_sums)

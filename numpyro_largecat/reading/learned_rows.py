@@ -7,9 +7,9 @@ from numpyro_largecat.guides.not_centred import learned_priors
 from numpyro_largecat.handlers.plate_facts import row_plates
 from numpyro_largecat.handlers.run_model import sites_of
 from numpyro_largecat.handlers.sites import plates_of
+from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.findings import Finding
-from numpyro_largecat.reading.static_result import static_result
 
 LEAST_SEEN = 0.5  # share of the rows, below which those without data outnumber the others
 

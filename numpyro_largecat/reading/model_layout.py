@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 from jax import Array
 
 from numpyro_largecat.choices.choice_distribution import is_choice
@@ -14,8 +14,9 @@ from numpyro_largecat.choices.error_guides import without_errors
 from numpyro_largecat.handlers.chosen_rows import RowsNeeded, only_read, without_training_rows
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.plate_facts import plate_facts
-from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
+from numpyro_largecat.handlers.run_model import at_feasible_values
 from numpyro_largecat.handlers.sites import is_latent
+from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.bound_fit import BoundFit
 
@@ -51,14 +52,13 @@ def layout_of_model(fit: BoundFit) -> ModelLayout:
 
     def look(model: Any, in_outer: Any, params: Any) -> dict[str, Array]:
         touched = TouchedRows()
-        known: dict[str, Any] = {"params": params, "touched": touched}
         sizes.clear()
         latent.clear()
 
         def around(fn: Any) -> Any:
             return in_outer(only_read(at_feasible_values(fn), is_choice=is_choice))
 
-        sites = sites_of(model, fit.args, fit.kwargs, **known, around=around)
+        sites = replace(fit, params=params).sites(model, touched, around=around)
         sizes.update({name: plate.size for name, plate in touched.plates.items()})
         latent.update({name: latent_site(s) for name, s in sites.items() if is_latent(s)})
         row_ids = {name: plate_facts(sites[name]).row_ids for name in sizes}
@@ -69,7 +69,7 @@ def layout_of_model(fit: BoundFit) -> ModelLayout:
         new_rows = partial(without_training_rows, is_choice=is_choice)
         row_ids = compiled(partial(look, model, new_rows))(fit.params)
     except RowsNeeded:
-        in_guide = _names_of_sites(fit, guide)
+        in_guide = static_result(lambda: set(fit.sites(guide)))
         is_new = partial(_is_outcome, in_guide=in_guide)
         new_rows = partial(without_training_rows, is_choice=is_new)
         try:
@@ -77,17 +77,6 @@ def layout_of_model(fit: BoundFit) -> ModelLayout:
         except RowsNeeded:
             row_ids = compiled(partial(look, fit.model, lambda fn: fn))(fit.params)
     return ModelLayout(sizes, row_ids, latent)
-
-
-def _names_of_sites(fit: BoundFit, guide: Any) -> set[str]:
-    names: set[str] = set()
-
-    def look(params: Any) -> None:
-        known: dict[str, Any] = {"params": params, "touched": TouchedRows()}
-        names.update(sites_of(guide, fit.args, fit.kwargs, **known))
-
-    jax.eval_shape(look, fit.params)
-    return names
 
 
 def _is_outcome(msg: Any, in_guide: set[str]) -> bool:

@@ -11,11 +11,10 @@ from jax import Array
 from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.handlers.chosen_rows import only_read
 from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
+from numpyro_largecat.handlers.run_model import at_feasible_values
 from numpyro_largecat.handlers.sites import Sites, is_observed, scale_of, site_of_plate, unmasked
-from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.reading.bound_fit import BoundFit
-from numpyro_largecat.reading.static_result import static_result
 from numpyro_largecat.svi.array_batches import ArrayBatches
 
 
@@ -71,8 +70,7 @@ def _sites(fit: BoundFit) -> Sites:
     def around(model: Any) -> Any:
         return only_read(at_feasible_values(model), is_choice=is_choice)
 
-    known: dict[str, Any] = {"params": fit.params, "touched": TouchedRows()}
-    return sites_of(fit.model, fit.args, fit.kwargs, **known, around=around)
+    return fit.sites(fit.model, around=around)
 
 
 def observed_in_batches(fit: BoundFit, batches: ArrayBatches, site: str) -> Observed:

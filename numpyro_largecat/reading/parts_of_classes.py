@@ -13,6 +13,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 
 from numpyro_largecat.handlers.spread_tables import spread_tables
+from numpyro_largecat.ops.softmax_bound import take_row
 
 OfPart = Callable[[dict[str, Any], Array, int], Any]  # of parameters, first class, and how many
 
@@ -22,6 +23,13 @@ LogSums = tuple[Array, Array]  # log of a sum over classes, and utilities of lab
 def merge_sums(found: LogSums, other: LogSums) -> LogSums:
     """What two devices have found; a label's utility is -inf where it is not among the classes."""
     return jnp.logaddexp(found[0], other[0]), jnp.maximum(found[1], other[1])
+
+
+def own_utilities(psi: Array, labels: Array, classes: Array) -> Array:
+    """Utilities of the labels, -inf of those that are not among these consecutive classes."""
+    place = labels - classes[0]
+    is_here = (place >= 0) & (place < psi.shape[-1])
+    return jnp.where(is_here, take_row(psi, jnp.clip(place, 0, psi.shape[-1] - 1)), -jnp.inf)
 
 
 class PartsOfClasses(NamedTuple):

@@ -12,9 +12,8 @@ from jax import Array
 from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.choices.error_guides import without_errors
 from numpyro_largecat.handlers.chosen_rows import hold_rows, without_training_rows
-from numpyro_largecat.handlers.run_model import sites_of
 from numpyro_largecat.handlers.sites import is_latent, plates_of
-from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
+from numpyro_largecat.handlers.touched_rows import PlateRows
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.model_layout import LatentSite, ModelLayout, latent_site
@@ -47,9 +46,7 @@ def _guide_sites(
     rng_key: Array, fit: BoundFit, guide: Any, ids: dict[str, Array], layout: ModelLayout
 ) -> dict[str, LatentSite]:
     """Draw the sites of the guide alone."""
-    known: dict[str, Any] = {"rng_key": rng_key, "params": fit.params, "touched": TouchedRows()}
-    around = partial(hold_rows, rows=ids)
-    sites = sites_of(guide, fit.args, fit.kwargs, **known, around=around)
+    sites = fit.sites(guide, rng_key=rng_key, around=partial(hold_rows, rows=ids))
     check_params(fit.params, sites)
     found = {}
     for name, drawn in sites.items():

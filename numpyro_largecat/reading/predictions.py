@@ -11,19 +11,18 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_in_range, check_integers
+from numpyro_largecat._checks import check_in_range, check_integers, fits
 from numpyro_largecat._conversions import NO_ID, as_array, as_ids
 from numpyro_largecat.choices.error_families import GUMBEL
 from numpyro_largecat.handlers.row_noise import apart_from_sites
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob
 from numpyro_largecat.ops.noisy_max import draw_gumbel
 from numpyro_largecat.ops.running_top import RunningTop
-from numpyro_largecat.ops.softmax_bound import take_row
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.eligible_classes import EligibleClasses
 from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities
 from numpyro_largecat.reading.mean_softmax import log_mean_probs, top_over_utilities
-from numpyro_largecat.reading.parts_of_classes import LogSums, merge_sums
+from numpyro_largecat.reading.parts_of_classes import LogSums, merge_sums, own_utilities
 
 
 class TopClasses(NamedTuple):
@@ -121,10 +120,7 @@ def labels_of_rows(obs: ArrayLike, utilities: ChunkedUtilities) -> Array:
     check_integers("obs", obs)
     check_in_range("`obs`", obs, utilities.num_categories, "classes")
     shape, batch_shape = jnp.shape(obs), utilities.batch_shape
-    fits = len(shape) == len(batch_shape) and all(
-        b in (1, o) for b, o in zip(batch_shape, shape, strict=True)
-    )
-    if not fits:
+    if len(shape) != len(batch_shape) or not fits(batch_shape, shape):
         need = f"a class for each row of the model's arguments, shape {batch_shape}"
         raise ValueError(f"`obs` must have {need}; got shape {shape}.")
     return as_ids(obs)
@@ -219,10 +215,8 @@ def _normaliser(
         log_sum, observed = found
         psi, classes = part.of_chunk(chunk, key)
         if labels is not None:
-            place = labels - classes[0]
-            inside = (place >= 0) & (place < psi.shape[-1])
             psi_of_rows = jnp.broadcast_to(psi, (*shape, psi.shape[-1]))
-            observed = jnp.where(inside, take_row(psi_of_rows, place), observed)
+            observed = jnp.maximum(observed, own_utilities(psi_of_rows, labels, classes))
         return jnp.logaddexp(log_sum, jax.nn.logsumexp(psi, axis=-1)), observed
 
     nothing = jnp.full(utilities.batch_shape, -jnp.inf, utilities.dtype)

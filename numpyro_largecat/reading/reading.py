@@ -401,7 +401,7 @@ class Reading:
             Robust, Accurate Stochastic Optimization for Variational Inference, 2020 (R-hat of
             iterates).
         """
-        check_random_key("rng_key", rng_key)
+        check_random_key(rng_key)
         if labels is not None:
             check_integers("labels", labels)
         return diagnosis.diagnose(
@@ -426,5 +426,5 @@ def _draw_keys(rng_key: Array | None, num_draws: int | None) -> Array | None:
 
 
 def _split(rng_key: Array, num_draws: int) -> Array:
-    check_random_key("rng_key", rng_key)
+    check_random_key(rng_key)
     return jax.random.split(rng_key, check_count("num_draws", num_draws, 1))

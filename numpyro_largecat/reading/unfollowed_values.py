@@ -15,20 +15,19 @@ from numpyro.handlers import substitute
 from numpyro_largecat.choices.update_rules import NaturalGradient
 from numpyro_largecat.handlers.internals import eval_provenance
 from numpyro_largecat.handlers.plate_facts import row_plates
-from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
+from numpyro_largecat.handlers.run_model import at_feasible_values
 from numpyro_largecat.handlers.sites import (
     Site,
-    Sites,
     base_distribution,
     is_continuous_latent,
     is_latent,
     param_options,
     plates_of,
 )
+from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.findings import Finding
-from numpyro_largecat.reading.static_result import static_result
 
 LEAST_SHARE = 0.7  # of u that is of the draw of a step: sds are 0.9 of what they should be
 
@@ -64,7 +63,7 @@ def _sites_around(fit: BoundFit, name: str) -> list[str]:
     """Sites that have a width in the guide and move the utilities while the values are held."""
     touched = TouchedRows()  # of the model, then given to the guide
     sites, guide_sites = static_result(
-        lambda: (_sites(fit.model, fit, touched), _sites(fit.guide, fit, touched))
+        lambda: (fit.sites(fit.model, touched), fit.sites(fit.guide, touched))
     )
     facts = row_plates(sites)
     of_classes = {plate for plate, known in facts.items() if known.kind == "classes"}
@@ -76,27 +75,18 @@ def _sites_around(fit: BoundFit, name: str) -> list[str]:
     }
 
     def utilities(**values: Any) -> Any:
-        followed = param_options(_sites(fit.model, fit, TouchedRows(), values)[name]).follow
+        def given(msg: Site) -> Any:
+            return values.get(msg["name"])
+
+        def around(model: Any) -> Any:
+            return substitute(at_feasible_values(model), substitute_fn=given)
+
+        followed = param_options(fit.sites(fit.model, around=around)[name]).follow
         if followed.own is None:
             return followed.values
         return followed.own.values_at(jnp.zeros_like(followed.own.drawn))
 
     return sorted(eval_provenance(utilities, **values)) if values else []
-
-
-def _sites(
-    fn: Any, fit: BoundFit, touched: TouchedRows, values: dict[str, Any] | None = None
-) -> Sites:
-    """The sites of a model or guide, some of the latent ones at values that are given."""
-
-    def around(fn: Any) -> Any:
-        return substitute(at_feasible_values(fn), substitute_fn=given)
-
-    def given(msg: Site) -> Any:
-        return (values or {}).get(msg["name"])
-
-    known: dict[str, Any] = {"params": fit.params, "touched": touched}
-    return sites_of(fn, fit.args, fit.kwargs, **known, around=around)
 
 
 def _is_point(site: Site | None) -> bool:
@@ -105,9 +95,7 @@ def _is_point(site: Site | None) -> bool:
 
 
 def _share_of_draws(fit: BoundFit, name: str, state: Any) -> float:
-    rule = static_result(
-        lambda: param_options(_sites(fit.model, fit, TouchedRows())[name]).update_rule
-    )
+    rule = static_result(lambda: param_options(fit.sites(fit.model)[name]).update_rule)
     if state is None or not isinstance(rule, NaturalGradient):
         return 0.0
     return float(_mean_step_size(rule, state.local_state[name].rule_state))

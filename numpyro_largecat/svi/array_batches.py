@@ -108,7 +108,7 @@ class ArrayBatches:
     @jax.jit
     def draw(self, rng_key: Array) -> tuple[Array, ...]:
         """Draw a batch that has nothing to do with the passes."""
-        check_random_key("rng_key", rng_key)
+        check_random_key(rng_key)
         return self.take(shuffled(rng_key, jnp.arange(self.batch_size), self.size))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[int, int]]:

@@ -31,7 +31,7 @@ from numpyro_largecat.handlers.internals import (
 )
 from numpyro_largecat.handlers.plate_facts import plate_facts, rows_request
 from numpyro_largecat.handlers.run_model import Around, as_drawn, at_feasible_values, sites_of
-from numpyro_largecat.handlers.sites import Sites, is_latent, of_type
+from numpyro_largecat.handlers.sites import Sites, is_latent, mutable_values, of_type
 from numpyro_largecat.handlers.static_arguments import split_arguments
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.handlers.valid_arguments import have_valid_arguments
@@ -279,7 +279,7 @@ def _found(sites: Sites, touched: TouchedRows, sharding: Sharding | None) -> _Fo
     return _Found(
         {name: describe_param(site, touched, sharding) for name, site in params.items()},
         {name: site["value"] for name, site in params.items()},
-        {name: site["value"] for name, site in of_type("mutable", sites).items()},
+        mutable_values(sites),
     )
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,7 +84,8 @@ class Scores:
 
     def is_best(self, score: float) -> bool:
         """Whether it is better than all before."""
-        return score > max((s for s in self.scores if s == s), default=-math.inf)
+        known = [s for s in self.scores if s == s]
+        return score == score and (not known or score > max(known))
 
     def add(self, step: int, score: float, best: Any) -> None:
         """Append a score; ``best`` is the state of the best one now."""

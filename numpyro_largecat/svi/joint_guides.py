@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 from numpyro.infer.autoguide import (
     AutoContinuous,
     AutoDAIS,
@@ -17,6 +16,7 @@ from numpyro.infer.autoguide import (
 from numpyro_largecat.handlers.automatic_guides import guide_parts
 from numpyro_largecat.handlers.run_model import sites_of
 from numpyro_largecat.handlers.sites import is_latent
+from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 
 # They take gradients of a model of their own, or their draws need more than parameters.
@@ -43,9 +43,9 @@ def _plates_of_sites(
     part: AutoGuide, touched: TouchedRows, args: Any, kwargs: Any
 ) -> dict[str, tuple[str, PlateRows] | None]:
     """Latent sites of a guide, each with a plate that holds some of its rows, or None."""
-    found: dict[str, tuple[str, PlateRows] | None] = {}
 
-    def look() -> None:
+    def look() -> dict[str, tuple[str, PlateRows] | None]:
+        found: dict[str, tuple[str, PlateRows] | None] = {}
         for name, site in sites_of(part.model, args, kwargs).items():
             if not is_latent(site):
                 continue
@@ -54,9 +54,9 @@ def _plates_of_sites(
                 rows = touched.plates.get(frame.name)  # None if hidden by a handler
                 if rows is not None and _is_subset(part, rows):
                     found[name] = frame.name, rows
+        return found
 
-    jax.eval_shape(look)
-    return found
+    return static_result(look)
 
 
 def _is_subset(part: AutoGuide, rows: PlateRows) -> bool:

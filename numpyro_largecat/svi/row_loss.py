@@ -21,7 +21,7 @@ from numpyro_largecat.handlers.note_draws import Noted, note_draws, replay_keys
 from numpyro_largecat.handlers.run_model import as_drawn, at_centre, at_values_of, sites_of
 from numpyro_largecat.handlers.shared_rows import share_rows
 from numpyro_largecat.handlers.single_entries import single_entries
-from numpyro_largecat.handlers.sites import Site, Sites, of_type, param_options
+from numpyro_largecat.handlers.sites import Site, Sites, mutable_values, param_options
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.state import RuledParam
@@ -90,7 +90,7 @@ class RowLoss:
         model, guide = self._around(_Particle(values, dict(self.local_rows)))
         run = partial(sites_of, args=self.args, kwargs=self.kwargs)
         guide_sites = run(guide, rng_key=guide_key, params=values, around=as_drawn)
-        values |= _mutable_values(guide_sites)
+        values |= mutable_values(guide_sites)
         around = at_values_of(guide_sites)
         return guide_sites, run(model, rng_key=model_key, params=values, around=around)
 
@@ -249,7 +249,7 @@ class RowLoss:
             return substitute(guide, data=others)
 
         guide_sites = run(self.plan.guide, particle.guide_keys, values, some_at_centre)
-        values |= _mutable_values(guide_sites)
+        values |= mutable_values(guide_sites)
         of_model = {name: value for name, value in drawn.items() if name not in guide_sites}
 
         def at_values(model: Any) -> Any:
@@ -293,10 +293,6 @@ def _kind(leaf: Any) -> str:
     dtype = jnp.result_type(leaf)
     kinds = {"floats": jnp.floating, "integers": jnp.integer}
     return next((name for name, of in kinds.items() if jnp.issubdtype(dtype, of)), str(dtype))
-
-
-def _mutable_values(sites: Sites) -> dict[str, Any]:
-    return {name: site["value"] for name, site in of_type("mutable", sites).items()}
 
 
 def _mean(values: Array) -> Array:

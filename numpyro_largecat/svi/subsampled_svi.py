@@ -190,7 +190,7 @@ class SubsampledSVI(SVI):
             ValueError: If the arguments hold NaN or infinities, or labels out of range, or if the
                 optimiser or a constraint mixes rows of a subsampled plate.
         """
-        check_random_key("rng_key", rng_key)
+        check_random_key(rng_key)
         self.plan, state = first_run(self.plan, rng_key, args, kwargs, init_params)
         self.constrain_fn = self.plan.constrain
         return state
@@ -342,7 +342,7 @@ class SubsampledSVI(SVI):
         begun: list[RunSoFar] = []  # this run, once there is something to be kept
         with attach_result(lambda: begun[0].interrupted() if begun else None):
             if init_state is None:
-                check_random_key("rng_key", rng_key)
+                check_random_key(rng_key)
             return run_loop(
                 self._steps,
                 self.plan,

@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_largecat._checks import check_count, describe, fits, is_concrete
 from numpyro_largecat.handlers.internals import is_of_scan
-from numpyro_largecat.handlers.sites import estimates_classes, is_latent
+from numpyro_largecat.handlers.sites import estimates_classes, is_latent, scale_of
 from numpyro_largecat.top_l.marked_sites import is_marked
 
 MARK = "infer={'enumerate': 'parallel'}"
@@ -120,9 +120,9 @@ def common_scale(site: dict[str, Any], dependents: list[dict[str, Any]]) -> Any:
 
     Scales that are traced cannot be compared here: the result is NaN where they differ.
     """
-    scale = 1.0 if site["scale"] is None else site["scale"]
+    scale = scale_of(site)
     for other in dependents:
-        its_scale = 1.0 if other["scale"] is None else other["scale"]
+        its_scale = scale_of(other)
         if its_scale is scale:
             continue
         is_known = is_concrete(scale) and is_concrete(its_scale)

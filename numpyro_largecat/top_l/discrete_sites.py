@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from jax import Array
 
 from numpyro_largecat.handlers.internals import eval_provenance
-from numpyro_largecat.handlers.sites import log_prob_of, unmasked, without_expand
+from numpyro_largecat.handlers.sites import log_prob_of, mutable_values, unmasked, without_expand
 from numpyro_largecat.ops.top_l import take_last
 from numpyro_largecat.top_l.discrete_checks import (
     check_active,
@@ -118,7 +118,7 @@ def _dependencies(
         return (
             {name: log_prob_of(site) for name, site in samples.items()},
             {name: jnp.asarray(unmasked(site["fn"])[1]) for name, site in samples.items()},
-            {name: site["value"] for name, site in sites.items() if site["type"] == "mutable"},
+            mutable_values(sites),
         )
 
     log_probs, masks, mutable = eval_provenance(evaluate, **values)

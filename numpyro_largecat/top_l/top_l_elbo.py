@@ -16,7 +16,7 @@ from numpyro.util import check_model_guide_match
 
 from numpyro_largecat._checks import check_random_key, is_concrete
 from numpyro_largecat.handlers.internals import check_model_trace
-from numpyro_largecat.handlers.sites import log_prob_of
+from numpyro_largecat.handlers.sites import log_prob_of, mutable_values, scale_of
 from numpyro_largecat.ops.top_l import log_sum
 from numpyro_largecat.top_l.active_values import ActiveValues
 from numpyro_largecat.top_l.discrete_sites import DiscreteSite, find_discrete_sites
@@ -190,7 +190,7 @@ class TopL_ELBO(ELBO):
         Returns:
             A ``TopLCategorical`` for each discrete site, whose batch shape is that of the site.
         """
-        check_random_key("rng_key", rng_key)
+        check_random_key(rng_key)
         particle = _Particle(rng_key, param_map, model, guide, args, kwargs)
         discrete, are_apart = particle.discrete(self.num_active)
         found = {}
@@ -240,12 +240,12 @@ class _Particle:
         self.guide_log_probs, self.guide_trace = compute_log_probs(
             handlers.seed(guide, guide_key), args, kwargs, param_map
         )
-        self.mutable = _mutable(self.guide_trace)
+        self.mutable = mutable_values(self.guide_trace)
         params = {**param_map, **self.mutable}
         model = handlers.seed(model, self.model_key)
         self.run = ModelAtValues(model, self.guide_trace, params, args, kwargs)
         self.model_trace = self.run.first_trace()
-        self.mutable |= _mutable(self.model_trace)
+        self.mutable |= mutable_values(self.model_trace)
 
     def elbo(self, num_active: int | dict[str, int]) -> tuple[Array, dict[str, Any]]:
         """Evidence lower bound, and the values of mutable sites."""
@@ -254,11 +254,11 @@ class _Particle:
         check_model_trace(self.model_trace)
         summed = {name for found in discrete for name in (found.site.name, *found.site.dependents)}
         terms = [
-            _scaled_sum(log_prob_of(site), site["scale"])
+            jnp.sum(scale_of(site) * log_prob_of(site))
             for name, site in self.model_trace.items()
             if site["type"] == "sample" and name not in summed
         ]
-        terms += [_scaled_sum(found.bound(), found.site.scale) for found in discrete]
+        terms += [jnp.sum(found.site.scale * found.bound()) for found in discrete]
         terms += [-log_prob for log_prob in self.guide_log_probs.values()]
         elbo = sum(terms, start=jnp.array(0.0))
         return jnp.where(are_apart, elbo, jnp.nan), self.mutable
@@ -280,11 +280,3 @@ class _Particle:
                 "place, mask both, and take sizes from the data."
             )
         return [_Active(s, index[s.name], weights[s.name]) for s in sites], are_apart
-
-
-def _scaled_sum(log_prob: Array, scale: Any) -> Array:
-    return jnp.sum(log_prob if scale is None else scale * log_prob)
-
-
-def _mutable(trace: dict[str, Any]) -> dict[str, Any]:
-    return {name: site["value"] for name, site in trace.items() if site["type"] == "mutable"}

@@ -11,7 +11,8 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 from numpyro.distributions import constraints
-from numpyro.distributions.distribution import ExpandedDistribution
+
+from numpyro_largecat.handlers.sites import without_expand
 
 
 class WhitenedNormal(dist.Distribution):
@@ -80,9 +81,7 @@ def whiten(distribution: dist.Distribution, num_values: int) -> dist.Distributio
         distribution: Distribution with the components on the last axis of its batch shape.
         num_values: Number of log densities that are needed.
     """
-    normal = distribution
-    while isinstance(normal, ExpandedDistribution):
-        normal = normal.base_dist
+    normal = without_expand(distribution)
     if type(normal) is not dist.MultivariateNormal:
         return distribution
     factor = normal.scale_tril

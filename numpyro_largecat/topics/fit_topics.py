@@ -186,7 +186,7 @@ def fit_topics(
         arXiv:1609.07521, sections 3.4 and 5, Eqs. 35 and 41 to 49. Asuncion, Welling, Smyth and
         Teh, On Smoothing and Inference for Topic Models, 2009.
     """
-    check_key("rng_key", rng_key)
+    check_key(rng_key)
     check_corpus(corpus)
     if isinstance(num_topics, str):
         check_one_of("num_topics", num_topics, ("learned",), or_else=" or a number")

@@ -17,7 +17,7 @@ from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.step_sizes import step_size
 from numpyro_largecat.ops.threads import at_once
-from numpyro_largecat.topics.candidates import choose
+from numpyro_largecat.topics.choose_topics import choose_topics
 from numpyro_largecat.topics.document_chunks import Batch
 from numpyro_largecat.topics.learned_priors import learns_after, next_priors
 from numpyro_largecat.topics.memory import Memory
@@ -116,7 +116,7 @@ def _choose_or_learn_number(
         num_topics = yield from _learned_number(problem, batches, memory, rng_key, num_passes)
         if num_topics < ENOUGH * memory.table.shape[1]:
             num_added = problem.candidates.num_passes
-    choose(memory, num_topics, problem, num_added=num_added)
+    choose_topics(memory, num_topics, problem, num_added=num_added)
 
 
 def _learned_number(
@@ -133,7 +133,7 @@ def _learned_number(
     number = next(search)
     while True:
         trial = memory.copy()
-        choose(trial, number, problem)
+        choose_topics(trial, number, problem)
         trial.pad(first >> min((first // number).bit_length() - 1, MOST_HALVINGS))
         for _ in memoized_steps(problem, batches, trial, num_passes, rng_key):
             yield None
@@ -199,7 +199,7 @@ def stochastic_steps(
             return
         if memory.is_before_choice():
             assert problem.candidates.num_topics is not None
-            choose(memory, problem.candidates.num_topics, problem)
+            choose_topics(memory, problem.candidates.num_topics, problem)
         batch = batches[b]
         is_first = number == 0 and not problem.goes_on
         found = visit_batch(

@@ -40,9 +40,6 @@ class _LogProbTables(constraints.ParameterFreeConstraint):
     def __call__(self, x: Any) -> Any:
         return ((x == x) & (x < jnp.inf)).all(axis=(-2, -1))
 
-    def feasible_like(self, prototype: ArrayLike) -> Array:
-        return jnp.zeros_like(prototype)
-
 
 class DocumentPosterior(NamedTuple):
     """The best q(pi) q(z) of documents, as ``TopicDocument.posterior`` gives it.

@@ -90,7 +90,10 @@ def test_a_scale_of_rows_moves_their_prior_and_no_utilities(monkeypatch):
         with lc.data_plate("data", 40 * N, rows):
             numpyro.sample("y", lc.UtilityCategorical(x[:, None] * w, classes), obs=y)
 
-    monkeypatch.setattr(guide_ratios, "_own", lambda *_: pytest.fail("utilities are formed"))
+    def forms_utilities(*_):
+        pytest.fail("utilities are formed")
+
+    monkeypatch.setattr(guide_ratios, "own_utilities", forms_utilities)
     guide = normals_of({"log_scale": ()}, classes=(K, {"w": ()}))
     params = {"log_scale_auto_loc": jnp.array(0.2), "log_scale_auto_scale": jnp.array(0.3)}
     params |= {"w_auto_loc": jnp.asarray(LOC), "w_auto_scale": jnp.full(K, NARROW)}

@@ -29,6 +29,26 @@ def test_elbo_shows_the_negative_loss_and_its_mean_over_the_window():
         lc.plots.elbo([np.nan])
 
 
+def test_a_huge_first_loss_does_not_reach_the_means_of_later_steps():
+    mean = lc.plots.elbo([1e20] + [1e3] * 9, window=3).get_lines()[1]
+    np.testing.assert_allclose(mean.get_ydata()[1:], -1e3)
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: lc.plots.elbo(np.ones(3), window=0), "`window` must be at least 1; got 0"),
+        (lambda: lc.plots.intervals(np.eye(2), "ab", -0.5), r"`probability` must be in \(0, 1\)"),
+        (lambda: lc.plots.reliability(np.ones(3), np.ones(3), 0), "`num_bins` must be at least 1"),
+        (lambda: lc.plots.accuracy_by_frequency([0], [0], [1], 0), "`num_bins` must be at least 1"),
+        (lambda: lc.plots.confusion([0], [0], num_classes=1), "`num_classes` must be at least 2"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw()
+
+
 def test_intervals_span_the_central_probability():
     draws = np.stack([np.linspace(0, 1, 101), np.linspace(10, 20, 101)], axis=1)
     ax = lc.plots.intervals(draws, ["a", "b"], probability=0.8)

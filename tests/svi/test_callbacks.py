@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 
 import jax
@@ -139,6 +140,13 @@ def test_scores_that_are_nan_are_not_the_best(run):
     result = run(100, X, held_out=held_out)
     assert len(result.losses) == 4
     assert int(result.state.num_steps) == 2
+
+
+def test_the_first_of_scores_that_are_all_minus_infinity_is_the_best(run):
+    held_out = lc.HeldOut(lambda result: -math.inf, every_steps=1, patience=2)
+    result = run(100, X, held_out=held_out)
+    assert len(result.losses) == 3
+    assert int(result.state.num_steps) == 1
 
 
 def test_scores_that_are_all_nan_end_the_fit_with_a_warning(run):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from numpyro_largecat._checks import check_shape
+from numpyro_largecat._checks import check_interval, check_shape
 from numpyro_largecat.reading.calibration import Calibration
 from numpyro_largecat.reading.plots.axes import new_axes
 
@@ -65,7 +65,8 @@ def intervals(
         The axes.
 
     Raises:
-        ValueError: If there is not one label for each row of ``draws``.
+        ValueError: If there is not one label for each row of ``draws``, or ``probability`` is out
+            of range.
 
     Example:
         >>> import numpy as np
@@ -74,6 +75,7 @@ def intervals(
         >>> [text.get_text() for text in ax.get_yticklabels()]
         ['a', 'b']
     """
+    check_interval("probability", probability, "(0, 1)")
     draws = np.asarray(draws)
     check_shape("`draws`", draws, ("num_draws", len(labels)), "a column for each of `labels`")
     tail = (1 - probability) / 2

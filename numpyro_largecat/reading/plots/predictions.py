@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from numpyro_largecat._checks import check_shape
+from numpyro_largecat._checks import check_count, check_shape
 from numpyro_largecat.reading.metrics import calibration_bins
 from numpyro_largecat.reading.plots.axes import new_axes
 
@@ -37,7 +37,8 @@ def reliability(
         The axes.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: If the shapes differ, or a number is out of range.
+        TypeError: If a number is no integer.
 
     Example:
         >>> import numpy as np
@@ -47,6 +48,7 @@ def reliability(
         >>> ax.get_ylabel()
         'fraction that came true'
     """
+    check_count("num_bins", num_bins, 1)
     check_shape("`correct`", correct, np.shape(probabilities), "as `probabilities`")
     predicted, observed, counts = calibration_bins(probabilities, correct, num_bins)
     error = _error_bars(observed, counts)
@@ -79,7 +81,8 @@ def accuracy_by_frequency(
         The axes.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: If the shapes differ, or a number is out of range.
+        TypeError: If a number is no integer.
 
     Example:
         >>> import numpy as np
@@ -89,6 +92,7 @@ def accuracy_by_frequency(
         >>> ax.get_xscale()
         'log'
     """
+    check_count("num_bins", num_bins, 1)
     guessed, true = _check_same_shape(predicted, obs)
     is_right = guessed == true
     frequency = np.asarray(counts)[true]
@@ -135,7 +139,8 @@ def confusion(
         The axes.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: If the shapes differ, or a number is out of range.
+        TypeError: If a number is no integer.
 
     Example:
         >>> import numpy as np
@@ -145,6 +150,7 @@ def confusion(
         >>> [text.get_text() for text in ax.get_yticklabels()]
         ['a', 'b', 'c', 'd']
     """
+    check_count("num_classes", num_classes, 2)
     guessed, true = _check_same_shape(predicted, obs)
     classes, places = np.unique(np.append(true, guessed), return_inverse=True)
     errors = np.bincount(places, np.tile(guessed != true, 2))

@@ -11,7 +11,7 @@ from numpyro_largecat.topics.memory import Memory
 from numpyro_largecat.topics.problem import Priors, Problem
 
 
-def choose(memory: Memory, num_topics: int, problem: Problem, *, num_added: int = 0) -> None:
+def choose_topics(memory: Memory, num_topics: int, problem: Problem, *, num_added: int = 0) -> None:
     """Of the candidates keep those that the others are mixtures of.
 
     Those whose prior favours some words stay. Tokens of topics that leave are of none until their
