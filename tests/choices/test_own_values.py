@@ -16,7 +16,6 @@ from numpyro.infer import TraceMeanField_ELBO
 import numpyro_largecat as lc
 from numpyro_largecat.choices.own_values import OwnValues
 from tests.models import normals_of
-from tests.slow_cases import slow_case
 
 # With labels 1 and 4 of 6 classes and 5 draws the subset holds all classes, with weight 1.
 K, N = 6, 3
@@ -249,9 +248,8 @@ def fitted_sds(follow):
     return result.params["b_auto_scale"], result.params["g_auto_scale"]
 
 
-@pytest.mark.parametrize(
-    ("follow", "low", "high"), [(True, 0.93, 1.07), slow_case(False, 0.5, 0.85)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("follow", "low", "high"), [(True, 0.93, 1.07), (False, 0.5, 0.85)])
 def test_a_followed_posterior_is_as_wide_as_that_of_all_classes(follow, low, high):
     """Mean sds over those of a Gaussian at the mode, one factor for each value.
 

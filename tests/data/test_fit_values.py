@@ -80,6 +80,7 @@ def test_fits_in_float64_need_64_bits(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(getattr(again, name), value)
 
 
+@pytest.mark.slow
 def test_fits_in_float32_are_loaded_with_64_bits(tmp_path: Path) -> None:
     for found in small_fits():
         found.save(tmp_path / "fit")

@@ -379,6 +379,7 @@ assert w.shape == classes.indices.shape == (2,)
 """
 
 
+@pytest.mark.slow
 def test_plates_are_of_their_own_class_after_enumeration():
     """In a process of its own: Python cannot undo that a class has had a ``__new__``."""
     done = subprocess.run(

@@ -245,6 +245,7 @@ def test_a_fit_is_an_ordinary_mixture(mixing: str) -> None:
     np.testing.assert_allclose(jax.jit(found.log_likelihood)(x), found.log_likelihood(x), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_multinomials_of_one_total_are_a_mixture() -> None:
     """``TopLMixture`` takes them, and rows of another total have no density in it."""
     x = np.random.default_rng(0).multinomial(5, [0.1, 0.2, 0.7], 30).astype(np.float32)
@@ -284,6 +285,7 @@ def test_the_type_of_the_data_is_kept() -> None:
         assert found.mixing().logits.dtype == found.responsibilities(POINTS).probs.dtype == dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [(lc.mixtures.GaussianFamily, np.int64), (lc.mixtures.DiagonalGaussianFamily, np.float64)],

@@ -63,6 +63,7 @@ def test_the_only_possible_class_is_drawn(monkeypatch):
     np.testing.assert_array_equal(draws, np.broadcast_to(np.arange(5), (50, 5)))
 
 
+@pytest.mark.slow
 def test_many_classes_in_half_precision_are_drawn_equally_often():
     """Coarse noise would give ties at its largest value, and ties go to the first class.
 

@@ -31,8 +31,8 @@ def test_each_item_comes_once(size):
 
 
 # Of an odd and of an even number of items, and of a product of two odd ones and less.
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [4, 5, 7])
-@pytest.mark.some_cases(1)
 def test_every_order_of_a_few_items_is_equally_likely(size):
     orders = np.asarray(orders_of(jax.random.key(1), size, 60_000))
     counts = {order: 0 for order in itertools.permutations(range(size))}
@@ -41,6 +41,7 @@ def test_every_order_of_a_few_items_is_equally_likely(size):
     assert chisquare(list(counts.values())).pvalue > FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_every_item_is_equally_likely_at_every_place():
     """Also every pair of items at two places, next to each other or far apart."""
     size, repeats = 30, 20_000

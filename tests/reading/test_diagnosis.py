@@ -78,6 +78,7 @@ def test_findings_of_many_parameters_print_as_one_line():
     ]
 
 
+@pytest.mark.slow
 def test_arguments_beside_those_of_batches_get_the_way_to_call_it(svi, short):
     fitted, batches = lc.Fitted.from_svi(svi, short[0]), lc.ArrayBatches(X, Y, batch_size=8)
     for new in (fitted.on(X, Y, rows=ROWS), fitted.on(X, Y, ROWS)):
@@ -215,12 +216,13 @@ def test_what_the_guide_leaves_to_the_model_makes_no_gap():
     assert abs(found["exact log likelihood less bound"].value) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "dim"),
     [
         (3, -1),
-        pytest.param(20, -1, marks=pytest.mark.slow),
-        pytest.param(20, -2, marks=pytest.mark.slow),
+        (20, -1),
+        (20, -2),
     ],
 )
 def test_rows_of_several_choices_are_looked_at_row_by_row(length, dim):

@@ -239,6 +239,7 @@ def checked(times, scale, num_rows=1000):
     return check_on_batches(key, fit, everything, K, batches, 100, num_rows)
 
 
+@pytest.mark.slow
 def test_scaled_observations_weigh_as_if_they_were_there_so_often():
     repeated, scaled = checked(3, 1.0), checked(1, 3.0)
     np.testing.assert_allclose(scaled.classes, repeated.classes, rtol=1e-3, atol=1e-3)

@@ -209,6 +209,7 @@ def test_declared_variances_are_integrated():
     np.testing.assert_allclose(declared, log_predictive_of_drawn_weights(), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_declared_variances_are_drawn_where_utilities_are_not_gaussian():
     """FALSE_ALARM = 1e-6: rms 0.02, of 4,000 draws; the mean alone is off by 0.5."""
 
@@ -306,7 +307,7 @@ def correlated(name):
     return model, random_params(guide, x), guide, x
 
 
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORRELATED)
 def test_correlated_rows_are_averaged_as_their_draws_are(name):
     """FALSE_ALARM = 1e-6: rms 0.03."""
@@ -347,6 +348,7 @@ def of_two_sites():
     return correlated("two sites")
 
 
+@pytest.mark.slow
 def test_single_precision_stays_so_beside_double(of_two_sites, x64):
     found = fitted_on(*of_two_sites).log_predictive(Y, **FEW)
     assert found.dtype == jnp.float32 and np.isfinite(found).all()

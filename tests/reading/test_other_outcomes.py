@@ -36,6 +36,7 @@ def fitted():
     return lc.Fitted(random_effects, guide, params)
 
 
+@pytest.mark.some_cases(1)
 @pytest.mark.parametrize("num_rows", [1, 3, N])
 def test_arviz_shows_the_posterior_whatever_rows_there_are(fitted, num_rows: int) -> None:
     """New rows too, and groups that these do not read."""

@@ -489,7 +489,7 @@ def test_labels_out_of_range_have_no_likelihood_under_jit(fitted):
     assert np.isnan(log_prob).tolist() == [True, False, True]
 
 
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "guide",
     [
@@ -526,6 +526,7 @@ def test_masked_choices_have_no_log_probability(guide):
     np.testing.assert_array_equal(data["log_likelihood"]["y"].values[..., ~keep], 0)
 
 
+@pytest.mark.slow
 def test_a_site_that_the_guide_leaves_to_the_model_is_at_the_centre_of_its_prior_or_drawn():
     """FALSE_ALARM = 1e-6: its draws are the same on both sides, those of the weights are narrow."""
 

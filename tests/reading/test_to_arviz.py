@@ -371,6 +371,7 @@ def test_rows_of_all_plates_are_drawn_as_the_likelihood_has_them():
     np.testing.assert_allclose(data["log_likelihood"]["y"][0], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_zarr_round_trip(small, tmp_path):
     fitted, x, y = small
     data = fitted.on(x).to_arviz(rng_key=jax.random.key(1), obs=y, num_draws=3)

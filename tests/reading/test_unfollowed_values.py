@@ -116,6 +116,7 @@ def found(svi, result, batches):
     return [finding for finding in findings if "u follows" in finding.name]
 
 
+@pytest.mark.slow
 def test_where_all_classes_are_at_hand_u_is_that_of_each_draw():
     findings = found(*run(AutoNormal, num_sampled=K - 1))
     assert [finding.value for finding in findings] == [1.0, 1.0]

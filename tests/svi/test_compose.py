@@ -250,6 +250,7 @@ def test_known_weights_leave_only_u_to_move():
     np.testing.assert_allclose(result.losses[-1], -exact.sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_improper_priors_and_constrained_tables():
     """Priors that cannot be drawn from, and tables whose constraint is inside each row."""
     y = jnp.array([3, 3, 1])

@@ -103,7 +103,7 @@ def of_normal():
     return begun("normal")
 
 
-@pytest.mark.some_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDES)
 def test_one_program_gives_what_single_operations_do(name, monkeypatch, of_normal):
     """State and readings of the guide are the same."""
@@ -124,7 +124,7 @@ def test_one_program_gives_what_single_operations_do(name, monkeypatch, of_norma
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["normal", slow_case("delta"), slow_case("rows"), "parts"])
+@pytest.mark.parametrize("name", ["normal", *map(slow_case, ["delta", "rows", "parts"])])
 def test_a_guide_keeps_nothing_of_the_trace(name, request):
     """And so it can be copied."""
     *_, parts = request.getfixturevalue("of_normal") if name == "normal" else begun(name)

@@ -100,6 +100,7 @@ class Normed(linen.Module):
         return linen.BatchNorm(use_running_average=not train, momentum=0.9)(x)
 
 
+@pytest.mark.slow
 def test_a_running_mean_that_is_not_given_does_not_start_anew() -> None:
     svi = make_svi("nnx with state")
     state = svi.init(jax.random.key(0), X[:9], Y[:9], np.arange(9))

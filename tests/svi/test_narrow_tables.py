@@ -162,6 +162,7 @@ def test_steps_compute_in_the_type_of_their_own_run(x64):
     np.testing.assert_array_equal(again.losses, expected.losses)
 
 
+@pytest.mark.slow
 def test_a_state_of_another_type_is_read_as_it_is(x64):
     svi = make_rates(None, optax.sgd(1e-5))
     state = svi.init(KEY, GROUPS, WIDE_COUNTS)

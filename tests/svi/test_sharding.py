@@ -226,6 +226,7 @@ def programs():
     return init, step, share
 
 
+@pytest.mark.slow
 def test_a_step_sends_nothing_that_grows_with_a_plate(programs):
     sent = shapes_sent(programs[1])
     assert sent  # of the touched rows, at least

@@ -167,6 +167,7 @@ def test_models_that_do_not_factorise_are_refused(model, error, message):
         loss(model)
 
 
+@pytest.mark.slow
 def test_choices_that_sum_over_all_classes_or_depend_on_no_discrete_site_are_not_refused():
     for options in ({"num_sampled": None}, {"elsewhere": True}):
         assert jnp.isfinite(loss(partial(choice_among_sampled_classes, **options)))

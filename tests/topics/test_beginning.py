@@ -17,7 +17,6 @@ from numpyro_largecat.topics import Options, passes, topic_table
 from numpyro_largecat.topics.start_counts import start_at_random, start_from_documents
 from numpyro_largecat.topics.word_prior import WordPrior
 from tests import reference_topics as reference
-from tests.slow_cases import slow_case
 from tests.topics.corpora import (
     BATCHES,
     CORPUS,
@@ -208,7 +207,8 @@ def worst_distance(found, topics):
     return distances[linear_sum_assignment(distances)].max()
 
 
-@pytest.mark.parametrize("seed", [0, slow_case(1), slow_case(2), slow_case(3)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_no_topic_is_missed(seed) -> None:
     """Twelve true topics.
 
@@ -221,6 +221,7 @@ def test_no_topic_is_missed(seed) -> None:
     assert fit.posterior.shape == (12, 300) and fit.concentration.sum() == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_mean_field_misses_no_topic_either() -> None:
     """With K topics at first the worst is .65 away here; of four seeds three mix topics."""
     topics, corpus = many_topics(1, (0.1,) * 6)
@@ -248,6 +249,7 @@ def test_equal_concentrations_are_one_number() -> None:
     np.testing.assert_array_equal(fits[0].posterior, fits[1].posterior)
 
 
+@pytest.mark.slow
 def test_concentrations_of_each_topic_go_by_tokens() -> None:
     """The largest are of the topics that they made; six of six seeds find all, worst .21."""
     given = np.full(8, 0.1)
@@ -260,6 +262,7 @@ def test_concentrations_of_each_topic_go_by_tokens() -> None:
     assert worst_distance(fit.topics, topics) < 0.3
 
 
+@pytest.mark.slow
 def test_seeded_topics_keep_their_own_concentrations() -> None:
     """By tokens topic 1 would have the largest, and topic 0 one of the others."""
     made_of = np.array([0.3, 1.0, 0.1, 0.1])

@@ -114,7 +114,7 @@ def test_cold_starts_with_restarts_hardly_lower_the_bound(start) -> None:
 @pytest.mark.parametrize("concentration", [None, slow_case(np.linspace(0.02, 0.1, 9))])
 @pytest.mark.parametrize("method", ["memoized", "stochastic"])
 @both_inferences
-@pytest.mark.some_cases(2)
+@pytest.mark.some_cases(1)
 def test_topics_are_found(inference: str, method: str, concentration) -> None:
     """With a few topics to spare, each true topic's ten words lead one that was found."""
     fit = fit_topics(

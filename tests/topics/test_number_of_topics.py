@@ -11,7 +11,6 @@ import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
 from numpyro_largecat.topics import Options, collapsed, passes
 from numpyro_largecat.topics.number_of_topics import PRECISION, best_number
-from tests.slow_cases import slow_case
 from tests.topics.corpora import (
     CORPUS,
     KEY,
@@ -65,8 +64,9 @@ def test_a_search_ends_whatever_the_bounds_are() -> None:
         assert bounds[found] == bounds[asked].max() or bounds[25] == bounds[asked].max()
 
 
-@pytest.mark.parametrize("seed", [0, slow_case(1)])
-@pytest.mark.parametrize("concentration", ["learned", slow_case(None)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("concentration", ["learned", None])
 def test_as_many_topics_are_found_as_there_are(concentration, seed) -> None:
     """Ten other pairs of a key and a corpus gave six each time."""
     corpus = topic_corpus(200, seed)

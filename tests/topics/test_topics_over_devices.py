@@ -51,9 +51,9 @@ def assert_close(found, expected) -> None:
     np.testing.assert_allclose(found.bounds, expected.bounds, rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inference", ["collapsed", "mean_field"])
 @pytest.mark.parametrize("method", ["memoized", "stochastic"])
-@pytest.mark.some_cases(1)
 def test_a_fit_is_that_of_one_device(method, inference, x64) -> None:
     options = {"method": method, "inference": inference}
     assert_close(fit(MESH, **options), fit(None, **options))
