@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.special import gammaln, xlogy
 
-from numpyro_largecat.ops.rows_by_device import by_device
+from numpyro_largecat.ops.rows_by_device import by_device, num_devices
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.collapsed_documents import (
     FIRST_SWEEPS,
@@ -68,31 +67,37 @@ class Collapsed:
         last: Assignments | None,
         most: int | None,
     ) -> CollapsedFit:
-        """See ``through_largest`` and ``collapsed_fit``."""
+        """See ``through_largest`` and ``collapsed_fit``: each device has one block at a time."""
         assert most is not None and documents.owners is not None
         is_warm = self.is_warm and last is not None
         if last is None:
             dtype = given.concentration.dtype
-            none = no_assignments(documents.words.shape, self.num_active, dtype)
-            last = jax.tree.map(jnp.asarray, none)
+            last = no_assignments(documents.words.shape, self.num_active, dtype)
         is_whole = most >= len(given.concentration)
         shared = given, is_warm, 1 if is_warm or is_whole else FIRST_SWEEPS
-        pieces = Pieces(documents.words, documents.counts, documents.owners)
-        largest = _through_largest(shared, (pieces, last), most=most, mesh=self.mesh)
-        how = {"num_active": self.num_active, "mesh": self.mesh}
-        return _solve_collapsed(self.effort, (largest, pieces), **how)
+        blocks = Pieces(documents.words, documents.counts, documents.owners), last
+        options: dict[str, Any] = {"most": most, "mesh": self.mesh}
+        how: dict[str, Any] = {"num_active": self.num_active, "mesh": self.mesh}
+        fits, num_together = [], num_devices(self.mesh)
+        for first in range(0, len(documents.words), num_together):
+            now = slice(first, first + num_together)
+            own = jax.tree.map(lambda x, now=now: x[now], blocks)
+            largest = _through_largest(shared, own, **options)
+            fits.append(_solve_collapsed(self.effort, (largest, own[0]), **how))
+        found: CollapsedFit = jax.tree.map(lambda *x: np.concatenate(x), *fits)
+        return found
 
     def compilations(
         self, num_words: int, concentration: NDArray[np.floating], kind: Blocks
     ) -> tuple[Callable[[], object], Callable[[], object]]:
-        """Two calls that compile what ``solve`` needs for blocks of one kind, where it finds it.
+        """Two calls that compile what ``solve`` needs for a block of one kind, where it finds it.
 
         They go by shapes, so topics need not be known yet; there is no mesh. The second is the same
         for all numbers of topics from those on that documents have room for.
         """
         real: Any = partial(jax.ShapeDtypeStruct, dtype=concentration.dtype)
         whole: Any = partial(jax.ShapeDtypeStruct, dtype=np.int32)
-        a, slots = real(concentration.shape), (kind.num_blocks, kind.num_pieces, SLOTS)
+        a, slots = real(concentration.shape), (1, kind.num_pieces, SLOTS)
         words = real((num_words, len(concentration)))
         given = Given(jax.eval_shape(_topic_probs, Posterior(words, a, 0.0)), a)
         pieces = Pieces(whole(slots), whole(slots), whole(slots[:2]))
@@ -183,7 +188,7 @@ def _through_largest(shared: Any, own: Any, *, most: int, mesh: Mesh | None) -> 
         (topics, concentration), *how = shared
         return through_largest(topics, concentration, *own, *how, most=most)
 
-    return by_device(look, mesh)(shared, own)
+    return by_device(_of_one_block(look), mesh)(shared, own)
 
 
 @partial(jax.jit, static_argnames=("num_active", "mesh"))
@@ -191,7 +196,17 @@ def _solve_collapsed(shared: Any, own: Any, *, num_active: int, mesh: Mesh | Non
     def solve(effort: Effort, own: tuple[Largest, Pieces]) -> CollapsedFit:
         return collapsed_fit(*own, num_active, effort)
 
-    return by_device(solve, mesh)(shared, own)
+    return by_device(_of_one_block(solve), mesh)(shared, own)
+
+
+def _of_one_block(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Of arrays of blocks of which each device has one, (1, ...)."""
+
+    def with_axis(shared: Any, blocks: Any) -> Any:
+        found = function(shared, jax.tree.map(lambda x: x[0], blocks))
+        return jax.tree.map(lambda x: x[None], found)
+
+    return with_axis
 
 
 def _by_document(values: Array) -> NDArray[Any]:

@@ -25,5 +25,5 @@ def compilations(problem: Problem, num_rows: int, priors: Priors) -> list[Callab
         for kind in problem.layout.for_concentration(a).kinds:
             look, sweep = local_step.compilations(num_rows, a, kind)
             looks.append(look)
-            sweeps[kind._replace(topics=min(kind.topics, len(a)))] = sweep
+            sweeps[kind._replace(topics=min(kind.topics, len(a)), num_blocks=1)] = sweep
     return [*sweeps.values(), *looks]

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -98,8 +97,8 @@ def solve_batch(
     def solve(chunk: Chunk) -> T:
         places = np.searchsorted(batch.rows, chunk.words).clip(0, len(batch.rows) - 1)
         words = np.where(chunk.counts > 0, places, 0).astype(np.int32)
-        documents = jax.tree.map(jnp.asarray, Documents(words, chunk.counts, chunk.owners))
-        left = None if last is None else jax.tree.map(jnp.asarray, last(chunk))
+        documents = Documents(words, chunk.counts, chunk.owners)
+        left = None if last is None else last(chunk)
         fit = local_step.solve(given, documents, left, chunk.most)
         return then(chunk, Solved(documents, fit, len(given.concentration), chunk.places))
 

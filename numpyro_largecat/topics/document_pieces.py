@@ -38,7 +38,7 @@ class Blocks(NamedTuple):
 
     longest: int  # different words of a document at most
     num_pieces: int  # of a block
-    num_blocks: int  # of a chunk, on each device
+    num_blocks: int  # of a chunk at most, on each device
     topics: int  # of a document that go on
 
 
@@ -119,7 +119,7 @@ class DocumentPieces(NamedTuple):
             num_chunks = -(-len(blocks) // size) if len(documents) else 0
             for chunk in range(num_chunks):  # as even as can be, since cores wait for the last
                 own = slice(*(len(blocks) * end // num_chunks for end in (chunk, chunk + 1)))
-                yield partial(_chunk, corpus, blocks[own], size, kind)
+                yield partial(_chunk, corpus, blocks[own], num_devices, kind)
 
 
 def _blocks(sizes: NDArray[np.integer], longest: int, demand: Demand) -> Blocks:
@@ -149,7 +149,9 @@ def _slots_of_block(num_topics: int) -> int:
     return min(SLOTS_ELSEWHERE, NUMBERS_ELSEWHERE // num_topics)
 
 
-def _chunk(corpus: Corpus, blocks: list[NDArray[np.intp]], num_blocks: int, kind: Blocks) -> Chunk:
+def _chunk(corpus: Corpus, blocks: list[NDArray[np.intp]], num_devices: int, kind: Blocks) -> Chunk:
+    """Of these blocks, and of empty ones where devices would have none."""
+    num_blocks = num_devices * -(-len(blocks) // num_devices)
     documents = np.concatenate(blocks)
     starts, sizes = corpus.offsets[:-1][documents], np.diff(corpus.offsets)[documents]
     ends = np.cumsum([len(block) for block in blocks])[:-1]

@@ -64,18 +64,18 @@ class Table:
         """Take these counts, their sums over words and their scale to the devices."""
         self.shape = counts.shape
         if self.mesh is None:
-            table = jnp.array(counts, self.dtype)
+            table = jnp.array(np.asarray(counts, self.dtype))
         else:
             padding = -len(counts) % num_devices(self.mesh)
             rows = np.pad(np.asarray(counts, self.dtype), ((0, padding), (0, 0)))
             table = jnp.copy(jax.device_put(rows, over_all_devices(self.mesh)))  # to be donated
-        self.state = Counts(table, jnp.array(totals, self.dtype), scale)
+        self.state = Counts(table, jnp.array(np.asarray(totals, self.dtype)), scale)
 
     def posterior(self, rows: NDArray[np.intp], prior: WordPrior) -> Posterior:
         """Of some words in each topic."""
         counts, totals, scale = self.state
-        of_words = (jnp.asarray(x, self.dtype) for x in (prior.rows(rows), prior.totals))
-        words, all_words = _posterior(counts, totals, jnp.asarray(rows), tuple(of_words), scale)
+        of_words = np.asarray(prior.rows(rows), self.dtype), np.asarray(prior.totals, self.dtype)
+        words, all_words = _posterior(counts, totals, rows, of_words, scale)
         return Posterior(words, all_words, float(prior.each.min()))
 
     def add(
@@ -100,7 +100,7 @@ class Table:
         if less is not None:
             add_sparse(dense, np.arange(len(rows)), less, -1)
         with held_signals():  # the old counts are gone before the new ones are there
-            counts, totals = _add(counts, totals, jnp.asarray(rows), jnp.asarray(dense), scale)
+            counts, totals = _add(counts, totals, rows, dense, scale)
             self.state = Counts(counts, totals, scale)
             self.changes += 1
 

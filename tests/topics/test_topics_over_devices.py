@@ -124,7 +124,7 @@ def test_devices_solve_for_their_own_documents(kind) -> None:
     sharding = over_all_devices(MESH)
     if kind is Collapsed:
         topics = TopicProbs(jnp.ones((V, K)), jnp.ones(K), jnp.ones(K))
-        words = jnp.zeros((16, 8, 16), int)
+        words = jnp.zeros((8, 8, 16), int)
         last = Assignments(jnp.ones((*words.shape, 2)), jnp.zeros((*words.shape, 2), int))
         pieces, last = jax.device_put((Pieces(words, words, words[..., 0]), last), sharding)
         given = Given(topics, jnp.ones(K)), True, 1

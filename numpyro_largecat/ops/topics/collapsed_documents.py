@@ -12,7 +12,7 @@ the document left it there, and not the sum S[k] over words, which hardly knows 
 rare word holds itself in the topic that it started in.
 
 Documents come in pieces of as many words, and some of them are a block, so that one program serves
-documents of all lengths and little of it is padding. A block is solved in two programs:
+documents of all lengths and little of it is padding. A block is solved by two programs:
 ``through_largest`` looks at all K topics and finds the A that each document uses, and
 ``collapsed_fit`` sweeps these. The second is most of the code and does not depend on K, so it is
 compiled once for a fit that begins with more topics than it ends with.
@@ -22,8 +22,7 @@ See Asuncion, Welling, Smyth and Teh, On Smoothing and Inference for Topic Model
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,15 +44,14 @@ FEWER_SWEEPS = 3  # as few times over the L topics of a word, which hardly move 
 MOST_TOPICS = 32  # that go on, of a document that has no more than
 WORDS_PER_TOPIC = 16  # as many words for each; of a longer one more
 AnyArray = Array | NDArray[Any]
-T = TypeVar("T")
 
 
 class Pieces(NamedTuple):
-    """B blocks of whole documents, each cut into pieces of P words, R pieces in a block."""
+    """A block of whole documents, each cut into pieces of P words, R pieces in all."""
 
-    words: AnyArray  # (B, R, P), rows of the topics
-    counts: AnyArray  # (B, R, P), tokens of each; 0 in an empty slot
-    owners: AnyArray  # (B, R), the document of a piece: its number in the block, ascending
+    words: AnyArray  # (R, P), rows of the topics
+    counts: AnyArray  # (R, P), tokens of each; 0 in an empty slot
+    owners: AnyArray  # (R,), the document of a piece: its number in the block, ascending
 
 
 class TopicProbs(NamedTuple):
@@ -67,24 +65,24 @@ class TopicProbs(NamedTuple):
 class Assignments(NamedTuple):
     """Topics of the words of documents, of which each has at most L."""
 
-    shares: Array | NDArray[np.floating]  # (B, R, P, L), of a token of the word; 0 in empty slots
-    topics: Array | NDArray[np.int32]  # (B, R, P, L), which topics
+    shares: Array | NDArray[np.floating]  # (R, P, L), of a token of the word; 0 in empty slots
+    topics: Array | NDArray[np.int32]  # (R, P, L), which topics
 
 
 class Largest(NamedTuple):
-    """Documents, each seen through its A largest topics, largest first; R in a block."""
+    """R documents at most, each seen through its A largest topics, largest first."""
 
-    topics: Array  # (B, R, A), which topics
-    probs: Array  # (B, R, P, A), of each word without the token that it is about; 0 in empty slots
-    concentration: Array  # (B, R, A)
-    counts: Array  # (B, R, A), expected tokens after the first sweeps
+    topics: Array  # (R, A), which topics
+    probs: Array  # (R, P, A), of each word without the token that it is about; 0 in empty slots
+    concentration: Array  # (R, A)
+    counts: Array  # (R, A), expected tokens after the first sweeps
 
 
 class CollapsedFit(NamedTuple):
-    """Topics of the words of documents, of which a block has R at most."""
+    """Topics of the words of R documents at most."""
 
-    topics: Array  # (B, R, A), the topics that were in question
-    counts: Array  # (B, R, A), expected tokens of these; of all others 0
+    topics: Array  # (R, A), the topics that were in question
+    counts: Array  # (R, A), expected tokens of these; of all others 0
     assignments: Assignments
 
 
@@ -100,8 +98,7 @@ def through_largest(
 ) -> Largest:
     """The largest topics of each document, ``most`` or all.
 
-    Cost: O(K) for each slot of a word and each sweep. Memory is O(R P K) for a block at a time, and
-    O(R P A) for each.
+    Cost: O(K) for each slot of a word and each sweep, and O(R P K) memory.
 
     Args:
         topics: Probability of each word in each topic, positive.
@@ -113,20 +110,15 @@ def through_largest(
         num_sweeps: Over all topics, to find the largest: one is enough from a warm start.
         most: Number of topics.
     """
-    a = jnp.asarray(concentration)
-
-    def look(block: tuple[Pieces, Assignments]) -> Largest:
-        words, counts, owners = map(jnp.asarray, block[0])
-        shares, last_topics = map(jnp.asarray, block[1])
-        tokens = counts.astype(topics.probs.dtype)
-        rows = _rows_without(topics, words, tokens, (shares, last_topics))
-        start = jnp.where(is_warm, shares, 0), last_topics
-        found = _first_counts(rows, a, (tokens, owners), start, jnp.asarray(num_sweeps))
-        own, ids = lax.top_k(found, min(most, found.shape[1]))
-        rows = jnp.take_along_axis(rows, ids[owners][:, None], axis=2)
-        return Largest(ids, rows, a[ids], own)
-
-    return _map_blocks(look, (pieces, last), pieces.counts)
+    words, counts, owners = map(jnp.asarray, pieces)
+    shares, last_topics = map(jnp.asarray, last)
+    a, tokens = jnp.asarray(concentration), counts.astype(topics.probs.dtype)
+    rows = _rows_without(topics, words, tokens, (shares, last_topics))
+    start = jnp.where(is_warm, shares, 0), last_topics
+    found = _first_counts(rows, a, (tokens, owners), start, jnp.asarray(num_sweeps))
+    own, ids = lax.top_k(found, min(most, found.shape[1]))
+    rows = jnp.take_along_axis(rows, ids[owners][:, None], axis=2)
+    return Largest(ids, rows, a[ids], own)
 
 
 def collapsed_fit(
@@ -137,7 +129,7 @@ def collapsed_fit(
     Topics that are not among those of ``documents`` have none of a document.
 
     Cost: O(A) for each slot of a word and each sweep, of which there are a third as many again once
-    words have L topics. Memory beside the arguments is that of a block, and of what is returned.
+    words have L topics.
 
     Args:
         documents: From ``through_largest``.
@@ -145,25 +137,20 @@ def collapsed_fit(
         num_active: Largest number L of topics of a word.
         effort: How hard to solve; there are no restarts.
     """
-
-    def solve(block: tuple[Largest, Array, Array]) -> CollapsedFit:
-        largest, tokens, owners = block
-        ids, rows, a, own = largest
-        of_documents = tokens.astype(rows.dtype), owners
-        start = _normalised(rows * (a + own)[owners][:, None])
-        done = _converge_on_few(rows, a, of_documents, start, num_active, effort)
-        shares, counts, places = done
-        found = jnp.take_along_axis(shares, places, axis=2)
-        topics = jnp.take_along_axis(ids[owners][:, None], places, axis=2)
-        missing = (0, 0), (0, 0), (0, num_active - places.shape[2])
-        assignments = Assignments(jnp.pad(found, missing), jnp.pad(topics, missing))
-        return CollapsedFit(ids, counts, assignments)
-
-    return _map_blocks(solve, (documents, pieces.counts, pieces.owners), pieces.counts)
+    ids, rows, a, own = documents
+    tokens, owners = jnp.asarray(pieces.counts, rows.dtype), jnp.asarray(pieces.owners)
+    start = _normalised(rows * (a + own)[owners][:, None])
+    done = _converge_on_few(rows, a, (tokens, owners), start, num_active, effort)
+    shares, counts, places = done
+    found = jnp.take_along_axis(shares, places, axis=2)
+    topics = jnp.take_along_axis(ids[owners][:, None], places, axis=2)
+    missing = (0, 0), (0, 0), (0, num_active - places.shape[2])
+    assignments = Assignments(jnp.pad(found, missing), jnp.pad(topics, missing))
+    return CollapsedFit(ids, counts, assignments)
 
 
 def no_assignments(shape: tuple[int, ...], num_active: int, dtype: DTypeLike) -> Assignments:
-    """Of documents (B, R, P) that were never visited; arrays of NumPy."""
+    """Of words of this shape that were never visited; arrays of NumPy."""
     shape = (*shape, num_active)
     return Assignments(np.zeros(shape, dtype), np.zeros(shape, np.int32))
 
@@ -171,22 +158,6 @@ def no_assignments(shape: tuple[int, ...], num_active: int, dtype: DTypeLike) ->
 def most_topics(num_words: int) -> int:
     """Topics of a document with so many different words that go on after the first sweeps."""
     return max(MOST_TOPICS, num_words // WORDS_PER_TOPIC)
-
-
-def _map_blocks(function: Callable[[Any], T], blocks: Any, word_counts: AnyArray) -> T:
-    """``function`` of one block after the other; zeros for those without words, at no cost."""
-    shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], blocks))
-
-    def nothing(_: Any) -> T:
-        found: T = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return found
-
-    def of_block(block: tuple[Any, Array]) -> T:
-        own, counts = block
-        found: T = lax.cond((counts > 0).any(), function, nothing, own)
-        return found
-
-    return lax.map(of_block, (blocks, jnp.asarray(word_counts)))
 
 
 def _rows_without(

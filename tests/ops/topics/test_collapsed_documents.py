@@ -22,7 +22,6 @@ from numpyro_largecat.ops.topics.collapsed_documents import (
     through_largest,
 )
 from tests import reference_topics as reference
-from tests.memory import temp_bytes
 
 V, K, U, N = 40, 6, 9, 5
 EXACT = Effort(500, 1e-10, 0)
@@ -45,7 +44,7 @@ def topics_of(probs, of_token: float = 0.0, least: float = 0.0) -> TopicProbs:
 def one_block(words, counts, num_slots: int = U) -> Pieces:
     """Documents (N, U) in pieces of so many slots, one after the other."""
     owners = np.repeat(np.arange(len(words)), words.shape[1] // num_slots)
-    return Pieces(*(x.reshape(1, -1, num_slots) for x in (words, counts)), owners[None])
+    return Pieces(*(x.reshape(-1, num_slots) for x in (words, counts)), owners)
 
 
 @partial(jax.jit, static_argnames=("num_active", "most"))
@@ -61,8 +60,8 @@ def fit_of(
 
 
 def counts_of(found: CollapsedFit, num_topics: int):
-    """Of all topics, (B R, K)."""
-    own, topics = (np.asarray(x).reshape(-1, x.shape[2]) for x in (found.counts, found.topics))
+    """Of all topics, (R, K)."""
+    own, topics = np.asarray(found.counts), np.asarray(found.topics)
     counts = np.zeros((len(own), num_topics))
     np.put_along_axis(counts, topics, own, axis=1)
     return counts
@@ -106,8 +105,8 @@ def test_a_warm_start_stays_where_it_is() -> None:
 def test_a_word_has_few_topics_and_all_its_tokens(num_active: int) -> None:
     probs, a, words, counts = draw()
     found = fit_of(topics_of(probs), a, one_block(words, counts), num_active, EXACT)
-    assert {x.shape for x in found.assignments} == {(1, N, U, num_active)}
-    shares, topics = (x[0] for x in found.assignments)
+    assert {x.shape for x in found.assignments} == {(N, U, num_active)}
+    shares, topics = found.assignments
     np.testing.assert_allclose(shares.sum(axis=2), counts > 0, atol=1e-12)
     table = np.zeros((N, K))
     np.add.at(table, (np.arange(N)[:, None, None], topics), counts[..., None] * shares)
@@ -122,9 +121,9 @@ def test_a_third_of_the_sweeps_are_over_few_topics_of_a_word(num_sweeps: int) ->
     arguments = topics_of(probs), a, one_block(words, counts)
     found = fit_of(*arguments, 2, Effort(num_sweeps, 0.0, 0))
     before = fit_of(*arguments, K, Effort(num_sweeps, 0.0, 0)).assignments
-    places = np.arange(N)[:, None, None], np.arange(U)[:, None], before.topics[0]
+    places = np.arange(N)[:, None, None], np.arange(U)[:, None], before.topics
     shares = np.zeros((N, U, K))
-    shares[places] = before.shares[0]
+    shares[places] = before.shares
     for d in range(N):
         used = counts[d] > 0
         tokens, r = counts[d][used], shares[d][used]
@@ -155,22 +154,17 @@ def test_few_of_many_topics_go_on() -> None:
     for most in (16, 200):
         arguments = topics_of(probs), a, one_block(words, counts), 8, Effort(100, 1e-4, 0)
         fits.append(fit_of(*arguments, most=most))
-    np.testing.assert_allclose(fits[0].counts[0].sum(axis=1), counts.sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(fits[0].counts.sum(axis=1), counts.sum(axis=1), rtol=1e-5)
     few, all_of_them = (counts_of(fit, 200) for fit in fits)
     distance = np.abs(few - all_of_them).sum(axis=1) / counts.sum(axis=1)
     assert np.median(distance) < 0.1
 
 
-@pytest.mark.slow
-def test_blocks_without_words_change_nothing() -> None:
-    """Nor do they have topics."""
+def test_a_block_without_words_has_no_topics() -> None:
+    """As a device has it that is left without documents."""
     probs, a, words, counts = draw()
-    full = one_block(words, counts)
-    both = jax.tree.map(lambda x: np.concatenate([x, np.zeros_like(x)]), full)
-    found, alone = (fit_of(topics_of(probs), a, each, 2, Effort()) for each in (both, full))
-    for x, y in zip(*map(jax.tree.leaves, (found, alone)), strict=True):
-        np.testing.assert_array_equal(x[:1], y)
-        assert not x[1].any()
+    found = fit_of(topics_of(probs), a, one_block(words, 0 * counts), 2, Effort())
+    assert not found.counts.any() and not found.assignments.shares.any()
 
 
 @pytest.mark.slow
@@ -180,22 +174,8 @@ def test_extreme_probabilities_stay_finite() -> None:
     probs[0] = [1, 1e-12]
     pieces = one_block(np.array([[0, 1], [0, 0]]), np.array([[1, 5], [0, 0]]), 2)
     found = fit_of(topics_of(probs, 1e-3, 1e-4), np.full(2, 1e-6), pieces, 2, Effort())
-    np.testing.assert_allclose(found.counts[0].sum(axis=1), [6, 0], rtol=1e-5)
+    np.testing.assert_allclose(found.counts.sum(axis=1), [6, 0], rtol=1e-5)
     assert np.isfinite(found.assignments.shares).all()
-
-
-@pytest.mark.slow
-def test_memory_is_that_of_a_block() -> None:
-    """But for what is returned: blocks of documents are solved one after the other."""
-
-    def scratch(num_blocks: int) -> int:
-        words = jnp.zeros((num_blocks, 16, U), int)
-        pieces = Pieces(words, words, jnp.zeros((num_blocks, 16), int))
-        arguments = topics_of(np.full((V, 500), 0.1)), jnp.ones(500), pieces
-        return temp_bytes(lambda *x: fit_of(*x, 2, Effort(), most=32).counts.sum(), *arguments)
-
-    grows = scratch(40) - scratch(4)
-    assert grows < 4 * (640 - 64) * U * (2 * 32 + 4 * 2 + 16)  # but not 500 topics of each word
 
 
 def test_longer_documents_may_have_more_topics() -> None:
