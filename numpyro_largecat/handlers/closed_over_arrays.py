@@ -10,7 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_largecat.handlers.internals import ClosedJaxpr, Jaxpr, run_jaxpr, trace_state_clean
+from numpyro_largecat.handlers.internals import (
+    ClosedJaxpr,
+    Jaxpr,
+    closed_over,
+    run_jaxpr,
+    trace_state_clean,
+)
 
 
 def options_for_one_run() -> dict[str, str | bool] | None:
@@ -88,7 +94,7 @@ class compiled:
             self._programs[jaxpr] = jax.jit(
                 evaluate, donate_argnums=1 if donates else (), compiler_options=options
             )
-        constants = [self._array_of(value) for value in traced.jaxpr.consts]
+        constants = [self._array_of(value) for value in closed_over(traced)]
         return self._programs[jaxpr], constants
 
     def _array_of(self, constant: Any) -> Array:

@@ -277,9 +277,15 @@ def takes_gradient_steps(optim: _NumPyroOptim) -> bool:
 # --- JAX -----------------------------------------------------------------------------------------
 
 
+def closed_over(traced: Any) -> list[Any]:
+    """What a traced function closes over: arrays, and then tracers of transformations around it."""
+    return [*traced.jaxpr.consts, *traced._consts]
+
+
 def run_jaxpr(jaxpr: Any, constants: list[Any], *args: Any) -> list[Any]:
-    """Evaluate a traced function with other values of the arrays that it closes over."""
-    return jax.core.eval_jaxpr(jaxpr, constants, *args)
+    """Evaluate a traced function with other values of what it closes over."""
+    num_arrays = len(jaxpr.constvars)  # tracers are arguments of the jaxpr
+    return jax.core.eval_jaxpr(jaxpr, constants[:num_arrays], *constants[num_arrays:], *args)
 
 
 def run_equation(eqn: Any, values: list[Any]) -> list[Any]:

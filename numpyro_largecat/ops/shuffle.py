@@ -49,9 +49,13 @@ def shuffled(rng_key: Array, places: Array, size: int) -> Array:
             b = (b + hash_bits(a ^ salts[place + 1]) % lower) % lower
         return a * lower + b
 
-    def again(items: Array) -> Array:
-        return jnp.where(items < size, items, encipher(items))
+    def again(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        items, goes_on = state
+        items = jnp.where(goes_on, encipher(items), items)
+        return items, items >= size
 
-    items = encipher(jnp.asarray(places, jnp.uint32))
-    items = lax.while_loop(lambda items: (items >= size).any(), again, items)
+    items = jnp.asarray(places, jnp.uint32)
+    # The first time is in the loop too, since the code of the rounds takes long to compile.
+    start = items, jnp.ones(items.shape, bool)
+    items, _ = lax.while_loop(lambda state: state[1].any(), again, start)
     return items.astype(jnp.int32)

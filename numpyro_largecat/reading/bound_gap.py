@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from jax import Array, lax
 
+from numpyro_largecat.choices.augmented_categorical import AugmentedCategorical
+from numpyro_largecat.choices.baselines.noise_contrastive import NoiseContrastive
 from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtilityBound
 from numpyro_largecat.handlers.run_model import at_centre, at_values_or_centre
 from numpyro_largecat.handlers.sites import base_distribution
@@ -21,16 +23,18 @@ from numpyro_largecat.reading.observed_choice import Observed
 from numpyro_largecat.reading.predictions import labels_of_rows, log_likelihood
 
 MOST_GAP = 0.05  # nats per observation
+NO_BOUNDS = AugmentedCategorical, GaussianUtilityBound, NoiseContrastive
 
 
 def bound_gap(fit: BoundFit, observed: Observed, keys: Array) -> list[Finding]:
     """The gap for each observation on average, of those that are not masked.
 
-    Both at the centre of the guide; the bound over draws of classes, one for each key. None of
-    Gaussian utilities, whose bound is an expectation over the posterior and not at its centre.
+    Both at the centre of the guide; the bound over draws of classes, one for each key. None of what
+    is no bound there: Gaussian utilities have an expectation over the posterior, a latent error a
+    probability given its value, and noise contrast a loss.
     """
     utilities = ChunkedUtilities.of(fit)
-    if _is_expected(fit, utilities.site):
+    if _is_no_bound(fit, utilities.site):
         return []
     bounds = np.asarray(_bounds(fit, utilities.site, keys), np.float64)
     labels, rows = observed
@@ -50,12 +54,10 @@ def bound_gap(fit: BoundFit, observed: Observed, keys: Array) -> list[Finding]:
     return [Finding("exact log likelihood less bound", gap, error, advice)]
 
 
-def _is_expected(fit: BoundFit, site: str) -> bool:
-    """Whether the likelihood of a choice is an expectation over Gaussian utilities."""
-
+def _is_no_bound(fit: BoundFit, site: str) -> bool:
     def found() -> bool:
         choice = fit.sites(fit.model)[site]
-        return isinstance(base_distribution(choice["fn"]), GaussianUtilityBound)
+        return isinstance(base_distribution(choice["fn"]), NO_BOUNDS)
 
     return static_result(found)
 

@@ -104,12 +104,19 @@ class ClassRuns:
 
     @property
     def draws_outside(self) -> bool:
-        """Whether a site outside of the class plate is drawn, by the guide or left to the model."""
+        """Whether a site outside of the class plate is drawn, by the guide or left to the model.
+
+        Not choices, which no utility depends on.
+        """
 
         def look() -> bool:
             drawn, run_model = self._traces(0, 1, jax.random.key(0), TouchedRows())
             sites = run_model(at_values_of(drawn))
-            left = {n: site for n, site in sites.items() if is_latent(site) and n not in drawn}
+            left = {
+                name: site
+                for name, site in sites.items()
+                if is_latent(site) and name not in drawn and not is_choice(site)
+            }
             return _draws(drawn | left, lambda plates: self.plate not in plates)
 
         return static_result(look)

@@ -14,7 +14,13 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_largecat._checks import BadDataError, check_finite, check_in_range, describe_bad
+from numpyro_largecat._checks import (
+    BadDataError,
+    check_finite,
+    check_in_range,
+    describe_bad,
+    is_concrete,
+)
 from numpyro_largecat._conversions import as_ids
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.run_model import sites_of
@@ -105,6 +111,8 @@ def check_batches(model: Callable[..., Any], batches: ArrayBatches, args: Any, k
     check_finite((f"array {i} of `batches`", array) for i, array in enumerate(batches.arrays))
     looks = RowLooks(model, batches, args, kwargs)
     seen, unscaled = looks.look(jnp.arange(looks.num_chunks))
+    if not all(map(is_concrete, jax.tree.leaves((seen, unscaled)))):
+        return  # the model closes over values of a transformation, which are not known
     for name, found in seen.items():
         if found.num_bad.any():
             _refuse_labels(name, looks, found.num_bad)

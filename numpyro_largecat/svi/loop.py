@@ -50,11 +50,9 @@ def run_loop(
     """
     num_steps = check_count("num_steps", num_steps, 1)
     traced = data.is_traced or is_traced((rng_key, init_state))
-    if traced and (checkpoints is not None or calls):
-        raise ValueError(
-            "`checkpoints`, `held_out` and `callbacks` need a run outside of `jit`, `vmap` and the "
-            "like; leave them out, or take this run out of the transformation."
-        )
+    needs_python = checkpoints is not None or bool(calls)
+    if traced:
+        _refuse_traced(needs_python)
     goes_on = _goes_on(plan, num_steps, calls, checkpoints, resume)
     settings = {}
     if checkpoints is not None:
@@ -64,13 +62,16 @@ def run_loop(
     log = LossLog(num_steps, progress_bar and not traced, options.skip_bad_steps)
     run = RunSoFar(steps, plan, log, options, calls, settings)
     begun(run)
+    arguments = data.args, data.kwargs, data.drawn
     if traced:
         state = _first_state(run, data, init, init_state)
-        arguments = data.args, data.kwargs, data.drawn
         return run_traced(run.plan, state, num_steps, arguments, options)
     writer = CheckpointWriter(checkpoints, KIND, run.reached, spans=plan.spans_processes)
     with exit_at_sigterm(checkpoints is not None), writer as run.writer, log:
         state = _first_state(run, data, init, init_state)
+        if is_traced(state):  # model or guide closes over values of a transformation
+            _refuse_traced(needs_python)
+            return run_traced(run.plan, state, num_steps, arguments, options)
         if goes_on:
             assert checkpoints is not None
             del state  # of no use to a run that goes on from a checkpoint
@@ -84,6 +85,14 @@ def run_loop(
         result = run.result()
         log.say(lambda: str(result.convergence))
         return result
+
+
+def _refuse_traced(needs_python: bool) -> None:
+    if needs_python:
+        raise ValueError(
+            "`checkpoints`, `held_out` and `callbacks` need a run outside of `jit`, `vmap` and the "
+            "like; leave them out, or take this run out of the transformation."
+        )
 
 
 def _goes_on(

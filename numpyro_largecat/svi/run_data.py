@@ -55,7 +55,8 @@ class RunData:
         if self.drawn is None or is_traced((self.drawn, self.args)):
             return
         try:
-            check_batches(plan.model, self.drawn, self.args, plan.with_static(self.kwargs))
+            with jax.ensure_compile_time_eval():  # the run may be in `jit` while its data are known
+                check_batches(plan.model, self.drawn, self.args, plan.with_static(self.kwargs))
         except BadDataError as error:
             if not skip_bad:
                 raise

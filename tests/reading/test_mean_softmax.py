@@ -171,6 +171,15 @@ def test_the_order_of_chunks_does_not_matter():
     np.testing.assert_allclose(found[2], found[0], rtol=1e-5)
 
 
+def test_choices_that_nothing_observes_are_not_drawn_outside():
+    """So draws are of utilities alone, stratified and in one pass, whatever the arguments."""
+    new = fitted_on(regression, params_of())
+    seen = lc.Fitted(regression, BY_HAND, params_of()).on(X, Y)
+    np.testing.assert_array_equal(new.log_predictive(Y, **FEW), seen.log_predictive(Y, **FEW))
+    top, expected = (on.top_classes(3, **FEW) for on in (new, seen))
+    np.testing.assert_array_equal(top.log_probs, expected.log_probs)
+
+
 @pytest.mark.slow
 def test_what_is_drawn_outside_is_averaged_too():
     """FALSE_ALARM = 1e-6: rms 0.02."""

@@ -15,6 +15,7 @@ import pytest
 import scipy.sparse
 from jax.experimental.sparse import BCOO
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
 from tests.models import (
@@ -25,6 +26,8 @@ from tests.models import (
     make_data,
     point_guide,
 )
+
+KEY = jax.random.key(1)
 
 
 @cache
@@ -402,6 +405,43 @@ def test_run_under_vmap_and_jit(shared):
     losses = jax.jit(jax.vmap(fit))(keys)
     for key, expected in zip(keys, losses, strict=True):
         np.testing.assert_allclose(fit(key), expected, rtol=1e-4)
+
+
+def test_a_run_in_jit_draws_from_data_that_are_known(shared):
+    """And looks at them, as it does outside."""
+    x, y = data()
+    batches = lc.ArrayBatches(x, y, batch_size=8)
+
+    def fit(key, batches):
+        return shared.run(key, 2, batches=batches, progress_bar=False).losses
+
+    losses = jax.jit(lambda key: fit(key, batches))(KEY)
+    np.testing.assert_allclose(losses, fit(KEY, batches), rtol=1e-5)
+    bad = lc.ArrayBatches(x, y + NUM_CATEGORIES, batch_size=8)
+    with pytest.raises(ValueError, match="`labels` of plate 'classes'"):
+        jax.jit(lambda key: fit(key, bad))(KEY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("around", [jax.vmap, lambda fit: jax.jit(jax.vmap(fit))])
+def test_models_that_close_over_values_of_a_transformation_are_fitted(around):
+    """Such as a prior for each of some scales."""
+    x, y = data()
+    batches = lc.ArrayBatches(x, y, batch_size=8)
+
+    def fit(scale):
+        def model(x, y, rows):
+            with lc.class_plate("classes", NUM_CATEGORIES, y, num_sampled=4) as classes:
+                w = numpyro.sample("w", dist.Normal(0, scale).expand([3]).to_event(1))
+            with lc.data_plate("data", NUM_ROWS, rows) as rows:
+                lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, obs=y)
+
+        svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.01), TraceMeanField_ELBO())
+        return svi.run(KEY, 3, batches=batches, progress_bar=False).losses
+
+    scales = jnp.array([0.5, 2.0])
+    for scale, losses in zip(scales, around(fit)(scales), strict=True):
+        np.testing.assert_allclose(losses, fit(scale), rtol=1e-4)
 
 
 @pytest.mark.slow
