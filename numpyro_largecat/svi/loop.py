@@ -50,7 +50,7 @@ def run_loop(
     """
     num_steps = check_count("num_steps", num_steps, 1)
     traced = data.is_traced or is_traced((rng_key, init_state))
-    needs_python = checkpoints is not None or bool(calls)
+    needs_python = checkpoints is not None or bool(calls) or data.is_read
     if traced:
         _refuse_traced(needs_python)
     goes_on = _goes_on(plan, num_steps, calls, checkpoints, resume)
@@ -90,8 +90,9 @@ def run_loop(
 def _refuse_traced(needs_python: bool) -> None:
     if needs_python:
         raise ValueError(
-            "`checkpoints`, `held_out` and `callbacks` need a run outside of `jit`, `vmap` and the "
-            "like; leave them out, or take this run out of the transformation."
+            "`checkpoints`, `held_out`, `callbacks` and batches that are read as steps run need a "
+            "run outside of `jit`, `vmap` and the like; leave them out, with `lc.ArrayBatches` for "
+            "the batches, or take this run out of the transformation."
         )
 
 

@@ -50,6 +50,11 @@ class RunData:
         """Whether it comes from inside of a transformation."""
         return is_traced((self.args, self.kwargs, self.drawn))
 
+    @property
+    def is_read(self) -> bool:
+        """Whether batches are read as steps run, so that no compiled loop has them."""
+        return self.read is not None or self.stream is not None
+
     def check(self, plan: Plan, skip_bad: bool) -> None:
         """Check all rows that batches are drawn from, where they are known."""
         if self.drawn is None or is_traced((self.drawn, self.args)):
@@ -98,7 +103,7 @@ class RunData:
 
     def _check_scale(self, plan: Plan, batch: Any) -> None:
         """Check by the first batch what ``check`` cannot check of all."""
-        if self.read is None and self.stream is None:
+        if not self.is_read:
             return
         sizes = None if self.read is None else (self.read.size, self.read.batch_size)
         check_scale(plan.model, batch, self.args, plan.with_static(self.kwargs), sizes)

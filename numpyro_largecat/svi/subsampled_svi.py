@@ -293,6 +293,10 @@ class SubsampledSVI(SVI):
         keep its ``params``, or go on with ``init_state=error.result_so_far.state``. It is None
         before there is a first state, as while model and guide are run once.
 
+        **In** ``jit``, ``vmap`` **and the like** all steps are one program, and a step that is not
+        finite has the loss NaN and changes nothing. Batches are those of ``ArrayBatches``, and
+        there are no callbacks, checkpoints and held-out scores.
+
         Args:
             rng_key: A JAX random key, of all that is drawn but the minibatches of ``ArrayBatches``,
                 which have a seed.

@@ -205,10 +205,18 @@ def test_bare_functions_are_refused(run, wrong):
         run(3, X, **wrong)
 
 
-def test_inside_jit(svi):
-    held_out = lc.HeldOut(nearness(1))
+@pytest.mark.parametrize(
+    "needs_python",
+    [
+        lambda: {"held_out": lc.HeldOut(nearness(1))},
+        lambda: {"batches": iter([(X,)] * 3)},
+        lambda: {"batches": lc.StreamedBatches(X, batch_size=4)},
+    ],
+)
+def test_what_needs_python_between_steps_is_refused_inside_of_jit(svi, needs_python):
+    args = () if "batches" in needs_python() else (X,)
     with pytest.raises(ValueError, match="outside of `jit`"):
-        jax.jit(lambda key: svi.run(key, 3, X, held_out=held_out).losses)(KEY)
+        jax.jit(lambda key: svi.run(key, 3, *args, **needs_python()).losses)(KEY)
 
 
 class TestWithCheckpoints:
