@@ -26,6 +26,9 @@ if version("jaxlib").startswith(("0.8.", "0.9.", "0.10.")):  # newer ones do not
     QUICK += " --xla_cpu_use_fusion_emitters=false"  # half the time
 DEVICES = "--xla_force_host_platform_device_count=8"  # emulated; the first is the default
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK} {DEVICES}"
+# A program over these devices holds a thread for each until all have come to a collective. With as
+# many threads as devices, two programs at once could wait for each other.
+os.environ.setdefault("PJRT_NPROC", "32")
 os.environ.setdefault("MPLBACKEND", "Agg")  # tests open no windows
 
 import jax  # noqa: E402  reads these variables when it is imported

@@ -133,9 +133,10 @@ def test_arviz_and_diagnosis_have_the_rows_of_the_plates(fit_of_parts, fit_of_on
     fitted = lc.Fitted.from_svi(svi, result, chunk_size=4)
     data = fitted.on(X, np.arange(NUM_ROWS) % NUM_USERS).to_arviz(rng_key=KEY, num_draws=3)
     assert data["posterior"]["w"].shape == (1, 3, NUM_CLASSES, 2)
-    report = fitted.on(X, np.arange(NUM_ROWS) % NUM_USERS, Y).diagnose(rng_key=KEY)
+    few = {"rng_key": KEY, "num_repeats": 5, "num_draws": 100}
+    report = fitted.on(X, np.arange(NUM_ROWS) % NUM_USERS, Y).diagnose(**few)
     alone = lc.Fitted.from_svi(*fit_of_one, chunk_size=4)
-    expected = alone.on(X, np.arange(NUM_ROWS) % NUM_USERS, Y).diagnose(rng_key=KEY)
+    expected = alone.on(X, np.arange(NUM_ROWS) % NUM_USERS, Y).diagnose(**few)
     for ours, theirs in zip(report.findings, expected.findings, strict=True):
         assert ours.name == theirs.name
         np.testing.assert_allclose(ours.value, theirs.value, rtol=0.02, atol=1e-3)
