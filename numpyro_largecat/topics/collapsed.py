@@ -83,7 +83,8 @@ class Collapsed:
             now = slice(first, first + num_together)
             own = jax.tree.map(lambda x, now=now: x[now], blocks)
             largest = _through_largest(shared, own, **options)
-            fits.append(_solve_collapsed(self.effort, (largest, own[0]), **how))
+            fit = _solve_collapsed(self.effort, (largest, own[0]), **how)
+            fits.append(jax.tree.map(np.asarray, fit))  # waits, so that no other is in memory
         found: CollapsedFit = jax.tree.map(lambda *x: np.concatenate(x), *fits)
         return found
 
@@ -200,7 +201,7 @@ def _solve_collapsed(shared: Any, own: Any, *, num_active: int, mesh: Mesh | Non
 
 
 def _of_one_block(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Of arrays of blocks of which each device has one, (1, ...)."""
+    """A function of one block, for arrays (1, ...) of the one that each device has."""
 
     def with_axis(shared: Any, blocks: Any) -> Any:
         found = function(shared, jax.tree.map(lambda x: x[0], blocks))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from scipy.sparse import csr_array
 
 from numpyro_largecat.data import Corpus
 from numpyro_largecat.ops.topics.active_search import Effort
+from numpyro_largecat.ops.topics.collapsed_documents import TopicProbs
 from numpyro_largecat.topics import (
     Options,
     collapsed,
@@ -24,6 +26,7 @@ from numpyro_largecat.topics.collapsed import Collapsed
 from numpyro_largecat.topics.document_chunks import batches_within
 from numpyro_largecat.topics.document_layout import Demand
 from numpyro_largecat.topics.document_pieces import Blocks, DocumentPieces
+from numpyro_largecat.topics.local_step import Documents, Given
 from numpyro_largecat.topics.whole_documents import WholeDocuments, widths_of
 from numpyro_largecat.topics.word_prior import WordPrior
 from tests.topics.corpora import (
@@ -255,6 +258,28 @@ def test_candidates_share_the_code_of_the_sweeps(compiled) -> None:
     fit = fit_topics(KEY, topic_corpus(40), 40, num_passes=4, num_active=3, options=options)
     assert len(fit.shapes.layout.kinds) == 1
     assert [compiled().count(program.__name__) for program in programs] == [1, 2]
+
+
+def test_blocks_are_solved_one_by_one(compiled) -> None:
+    """The memory is that of one: a program never sees how many there are."""
+    programs = collapsed._solve_collapsed, collapsed._through_largest
+    for program in programs:  # other tests may have compiled the same
+        program.clear_cache()
+    rng, local_step = np.random.default_rng(0), Collapsed(2, Effort())
+    probs = rng.dirichlet(np.ones(9), 3).T.astype(np.float32)
+    given = Given(TopicProbs(probs, np.zeros(3, np.float32), np.zeros(3, np.float32)), np.ones(3))
+    shape = 5, 4, document_pieces.SLOTS
+    words, counts = rng.integers(0, 9, shape), rng.integers(0, 3, shape)
+    owners = np.broadcast_to(np.arange(4), shape[:2])
+
+    def fit_of(blocks: slice):
+        documents = Documents(words[blocks], counts[blocks], owners[blocks])
+        return local_step.solve(given, documents, None, 2)
+
+    whole, alone = fit_of(slice(5)), [fit_of(slice(b, b + 1)) for b in range(5)]
+    for found, *expected in zip(*map(jax.tree.leaves, (whole, *alone)), strict=True):
+        np.testing.assert_array_equal(found, np.concatenate(expected))
+    assert [compiled().count(program.__name__) for program in programs] == [1, 1]
 
 
 def test_batches_within_rows_have_all_documents() -> None:
