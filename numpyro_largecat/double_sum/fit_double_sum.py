@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import math
-import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -18,23 +14,18 @@ from numpyro_largecat._progress_bar import progress_bar as bar_of
 from numpyro_largecat._result_so_far import attach_result
 from numpyro_largecat.data.checkpoints import (
     Checkpoints,
-    Reached,
     fingerprint,
     has_checkpoint,
     read_checkpoint,
 )
-from numpyro_largecat.data.fit_folders import SavedArrays
 from numpyro_largecat.data.fit_in_progress import fit_in_progress
 from numpyro_largecat.data.sparse_rows import SparseRows
-from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit, log_loss
+from numpyro_largecat.double_sum.double_sum_fit import DoubleSumFit
 from numpyro_largecat.double_sum.feature_rows import FeatureRows, check_data
-from numpyro_largecat.double_sum.minibatch_steps import visit_minibatches, with_penalties_of
-from numpyro_largecat.double_sum.pair_steps import collect, visit_pairs
+from numpyro_largecat.double_sum.learning import AfterPass, Learning, Linear
 from numpyro_largecat.double_sum.rules import DoubleSumRule, ImplicitSGD, step_sizes
-from numpyro_largecat.ops.double_sum.fixed_batches import fixed_batches
 
 KIND = "fit of fit_double_sum"
-LARGEST_RESIDUAL = 1e-2  # of a minibatch, relative to its step, without a warning
 
 
 def fit_double_sum(
@@ -155,84 +146,30 @@ def fit_double_sum(
             how = {"ridge": ridge, "batch_size": batch_size, "num_sampled": num_sampled}
             how["record_losses"] = record_losses
             settings = _settings(rng_key, features, y, num_categories, rule, start) | how
-        data = collect(features, y, num_categories, rule, ridge)
-        if batch_size == num_sampled == 1:
-            visit = visit_pairs(data, rule)
-        else:
+        problem = Linear(features, y, (num_categories, num_features), rule, ridge)
+        batch_key = rng_key
+        if not batch_size == num_sampled == 1:
             rng_key, batch_key = jax.random.split(rng_key)
-            batches = fixed_batches(
-                batch_key, y, batch_size=batch_size, num_categories=num_categories
-            )
-            data = with_penalties_of(batches, data, num_sampled, num_categories, ridge)
-            visit = visit_minibatches(data, batches, num_sampled, num_categories)
-        dtype = data.squared_norms.dtype
-        now = _before_first_pass(start, (num_categories, num_features), len(y), dtype)
+        visits = problem.visits(batch_key, batch_size, num_sampled)
+        dtype = jax.eval_shape(features.squared_norms).dtype
+        now = AfterPass.begin(start, problem, dtype)
         if goes_on:
             assert checkpoints is not None
-            now = _of_checkpoint(read_checkpoint(checkpoints, KIND, settings))
-        now = now._replace(u=visit.arrange(now.u))
-    num_done = now.num_done
-    num_before = 0 if start is None else start.num_passes
-
-    def fit() -> DoubleSumFit:
-        recorded = jnp.array(now.losses) if record_losses else None
-        return DoubleSumFit(now.w, visit.by_row(now.u), recorded, num_before + now.num_done)
-
-    def so_far() -> tuple[DoubleSumFit, str]:
-        return fit(), f"{now.num_done} of {num_passes} passes"
-
-    def to_write() -> Reached:
-        arrays = {"w": now.w, "u": visit.by_row(now.u), "losses": jnp.array(now.losses, dtype)}
-        return Reached(now.num_done, jax.tree.map(np.asarray, arrays), {"settings": settings})
-
-    passes = range(num_before, num_before + num_passes)
-    sizes = step_sizes(rule.step_size, passes)
+            now = AfterPass.of_checkpoint(read_checkpoint(checkpoints, KIND, settings))
+        now = now._replace(u=visits.arrange(now.u))
+        first = 0 if start is None else start.num_passes
+        sizes = step_sizes(rule.step_size, range(first, first + num_passes))
+        learning = Learning(problem, visits, rng_key, first, sizes, record_losses, settings, now)
+    so_far, reached, num_done = learning.so_far, learning.reached, now.num_done
+    left, bar_options = range(num_done, num_passes), {"initial": num_done, "unit": "pass"}
     with (
-        fit_in_progress(checkpoints, KIND, so_far, to_write, num_done) as writer,
-        bar_of(
-            range(num_done, num_passes),
-            total=num_passes,
-            initial=num_done,
-            disable=not progress_bar,
-            unit="pass",
-        ) as bar,
+        fit_in_progress(checkpoints, KIND, so_far, reached, num_done) as writer,
+        bar_of(left, total=num_passes, disable=not progress_bar, **bar_options) as bar,
     ):
-        for i in bar:
-            pass_key = jax.random.fold_in(rng_key, passes[i])
-            # Nothing is donated: a pass that is interrupted or overflows leaves the last one.
-            w, u, residual = visit.all(now.w, now.u, pass_key, jnp.asarray(sizes[i], dtype))
-            _warn_of_residual(float(residual), passes[i])
-            _check_weights(w, u, passes[i], rule)
-            losses = now.losses
-            if record_losses:
-                loss = log_loss(features, y, w) + ridge / (2 * len(y)) * jnp.vdot(w, w)
-                losses = [*losses, loss]
-            now = _AfterPass(w, u, losses, i + 1)
-            writer.after_steps(now.num_done)
-        return fit()
-
-
-class _AfterPass(NamedTuple):
-    """What a fit has reached; one name, so that no signal can part what belongs together."""
-
-    w: Array  # (K, D)
-    u: Array  # (N,), or as passes take it
-    losses: list[Array]  # of the passes, if they are recorded
-    num_done: int  # passes of this fit
-
-
-def _before_first_pass(
-    start: DoubleSumFit | None, shape: tuple[int, int], num_rows: int, dtype: Any
-) -> _AfterPass:
-    if start is not None:
-        return _AfterPass(jnp.asarray(start.w, dtype), jnp.asarray(start.u, dtype), [], 0)
-    u = jnp.full(num_rows, math.log(shape[0]), dtype)
-    return _AfterPass(jnp.zeros(shape, dtype), u, [], 0)
-
-
-def _of_checkpoint(saved: SavedArrays) -> _AfterPass:
-    w, u, losses = (jnp.asarray(saved.arrays[name]) for name in ("w", "u", "losses"))
-    return _AfterPass(w, u, list(losses), saved.number)
+        for _ in bar:
+            learning.run_pass()
+            writer.after_steps(learning.now.num_done)
+        return learning.fit()
 
 
 def _settings(
@@ -270,21 +207,3 @@ def _check_batches(
     if (batch_size, num_sampled) != (1, 1) and not isinstance(rule, ImplicitSGD):
         got = f"batch_size={batch_size} and num_sampled={num_sampled}"
         raise ValueError(f"minibatches need `ImplicitSGD`; got {rule} with {got}.")
-
-
-def _check_weights(w: Array, u: Array, number: int, rule: DoubleSumRule) -> None:
-    if not bool(jnp.isfinite(jnp.vdot(w, w)) & jnp.isfinite(u).all()):
-        raise FloatingPointError(
-            f"the weights or local variables overflowed in pass {number} of {rule}. Take a smaller "
-            "`step_size`, or `ImplicitSGD`, which cannot overflow."
-        )
-
-
-def _warn_of_residual(residual: float, number: int) -> None:
-    if not residual <= LARGEST_RESIDUAL:
-        warnings.warn(
-            f"a minibatch of pass {number} was not solved: its step is off by {residual:.2g} of "
-            "its length. Take a smaller `step_size`, rows of norm 1, float64, or `batch_size=1`.",
-            RuntimeWarning,
-            stacklevel=3,
-        )

@@ -20,23 +20,18 @@ from numpyro_largecat._checks import (
     is_concrete,
 )
 from numpyro_largecat._progress_bar import progress_bar as bar_of
-from numpyro_largecat._result_so_far import attach_result, held_signals
-from numpyro_largecat.data.checkpoints import (
-    Checkpoints,
-    Reached,
-    fingerprint,
-    has_checkpoint,
-    read_checkpoint,
-)
+from numpyro_largecat._result_so_far import attach_result
+from numpyro_largecat.data.checkpoints import Checkpoints, fingerprint, has_checkpoint
 from numpyro_largecat.data.fit_in_progress import fit_in_progress
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import Objective, Statistics
+from numpyro_largecat.mixtures.learning import Learning
 from numpyro_largecat.mixtures.mixing_priors import DirichletMixing, MixingPrior
 from numpyro_largecat.mixtures.mixture_fit import MixtureFit
 from numpyro_largecat.mixtures.options import Options
-from numpyro_largecat.mixtures.passes import Model, Step, memoized_steps, stochastic_steps
+from numpyro_largecat.mixtures.passes import Model, Step
 from numpyro_largecat.mixtures.row_stream import RowStream, look_at
-from numpyro_largecat.mixtures.saved_step import KIND, arrays_of, settings_of, step_of
+from numpyro_largecat.mixtures.saved_step import KIND, settings_of
 from numpyro_largecat.mixtures.start_statistics import Start, num_candidates, seed_statistics
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
@@ -173,57 +168,36 @@ def fit_mixture(
         look = look_at(stream, family, num_candidates(num_components), rng)
         model = Model(family, mixing, objective, active, look, devices)
         first = _start_statistics(seed_key, start, family, num_components, look.sample)
-        num_before = start.num_steps if isinstance(start, MixtureFit) else 0
-        settings = settings_of(rng_key, model, first, method, options)
-        reached, bounds, num_batches = Step(first), list[float](), len(look.sizes)
+        learning = Learning(
+            model,
+            first,
+            stream,
+            batch_key,
+            method,
+            num_passes,
+            options,
+            num_before=start.num_steps if isinstance(start, MixtureFit) else 0,
+            settings=settings_of(rng_key, model, first, method, options),
+            reached=Step(first),
+            bounds=[],
+        )
         if goes_on:
             assert checkpoints is not None
-            saved = read_checkpoint(checkpoints, KIND, settings)
-            reached, bounds = step_of(saved.arrays), saved.arrays["bounds"].tolist()
-    num_done, total = len(bounds), num_passes * num_batches
-    if method == "memoized":
-        memory = reached if goes_on else None
-        steps = memoized_steps(model, first, stream, num_passes, memory, num_done)
-    else:
-        shared = model, reached.statistics, stream, num_passes, options, batch_key
-        steps = stochastic_steps(*shared, num_before, num_done)
-
-    def fit() -> MixtureFit:
-        whole_passes = len(bounds) // num_batches * num_batches
-        by_pass = np.reshape(bounds[:whole_passes], (-1, num_batches))
-        return MixtureFit(
-            family,
-            mixing,
-            objective,
-            active,
-            reached.statistics.counts,
-            reached.statistics.features,
-            by_pass[:, -1] if method == "memoized" else by_pass.mean(1),
-            look.dtype,
-            num_before + len(bounds) * (method == "stochastic"),
-        )
-
-    def so_far() -> tuple[MixtureFit, str]:
-        return fit(), f"{len(bounds)} of {total} batches"
-
-    def to_write() -> Reached:
-        arrays = arrays_of(reached) | {"bounds": np.array(bounds)}
-        return Reached(len(bounds), arrays, {"settings": settings})
-
+            learning.go_on(checkpoints)
+    so_far, to_write, num_done = learning.so_far, learning.to_write, learning.num_done
+    steps, total = learning.steps(), learning.total
     with (
         fit_in_progress(checkpoints, KIND, so_far, to_write, num_done) as writer,
         bar_of(steps, total=total, initial=num_done, disable=not progress_bar, unit="batch") as bar,
     ):
         for step in bar:
-            with held_signals():
-                reached = step
-                bounds.append(step.bound)
+            learning.take(step)
             if np.isfinite(step.bound):
                 bar.set_postfix_str(
                     f"objective per row {step.bound / look.num_rows:.6g}", refresh=False
                 )
-            writer.after_steps(len(bounds))
-        return fit()
+            writer.after_steps(learning.num_done)
+        return learning.fit()
 
 
 def _start_statistics(

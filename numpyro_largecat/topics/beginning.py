@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from numpyro_largecat._checks import as_positive, check_kind, check_one_of
 from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.topics.asked import Asked
 from numpyro_largecat.topics.memory import Memory
-from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.problem import Candidates, Learns, Priors
 from numpyro_largecat.topics.start_counts import start_at_random, start_from_documents
 from numpyro_largecat.topics.topic_fit import TopicFit
@@ -30,23 +30,13 @@ MOST_LEARNED = 300  # topics at first, where their number is learned
 LEAST, MOST = 1e-30, 1e12  # concentrations that float32 can count with
 
 
-class Asked(NamedTuple):
-    """What ``fit_topics`` was given about priors and the start."""
-
-    num_topics: int | Literal["learned"]
-    concentration: Any
-    word_concentration: Any
-    start: Any
-    prior: TopicFit | None
-
-
 class Beginning(NamedTuple):
     """What the passes begin with."""
 
     corpus: Corpus  # by the numbers of the words of an earlier fit, if that is the prior
     priors: Priors
+    learns: Learns
     candidates: Candidates
-    goes_on: bool  # from an earlier fit
     before: Any  # concentration of words before an earlier fit saw its documents, or None
 
     @property
@@ -61,14 +51,9 @@ class Beginning(NamedTuple):
         return Memory.begin(num_batches, table, priors, choice or -1)
 
 
-def begin(
-    asked: Asked,
-    learns: Learns,
-    corpus: Corpus,
-    options: Options,
-    num_passes: int,
-) -> Beginning:
+def begin(asked: Asked, corpus: Corpus) -> Beginning:
     """Check what was given."""
+    learns = _learns_of(asked)
     start, prior = asked.start, asked.prior
     before = None
     for name, fit in (("start", start), ("prior", prior)):
@@ -88,22 +73,20 @@ def begin(
         check_one_of("start", start, ("documents", "random"), or_else=" or an earlier fit")
     if corpus.num_tokens == 0:
         raise ValueError("`corpus` must have a document with words; all are empty.")
-    goes_on = prior is not None or isinstance(start, TopicFit)
     num_filled = int((np.diff(corpus.offsets) > 0).sum())
     if asked.num_topics == "learned":
-        candidates = _of_unknown_number(asked, options, num_passes, num_filled)
+        candidates = _of_unknown_number(asked, num_filled)
         priors = _priors(asked, learns, candidates.num_first, corpus)
-        return Beginning(corpus, priors, candidates, goes_on, before)
+        return Beginning(corpus, priors, learns, candidates, before)
     num_topics = asked.num_topics
     priors = _priors(asked, learns, num_topics, corpus)
-    if num_filled < num_topics and not goes_on:
+    if num_filled < num_topics and not asked.goes_on:
         warnings.warn(
             f"`num_topics` is {num_topics}, more than the {num_filled} documents with words: some "
             "topics will be alike or have no words.",
-            stacklevel=3,
+            stacklevel=4,
         )
-    candidates = _candidates(options, num_topics, num_passes, goes_on=goes_on)
-    return Beginning(corpus, priors, candidates, goes_on, before)
+    return Beginning(corpus, priors, learns, _candidates(asked, num_topics), before)
 
 
 def _check_earlier(name: str, fit: TopicFit, num_topics: int | Literal["learned"]) -> None:
@@ -131,46 +114,44 @@ def _check_prior(asked: Asked) -> None:
             )
 
 
-def _of_unknown_number(
-    asked: Asked, options: Options, num_passes: int, num_filled: int
-) -> Candidates:
+def _of_unknown_number(asked: Asked, num_filled: int) -> Candidates:
     """As many at first as asked, or 300, or one for each document with words."""
     unknown = "where `num_topics` is 'learned': how many topics there are is not known before."
     if not (asked.concentration is None or isinstance(asked.concentration, str)):
         raise ValueError(f"`concentration` must be None or 'learned' {unknown}")
     if np.ndim(asked.word_concentration) == 2:
         raise ValueError(f"`word_concentration` must be None or one or (V,) numbers {unknown}")
-    if num_passes == 1:
+    if asked.num_passes == 1:
         raise ValueError("`num_passes` must be at least 2 where `num_topics` is 'learned'; got 1.")
-    most = min(MOST_LEARNED, num_filled)
-    if options.num_candidates is not None:
-        most = options.num_candidates
-    return Candidates(min(CANDIDATE_PASSES, num_passes // 2), most, None)
+    most = asked.options.num_candidates
+    if most is None:
+        most = min(MOST_LEARNED, num_filled)
+    return Candidates(min(CANDIDATE_PASSES, asked.num_passes // 2), most, None)
 
 
-def _candidates(options: Options, num_topics: int, num_passes: int, *, goes_on: bool) -> Candidates:
+def _candidates(asked: Asked, num_topics: int) -> Candidates:
     """None where topics go on from a fit, since each has a place of its own."""
-    asked = options.num_candidates
-    if asked is not None and asked < num_topics:
+    most, is_one_pass = asked.options.num_candidates, asked.num_passes == 1
+    if most is not None and most < num_topics:
         raise ValueError(
-            f"`num_candidates` must be at least the number of topics, {num_topics}; got {asked}."
+            f"`num_candidates` must be at least the number of topics, {num_topics}; got {most}."
         )
-    if asked == num_topics or (asked is None and (goes_on or num_passes == 1)):
+    if most == num_topics or (most is None and (asked.goes_on or is_one_pass)):
         return Candidates(0, num_topics, num_topics)
-    if goes_on or num_passes == 1:
-        got = "one pass" if num_passes == 1 else "an earlier fit"
+    if asked.goes_on or is_one_pass:
+        got = "one pass" if is_one_pass else "an earlier fit"
         raise ValueError(
             "`num_candidates` needs two passes or more, and no fit to go on from; got "
             f"{got}. Leave it None."
         )
-    most = CANDIDATES_EACH * num_topics if asked is None else asked
-    return Candidates(min(CANDIDATE_PASSES, num_passes // 2), most, num_topics)
+    most = CANDIDATES_EACH * num_topics if most is None else most
+    return Candidates(min(CANDIDATE_PASSES, asked.num_passes // 2), most, num_topics)
 
 
 def _priors(asked: Asked, learns: Learns, num_topics: int, corpus: Corpus) -> Priors:
     """Those given, or where learning starts: the defaults, or what an earlier fit ended with."""
-    _, concentration, of_word, start, prior = asked
-    earlier = prior if prior is not None else start
+    concentration, of_word = asked.concentration, asked.word_concentration
+    earlier = asked.start if asked.prior is None else asked.prior
     topics: Any = DEFAULT_TOTAL / num_topics
     words: Any = DEFAULT_WORD * by_documents(corpus) if learns.words else DEFAULT_WORD
     if isinstance(earlier, TopicFit):
@@ -193,7 +174,7 @@ def _priors(asked: Asked, learns: Learns, num_topics: int, corpus: Corpus) -> Pr
     return Priors(of_topics, of_words)
 
 
-def learns_of(asked: Asked, inference: str, method: str) -> Learns:
+def _learns_of(asked: Asked) -> Learns:
     """Which are learned; those of words wherever they can be and none is given."""
     by_name = {
         "concentration": asked.concentration,
@@ -210,14 +191,14 @@ def learns_of(asked: Asked, inference: str, method: str) -> Learns:
             "`word_concentration` must be None or numbers where `start` has one for each topic and "
             "word, which are not learned; got 'learned'."
         )
-    can = inference == "collapsed" and method == "memoized"
+    can = asked.inference == "collapsed" and asked.method == "memoized"
     number = asked.num_topics == "learned"
     if (number or topics or words) and not can:
         names = "num_topics", "concentration", "word_concentration"
         name = names[(number, topics, words).index(True)]
         raise ValueError(
             f"`{name}='learned'` needs `inference='collapsed'` and `method='memoized'`; got "
-            f"{inference!r} and {method!r}."
+            f"{asked.inference!r} and {asked.method!r}."
         )
     is_fixed = asked.prior is not None or differs
     by_default = can and asked.word_concentration is None and not is_fixed

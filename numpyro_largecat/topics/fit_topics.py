@@ -3,47 +3,28 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 from numpy.typing import ArrayLike
 
-from numpyro_largecat._checks import (
-    check_count,
-    check_key,
-    check_kind,
-    check_num_active,
-    check_one_of,
-    describe,
-)
+from numpyro_largecat._checks import check_key, describe
 from numpyro_largecat._progress_bar import progress_bar as bar_of
 from numpyro_largecat._result_so_far import attach_result
-from numpyro_largecat.data.checkpoints import Checkpoints, Reached, has_checkpoint, read_checkpoint
+from numpyro_largecat.data.checkpoints import Checkpoints, has_checkpoint
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.data.fit_in_progress import fit_in_progress
-from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
-from numpyro_largecat.ops.threads import meanwhile
-from numpyro_largecat.topics.beginning import Asked, Beginning, begin, first_counts, learns_of
-from numpyro_largecat.topics.compile_ahead import compilations
-from numpyro_largecat.topics.document_chunks import Batch, Shapes, read_shapes
-from numpyro_largecat.topics.document_layout import PARTS, Demand
-from numpyro_largecat.topics.inference import INFERENCE
-from numpyro_largecat.topics.local_step import LocalStep
+from numpyro_largecat.topics.asked import Asked
+from numpyro_largecat.topics.learning import Learning
 from numpyro_largecat.topics.options import Options
-from numpyro_largecat.topics.passes import memoized_steps, stochastic_steps
-from numpyro_largecat.topics.problem import Candidates, Problem
-from numpyro_largecat.topics.saved_memory import KIND, arrays_of, read_memory, settings_of
+from numpyro_largecat.topics.saved_memory import KIND
 from numpyro_largecat.topics.topic_fit import TopicFit, check_corpus
-from numpyro_largecat.topics.visits import make_batches
 
 DEFAULTS = Options()
-BATCH_SIZE = 512
-FEW_DOCUMENTS, LEAST_BATCHES = 1000, 15  # of so few documents there are so many
 
 
 def fit_topics(
@@ -188,109 +169,37 @@ def fit_topics(
     """
     check_key(rng_key)
     check_corpus(corpus)
-    if isinstance(num_topics, str):
-        check_one_of("num_topics", num_topics, ("learned",), or_else=" or a number")
-    else:
-        num_topics = check_count("num_topics", num_topics, 1)
-    if num_passes is not None:
-        check_count("num_passes", num_passes, 1)
-    batch_size = _batch_size(batch_size, len(corpus))
-    check_one_of("inference", inference, tuple(INFERENCE))
-    _check_options(options, method)
+    asked = Asked(
+        num_topics,
+        concentration,
+        word_concentration,
+        num_active,
+        inference,
+        method,
+        num_passes,
+        batch_size,
+        start,
+        prior,
+        options,
+    ).checked(len(corpus))
     if after_pass is not None and not callable(after_pass):
         raise TypeError(
             f"`after_pass` must be a function of the fit so far; got {describe(after_pass)}."
         )
-    asked = Asked(num_topics, concentration, word_concentration, start, prior)
-    if num_passes is None:
-        num_passes = _default_passes(asked, inference, method, options)
     with attach_result():
-        learns = learns_of(asked, inference, method)
-        beginning = begin(asked, learns, corpus, options, num_passes)
-        corpus, priors = beginning.corpus, beginning.priors
-        active = check_num_active(num_active, len(priors.topics), "topics")
         devices = mesh_of_one_process(mesh)
         goes_on = has_checkpoint(checkpoints, resume, KIND)
-        batches = make_batches(numpy_generator(rng_key, 0), corpus, batch_size)
-        if method == "stochastic" and not beginning.goes_on and options.delay is None:
-            _warn_of_one_batch(corpus, len(batches))
-        shapes = _shapes(inference, beginning, batches, num_passes)
-        settings = None
-        if checkpoints is not None:
-            settings = settings_of(
-                rng_key,
-                corpus,
-                priors,
-                learns,
-                num_topics=num_topics,
-                num_active=active,
-                batch_size=batch_size,
-                inference=inference,
-                method=method,
-                options=options,
-                start=start,
-                prior=prior,
-            )
-        saved = None
-        if goes_on:
-            assert checkpoints is not None and settings is not None
-            saved = read_checkpoint(checkpoints, KIND, settings)
-            shapes = read_shapes(saved.about["shapes"], INFERENCE[inference].layout)
-            candidates = Candidates(*saved.about["candidates"])  # of its number of passes
-            beginning = beginning._replace(candidates=candidates)
-        problem = Problem(
-            corpus,
-            _local_step(inference, active, options, devices),
-            shapes.layout if devices is None else shapes.layout.over(devices.size, batch_size),
-            learns,
-            beginning.goes_on,
-            beginning.candidates,
-            priors.topics if np.ptp(priors.topics) > 0 and not learns.topics else None,
-        )
-        if saved is not None:
-            memory = read_memory(saved.arrays, saved.number, priors.topics.dtype, devices)
-        else:
-            with meanwhile(compilations(problem, shapes.num_rows, priors)) as wait_for_code:
-                counts = first_counts(numpy_generator(rng_key), asked, beginning)
-                wait_for_code()
-            memory = beginning.memory(counts, len(batches), devices)
-    table, candidates = memory.table, beginning.candidates
-    num_done, total = table.changes, num_passes * len(batches)
-    in_all = None if candidates.num_topics is None else total  # more where topics are counted
-    num_before = start.num_steps if isinstance(start, TopicFit) else 0
-
-    def fit() -> TopicFit:
-        concentration, words = memory.priors
-        rise = memory.last_rise(candidates.num_passes)
-        return TopicFit(
-            np.ascontiguousarray(table.numpy().T) + words.each.T.astype(table.dtype),
-            concentration,
-            words.as_given if beginning.before is None else beginning.before,
-            min(active, len(concentration)),
-            corpus.vocabulary,
-            np.array(memory.bounds),
-            inference,
-            num_before + table.changes * (method == "stochastic"),
-            shapes,
-            None if rise is None else rise / corpus.num_tokens,
-        )
-
-    def so_far() -> tuple[TopicFit, str]:
-        return fit(), f"{table.changes} of {total} batches"
-
-    def reached() -> Reached:
-        about = {"settings": settings, "shapes": shapes, "candidates": candidates}
-        return Reached(table.changes, arrays_of(memory), about)
-
-    if method == "memoized":
-        steps = memoized_steps(problem, batches, memory, num_passes, rng_key)
-    else:
-        shared = problem, batches, memory, num_passes, options, rng_key
-        steps = stochastic_steps(*shared, num_before)
+        learning = Learning.begin(rng_key, corpus, asked, devices, checkpoints, goes_on=goes_on)
+    so_far, reached, num_done = learning.so_far, learning.reached, learning.num_done
+    total = None if num_topics == "learned" else learning.total
     with (
         fit_in_progress(checkpoints, KIND, so_far, reached, num_done) as writer,
         bar_of(
-            steps, total=in_all, initial=num_done, disable=not progress_bar, unit="batch"
+            learning.steps(),
+            total=total,
+            initial=num_done,
+            disable=not progress_bar,
+            unit="batch",
         ) as bar,
     ):
         for bound in bar:
@@ -302,26 +211,10 @@ def fit_topics(
                     f"bound per word {bound / corpus.num_tokens:.6g}", refresh=False
                 )
             # Before it is on disk, so that whoever goes on has seen each pass.
-            if table.changes % len(batches) == 0 and _is_enough(after_pass, fit):
+            if learning.is_after_pass and _is_enough(after_pass, learning.fit):
                 break
-            writer.after_steps(table.changes)
-        return fit()
-
-
-def _shapes(inference: str, beginning: Beginning, batches: list[Batch], num_passes: int) -> Shapes:
-    """For all topics of a fit, and then for those that remain."""
-    candidates = beginning.candidates
-    first = candidates.num_first
-    last = candidates.num_topics if candidates.num_passes else first
-    demand = Demand(len(batches[0].documents), num_passes, PARTS, first, last)
-    layout = INFERENCE[inference].layout
-    return Shapes(layout.of(beginning.corpus, demand), len(batches[0].rows))
-
-
-def _local_step(inference: str, active: int, options: Options, devices: Mesh | None) -> LocalStep:
-    """By default only collapsed documents start from their last visit."""
-    is_warm = inference == "collapsed" if options.warm_start is None else options.warm_start
-    return INFERENCE[inference](active, options.effort(inference), devices, is_warm)
+            writer.after_steps(learning.num_done)
+        return learning.fit()
 
 
 def _is_enough(
@@ -334,35 +227,3 @@ def _is_enough(
         except StopIteration:
             return True
     return False
-
-
-def _batch_size(asked: int | None, num_documents: int) -> int:
-    if asked is not None:
-        return check_count("batch_size", asked, 1)
-    if num_documents >= FEW_DOCUMENTS:
-        return BATCH_SIZE
-    return max(1, -(-num_documents // LEAST_BATCHES))
-
-
-def _default_passes(asked: Asked, inference: str, method: str, options: Options) -> int:
-    """Fewer where a longer step spares some of them, see ``passes``."""
-    goes_on = asked.prior is not None or isinstance(asked.start, TopicFit)
-    is_chosen = asked.num_topics not in ("learned", options.num_candidates)
-    has_step = inference == "collapsed" and method == "memoized" and is_chosen and not goes_on
-    return 5 if has_step else 8
-
-
-def _warn_of_one_batch(corpus: Corpus, num_batches: int) -> None:
-    if num_batches == 1:
-        warnings.warn(
-            f"`method='stochastic'` has all {len(corpus)} documents in one batch, and fits far "
-            'worse than with ten or more: set `batch_size` lower, or take "memoized".',
-            stacklevel=3,
-        )
-
-
-def _check_options(options: Any, method: Any) -> None:
-    check_kind("options", options, Options, "lc.topics.Options(...)")
-    check_one_of("method", method, ("memoized", "stochastic"))
-    if options.warm_start and method != "memoized":
-        raise ValueError("`warm_start` needs `method='memoized'`, which keeps what it visited.")

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
 from numpyro_largecat.data.checkpoints import fingerprint
-from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.topics.asked import Asked
+from numpyro_largecat.topics.beginning import Beginning
 from numpyro_largecat.topics.memory import Memory
-from numpyro_largecat.topics.options import Options
-from numpyro_largecat.topics.problem import Learns, Priors
+from numpyro_largecat.topics.problem import Priors
 from numpyro_largecat.topics.topic_fit import TopicFit
 from numpyro_largecat.topics.topic_table import Table
 from numpyro_largecat.topics.word_prior import WordPrior
@@ -24,39 +24,27 @@ from numpyro_largecat.topics.word_prior import WordPrior
 KIND = "fit of fit_topics"
 
 
-def settings_of(
-    rng_key: Array,
-    corpus: Corpus,
-    priors: Priors,
-    learns: Learns,
-    *,
-    num_topics: int | str,
-    num_active: int,
-    batch_size: int,
-    inference: str,
-    method: str,
-    options: Options,
-    start: Any,
-    prior: TopicFit | None,
-) -> dict[str, Any]:
+def settings_of(rng_key: Array, asked: Asked, beginning: Beginning) -> dict[str, Any]:
     """What must be the same in a fit that goes on. Reads the corpus once.
 
     What others follow from comes first: the first that differs is named.
     """
+    corpus, priors, learns = beginning.corpus, beginning.priors, beginning.learns
+    start, prior = asked.start, asked.prior
     entries = corpus.offsets, corpus.words, corpus.counts, "\n".join(corpus.vocabulary or ())
     return {
         "rng_key": fingerprint(rng_key),
         "corpus": [corpus.num_documents, corpus.num_words, fingerprint(entries)],
-        "number of topics": num_topics,
-        "inference": inference,
-        "method": method,
+        "number of topics": asked.num_topics,
+        "inference": asked.inference,
+        "method": asked.method,
         "prior": None if prior is None else fingerprint(prior.posterior),
         "concentration": "learned" if learns.topics else fingerprint(priors.topics),
         "word_concentration": "learned" if learns.words else fingerprint(priors.words.each),
-        "num_active": num_active,
-        "batch_size": batch_size,
+        "num_active": asked.num_active,
+        "batch_size": asked.batch_size,
         "start": fingerprint(start.posterior) if isinstance(start, TopicFit) else start,
-        "options": repr(options),
+        "options": repr(asked.options),
         "dtype": str(priors.topics.dtype),
     }
 

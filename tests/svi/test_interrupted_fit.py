@@ -19,6 +19,7 @@ from numpyro.infer import Trace_ELBO
 
 import numpyro_largecat as lc
 from numpyro_largecat._result_so_far import attach_result, held_signals
+from numpyro_largecat.double_sum.learning import Learning
 from numpyro_largecat.svi.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("sigint_raises")
@@ -414,7 +415,7 @@ def test_an_epoch_of_a_double_sum_that_fails_leaves_the_one_before(minibatches, 
         if next(checks) == 2:
             raise FloatingPointError("in the third pass")
 
-    monkeypatch.setattr("numpyro_largecat.double_sum.fit_double_sum._check_weights", check)
+    monkeypatch.setattr(Learning, "_check_weights", check)
     with pytest.raises(FloatingPointError) as raised:
         lc.fit_double_sum(jax.random.key(0), *args, num_passes=4, **options)
     assert "2 of 4 passes" in raised.value.__notes__[-1]

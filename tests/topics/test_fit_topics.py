@@ -16,11 +16,11 @@ from numpyro_largecat.data.checkpoints import Checkpoints
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.topics import (
     Options,
+    learning,
     memory,
     passes,
     topic_table,
 )
-from numpyro_largecat.topics import fit_topics as fit_module
 from numpyro_largecat.topics.start_counts import start_from_documents
 from numpyro_largecat.topics.topic_fit import TopicFit
 from numpyro_largecat.topics.word_prior import WordPrior
@@ -216,7 +216,7 @@ def test_few_documents_are_in_fifteen_batches(num_documents, expected, monkeypat
         sizes.append(batch_size)
         raise InterruptedError
 
-    monkeypatch.setattr(fit_module, "make_batches", stop)
+    monkeypatch.setattr(learning, "make_batches", stop)
     with pytest.raises(InterruptedError):
         fit_topics(KEY, Corpus.from_rows([([0], [1])] * num_documents, 2), 1)
     assert sizes == [expected]
@@ -364,7 +364,7 @@ def test_what_has_no_longer_step_has_eight_passes(change, monkeypatch) -> None:
         steps.clear()
         passed: list[TopicFit] = []
         options = dict(num_active=2, batch_size=16, after_pass=passed.append) | changes
-        fit_module.fit_topics(KEY, topic_corpus(30), K, progress_bar=False, **options)
+        fit_topics(KEY, topic_corpus(30), K, **options)
         assert (len(passed), min(len(steps), 1)) == expected
 
 
@@ -459,7 +459,7 @@ def test_what_ends_a_fit_before_it_has_topics_says_that_there_are_none(name, mon
     def pressed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fit_module, name, pressed)
+    monkeypatch.setattr(learning, name, pressed)
     with pytest.raises(KeyboardInterrupt) as raised:
         fit_topics(KEY, topic_corpus(30), K)
     assert raised.value.result_so_far is None and not hasattr(raised.value, "__notes__")
