@@ -181,22 +181,7 @@ def sample_choice(
     """
     check_class_subset(classes)
     family = error_family(noise)
-    if variances is not None and family is not GUMBEL:
-        raise ValueError(
-            f"site '{name}': `variances` need the softmax, noise=\"gumbel\"; got noise={family}. "
-            "Draw the weights instead."
-        )
-    if (follow is not None) != callable(utilities):
-        raise TypeError(
-            f"site '{name}': with `follow` the `utilities` must be a function of its values, and "
-            f"without it an array; got {'a function' if callable(utilities) else 'an array'} and "
-            f"`follow={'None' if follow is None else '...'}`."
-        )
-    if follow is not None and (family is not GUMBEL or variances is not None):
-        raise ValueError(
-            f"site '{name}': `follow` needs the softmax, noise=\"gumbel\", without `variances`; "
-            f"got noise={family}."
-        )
+    _check_utilities(name, utilities, variances, family, follow)
     of_values = utilities if callable(utilities) else None
     if callable(utilities):
         refuse_names(name, follow)
@@ -217,25 +202,14 @@ def sample_choice(
     check_integers("obs", obs)
     shape = _choice_shape(name, choice, obs)
     rows = _checked_rows(name, rows, shape)
-    whole = list(shape)
-    whole[rows.dim] = rows.size
     kept = kept_per_row(choice.utilities, classes, family, obs, variances)
     _check_rule(name, update_rule, kept)
+    whole = list(shape)
+    whole[rows.dim] = rows.size
     followed = Followed(classes.outer_name, *choice.label_entries(obs), kept.at_distance)
     if of_values is not None:
-        own = OwnValues.of(name, of_values, follow, shape)
-        slopes = numpyro.param(
-            f"{name}_slopes",
-            jnp.zeros((*whole, own.joined.shape[-1]), own.joined.dtype),
-            event_dim=1,
-            update_rule=MeanOfVisits(),
-            statistic=lambda *_: own.estimated_slopes(classes, obs),
-        )
-
-        def values_at(joined: Array) -> Array:
-            return ChoiceDistribution(own.utilities_at(joined), classes).label_entries(obs)[0]
-
-        followed = followed._replace(own=Own(own.joined, slopes, values_at))
+        own = _own_of_rows(name, of_values, follow, classes, obs, shape, whole)
+        followed = followed._replace(own=own)
     value = numpyro.param(
         f"{name}_{kept.suffix}",
         jnp.broadcast_to(kept.start, (*whole, *kept.start.shape)),
@@ -247,6 +221,53 @@ def sample_choice(
     if jnp.shape(value) != (*shape, *kept.start.shape):
         raise _outside_of_plate(name, rows, jnp.shape(value))
     return numpyro.sample(name, kept.bound(value), obs=obs)
+
+
+def _check_utilities(
+    name: str, utilities: Any, variances: Any, family: ErrorFamily, follow: Any
+) -> None:
+    """Refuse what goes with no other errors than those of the softmax, or not together."""
+    if variances is not None and family is not GUMBEL:
+        raise ValueError(
+            f"site '{name}': `variances` need the softmax, noise=\"gumbel\"; got noise={family}. "
+            "Draw the weights instead."
+        )
+    if (follow is not None) != callable(utilities):
+        raise TypeError(
+            f"site '{name}': with `follow` the `utilities` must be a function of its values, and "
+            f"without it an array; got {'a function' if callable(utilities) else 'an array'} and "
+            f"`follow={'None' if follow is None else '...'}`."
+        )
+    if follow is not None and (family is not GUMBEL or variances is not None):
+        raise ValueError(
+            f"site '{name}': `follow` needs the softmax, noise=\"gumbel\", without `variances`; "
+            f"got noise={family}."
+        )
+
+
+def _own_of_rows(
+    name: str,
+    utilities: Utilities,
+    follow: Any,
+    classes: ClassSubset,
+    obs: ArrayLike,
+    shape: tuple[int, ...],
+    whole: list[int],
+) -> Own:
+    """The values to follow of each observation, with their slopes, which are kept for all rows."""
+    own = OwnValues.of(name, utilities, follow, shape)
+    slopes = numpyro.param(
+        f"{name}_slopes",
+        jnp.zeros((*whole, own.joined.shape[-1]), own.joined.dtype),
+        event_dim=1,
+        update_rule=MeanOfVisits(),
+        statistic=lambda *_: own.estimated_slopes(classes, obs),
+    )
+
+    def values_at(joined: Array) -> Array:
+        return ChoiceDistribution(own.utilities_at(joined), classes).label_entries(obs)[0]
+
+    return Own(own.joined, slopes, values_at)
 
 
 def _checked_rows(name: str, rows: RowSubset | None, shape: tuple[int, ...]) -> RowSubset:
