@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -135,6 +136,11 @@ def _of_numbers(position: int, array: Any) -> Any:
         raise TypeError(
             f"array {position} is sparse; give StreamedBatches the two sources of "
             "`lc.data.CsrRows(x)` in its place, which make `lc.SparseRows` in the model."
+        )
+    if isinstance(array, tuple) and any(np.ndim(x) for x in array):
+        raise TypeError(
+            f"array {position} must be one array; got {describe(array)}. Give arrays one after "
+            "the other, `lc.ArrayBatches(x, y, batch_size=...)`."
         )
     try:
         array = as_array(array)

@@ -35,10 +35,17 @@ class RunData:
         batches: See ``SubsampledSVI.run``.
 
     Raises:
-        TypeError: If ``batches`` are none of those, or a batch of a stream is no tuple.
+        TypeError: If ``batches`` are none of those, or among the arguments of the model, or a
+            batch of a stream is no tuple.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], batches: Any) -> None:
+        for position, arg in enumerate(args):
+            if isinstance(arg, ArrayBatches | StreamedBatches):
+                raise TypeError(
+                    f"argument {position} of the model is {describe(arg)}; name batches, "
+                    "`svi.run(rng_key, num_steps, batches=...)`."
+                )
         self.args, self.kwargs, self.batches = args, kwargs, batches
         self.drawn = batches if isinstance(batches, ArrayBatches) else None
         self.read = batches if isinstance(batches, StreamedBatches) else None

@@ -56,3 +56,8 @@ def test_a_batch_holds_the_rows_of_all_arrays():
         np.testing.assert_array_equal(values, x[rows])
         np.testing.assert_array_equal(doubled, rows * 2)
         assert len(set(rows.tolist())) == 4
+
+
+def test_a_tuple_of_arrays_is_refused():
+    with pytest.raises(TypeError, match=r"must be one array; got (.|\n)*`lc.ArrayBatches\(x, y"):
+        lc.ArrayBatches((np.ones((9, 2)), np.arange(9)), batch_size=2)

@@ -138,6 +138,12 @@ def test_batches_that_are_no_iterator_of_tuples_are_refused(batches):
         svi.run(jax.random.key(0), 3, batches=batches, progress_bar=False)
 
 
+def test_batches_among_the_arguments_of_the_model_are_refused():
+    batches = lc.ArrayBatches(jnp.ones((3, 2)), batch_size=2)
+    with pytest.raises(TypeError, match=r"argument 1 of the model is ArrayBatches.*batches=\.\.\."):
+        svi_of({"high": 1.0}).run(jax.random.key(0), 3, jnp.ones(3), batches)
+
+
 def test_a_guide_whose_plates_are_full_keeps_its_start_values():
     """NumPyro's own SVI takes the same steps with it before and after."""
 
