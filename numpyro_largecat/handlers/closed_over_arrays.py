@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -17,6 +19,9 @@ from numpyro_largecat.handlers.internals import (
     run_jaxpr,
     trace_state_clean,
 )
+from numpyro_largecat.handlers.same_programs import key_of
+
+MOST_KEPT = 64  # programs
 
 
 def options_for_one_run() -> dict[str, str | bool] | None:
@@ -29,12 +34,16 @@ def options_for_one_run() -> dict[str, str | bool] | None:
 
 
 class compiled:
-    """``jax.jit`` whose programs hold no array that ``fn`` closes over.
+    """``jax.jit`` whose programs hold no array that ``fn`` closes over, and are compiled once.
 
     ``jax.jit`` writes such an array, a table that a model refers to, say, into the program as a
     constant: a second copy, which the compiler reads and may compute with. Here it is one more
     argument. Like a constant it is what it was when ``fn`` was traced. An array that a function
     closes over which is itself under ``jax.jit`` stays a constant of that function.
+
+    What another object has compiled is not compiled again, if ``fn`` has the same trace: so a
+    function can be made and traced anew wherever what it closes over may have changed. Of the
+    ``MOST_KEPT`` programs that were used last none holds an array.
 
     Args:
         fn: Function of pytrees of arrays.
@@ -58,9 +67,7 @@ class compiled:
         self._donate_first = donate_first
         self._runs_once = runs_once
         self._copies: dict[int, tuple[Any, Array]] = {}  # of NumPy's arrays, kept with them
-        # By jaxpr. They are closures, so that they go when this object goes: what is a static
-        # argument stays in JAX's caches, and a jaxpr may hold the arrays that were closed over.
-        self._programs: dict[Any, Any] = {}
+        self._programs: dict[Any, Any] = {}  # by jaxpr
 
     def __call__(self, *args: Any) -> Any:
         """Compile if it is not yet done, and call."""
@@ -72,50 +79,87 @@ class compiled:
         Its arguments are those of ``fn`` without the static ones. Nothing is traced again for
         arguments like earlier ones.
         """
-        evaluate, constants = self._parts(args)
-        return lambda first=(), *rest: evaluate(
-            constants, jax.tree.leaves(first), jax.tree.leaves(rest)
-        )
+        evaluate, constants, structure = self._parts(args)
+
+        def call(first: Any = (), *rest: Any) -> Any:
+            found = evaluate(constants, jax.tree.leaves(first), jax.tree.leaves(rest))
+            return jax.tree.unflatten(structure, found)
+
+        return call
 
     def lower(self, *args: Any) -> Any:
         """The lowered program, to be looked at."""
-        evaluate, constants = self._parts(args)
+        evaluate, constants, _ = self._parts(args)
         return evaluate.lower(constants, jax.tree.leaves(self._arrays(args)), [])
 
-    def _parts(self, args: tuple[Any, ...]) -> tuple[Any, list[Array]]:
+    def on_its_own(self, *args: Any) -> Any:
+        """Call a program of its own with arrays, also while something else is being traced."""
+        evaluate, constants, structure = self._parts(args, is_part=False)
+        arrays = constants, jax.tree.leaves(self._arrays(args)), list[Array]()
+        return jax.tree.unflatten(structure, evaluate.lower(*arrays).compile()(*arrays))
+
+    def _parts(
+        self, args: tuple[Any, ...], *, is_part: bool | None = None
+    ) -> tuple[Any, list[Array], Any]:
         traced = self._traced.trace(*args)
         jaxpr: Any = traced.jaxpr.jaxpr
         if jaxpr not in self._programs:
+            is_part = not trace_state_clean() if is_part is None else is_part
             donates = self._donate_first and not _calls_back(jaxpr)
-            evaluate = _evaluation(jaxpr, jax.tree.structure(traced.out_info))
-            options = None
-            if self._runs_once and trace_state_clean():  # JAX has none for a part of a program
-                options = options_for_one_run()
-            self._programs[jaxpr] = jax.jit(
-                evaluate, donate_argnums=1 if donates else (), compiler_options=options
-            )
+            # JAX has no options for a part of a program.
+            runs_once = self._runs_once and not is_part
+            how = {"donates": donates, "runs_once": runs_once}
+            self._programs[jaxpr] = _program(jaxpr, is_part=is_part, **how)
         constants = [self._array_of(value) for value in closed_over(traced)]
-        return self._programs[jaxpr], constants
+        return self._programs[jaxpr], constants, jax.tree.structure(traced.out_info)
 
     def _array_of(self, constant: Any) -> Array:
         """A constant on the device, where one copy serves all programs of the function."""
         if isinstance(constant, Array):
             return constant
         if id(constant) not in self._copies:
-            self._copies[id(constant)] = constant, jnp.asarray(constant)
+            with jax.ensure_compile_time_eval():
+                self._copies[id(constant)] = constant, jnp.asarray(constant)
         return self._copies[id(constant)][1]
 
     def _arrays(self, args: tuple[Any, ...]) -> list[Any]:
         return [arg for i, arg in enumerate(args) if i not in self._static_argnums]
 
 
-def _evaluation(jaxpr: Any, structure: Any) -> Callable[..., Any]:
-    """Function of constants and arguments that runs a jaxpr, and puts its results together."""
+def _program(jaxpr: Any, *, is_part: bool, donates: bool, runs_once: bool) -> Any:
+    """A function of constants and arguments that runs a jaxpr: one that is kept, if it can be.
 
-    def evaluate(constants: list[Array], first: list[Any], rest: list[Any]) -> Any:
-        return jax.tree.unflatten(structure, run_jaxpr(jaxpr, constants, *first, *rest))
+    Part of another program, it may be differentiated, of which ``key_of`` knows nothing.
+    """
+    key = None if is_part else key_of(jaxpr)
+    make = partial(_make_program, jaxpr, donates=donates, runs_once=runs_once)
+    return make() if key is None else _kept_program(_Keyed((key, donates, runs_once), make))
 
-    return evaluate
+
+@dataclass(frozen=True)
+class _Keyed:
+    """How a program is made; those with equal keys are the same."""
+
+    key: Hashable
+    make: Callable[[], Any] = field(compare=False)
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _kept_program(keyed: _Keyed) -> Any:
+    return keyed.make()
+
+
+def forget_programs() -> None:
+    """Compile anew what is asked for next."""
+    _kept_program.cache_clear()
+
+
+def _make_program(jaxpr: Any, *, donates: bool, runs_once: bool) -> Any:
+    def evaluate(constants: list[Array], first: list[Any], rest: list[Any]) -> list[Any]:
+        return run_jaxpr(jaxpr, constants, *first, *rest)
+
+    options = options_for_one_run() if runs_once else None
+    return jax.jit(evaluate, donate_argnums=1 if donates else (), compiler_options=options)
 
 
 def _calls_back(jaxpr: Any) -> bool:

@@ -44,27 +44,14 @@ class StepsTaken(NamedTuple):
     last_key: Array  # key of the last step
 
 
-class CompiledSteps:
-    """Compiled chunks of steps of one SVI object, kept for its later runs.
+def chunks_of_steps(plan: Plan) -> compiled:
+    """Chunks of the steps of a plan.
 
     A chunk takes the state, whose memory it reuses, the number of steps, the entries to record and
-    the arrays among the arguments of the model; it is specialised to a ``StepForm``. Programs hold
-    the plan, and go with this object; a copy of it has none.
+    the arrays among the arguments of the model; it is specialised to a ``StepForm``. Model and
+    guide are traced anew, since they may close over what is another in each run.
     """
-
-    def __init__(self) -> None:
-        self._made: tuple[Plan, compiled] | None = None
-
-    def of(self, plan: Plan) -> compiled:
-        """The chunks of this plan, or of the last one if it is like it."""
-        if self._made is None or not plan.is_like(self._made[0]):
-            steps = partial(_take_steps, plan)
-            self._made = plan, compiled(steps, static_argnums=(4,), donate_first=True)
-        return self._made[1]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Programs are neither copied nor pickled."""
-        return CompiledSteps, ()
+    return compiled(partial(_take_steps, plan), static_argnums=(4,), donate_first=True)
 
 
 def _take_steps(

@@ -14,7 +14,7 @@ from numpyro_largecat._checks import check_count
 from numpyro_largecat._result_so_far import exit_at_sigterm, held_signals
 from numpyro_largecat.data.checkpoints import Checkpoints, CheckpointWriter, has_checkpoint
 from numpyro_largecat.svi.callback_calls import CallbackCalls
-from numpyro_largecat.svi.compiled_steps import CompiledSteps, RunOptions, run_traced
+from numpyro_largecat.svi.compiled_steps import RunOptions, run_traced
 from numpyro_largecat.svi.loss_log import LossLog
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.processes import check_same_checkpoint, check_same_in_all, in_all
@@ -28,7 +28,6 @@ Init = Callable[..., tuple[Plan, SubsampledSVIState]]  # of the arrays of a firs
 
 
 def run_loop(
-    steps: CompiledSteps,
     plan: Plan,
     init: Init,
     data: RunData,
@@ -60,7 +59,7 @@ def run_loop(
             "[every_steps, patience] of `held_out`": calls.settings
         }
     log = LossLog(num_steps, progress_bar and not traced, options.skip_bad_steps)
-    run = RunSoFar(steps, plan, log, options, calls, settings)
+    run = RunSoFar(plan, log, options, calls, settings)
     begun(run)
     arguments = data.args, data.kwargs, data.drawn
     if traced:

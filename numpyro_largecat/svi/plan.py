@@ -48,14 +48,6 @@ class Plan:
     layout: Any = None  # where the arrays of the state are, if they are spread over devices
     batch_plate: str | None = None  # the plate of the minibatch, if its rows are spread too
 
-    def is_like(self, other: Plan) -> bool:
-        """Whether the first runs of one SVI object have shown the same, so that steps are alike."""
-        return (self.stored, self.shapes, self.computed) == (
-            other.stored,
-            other.shapes,
-            other.computed,
-        )
-
     def with_static(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """All keyword arguments of model and guide, see ``with_static``."""
         return with_static(kwargs, self.static_kwargs)

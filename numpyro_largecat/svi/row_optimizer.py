@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_largecat.handlers.closed_over_arrays import options_for_one_run
+from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.ops.table_rows import gather_rows, scatter_rows
 
 Rows = dict[str, dict[int, Array]]  # parameter -> axis -> rows; only parameters taken by rows
@@ -139,9 +139,7 @@ def check_row_wise(optim: Any, params: Any, axes: dict[str, tuple[int, ...]]) ->
         return lax.map(agree, later_grads).all()
 
     given = random_like(1.0, 1.0), random_like(1e-3, 1.0, 1e4, 1e8)
-    # Compiled ahead, the program runs even while a step is being traced.
-    program = jax.jit(agrees).lower(*given).compile(compiler_options=options_for_one_run())
-    if not program(*given):
+    if not compiled(agrees, runs_once=True).on_its_own(*given):
         raise _not_row_wise(optim, "its update of some rows depends on other rows")
 
 

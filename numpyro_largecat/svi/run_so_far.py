@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -18,15 +19,16 @@ from jax import Array
 from numpyro_largecat._checks import BadDataError, check_arguments
 from numpyro_largecat._result_so_far import handled_signals, held_signals
 from numpyro_largecat.data.checkpoints import CheckpointWriter, Reached
+from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.static_arguments import StaticArguments, split_arguments
 from numpyro_largecat.svi.bad_step import first_not_finite
 from numpyro_largecat.svi.callback_calls import CallbackCalls
 from numpyro_largecat.svi.compiled_steps import (
-    CompiledSteps,
     RunOptions,
     StepForm,
     StepsTaken,
     arguments_of_step,
+    chunks_of_steps,
 )
 from numpyro_largecat.svi.iterates import IterateLog
 from numpyro_largecat.svi.loss_log import LossLog
@@ -52,14 +54,12 @@ class RunSoFar:
 
     def __init__(
         self,
-        steps: CompiledSteps,
         plan: Plan,
         log: LossLog,
         options: RunOptions,
         calls: CallbackCalls,
         settings: Mapping[str, Any],
     ) -> None:
-        self.steps = steps
         self.plan = plan
         self.log = log
         self.options = options
@@ -146,8 +146,12 @@ class RunSoFar:
     def _chunk(self, arrays: list[Any], static: StaticArguments, length: int) -> Any:
         """The compiled program of a chunk of at most ``length`` steps."""
         form = StepForm(static, self.options, length)
-        loop = self.steps.of(self.plan)
-        return loop.program(self.state, 0, self.plan.recorded, arrays, form)
+        return self._chunks.program(self.state, 0, self.plan.recorded, arrays, form)
+
+    @cached_property
+    def _chunks(self) -> compiled:
+        """Of the plan, which is the same in all steps."""
+        return chunks_of_steps(self.plan)
 
     def _take(self, chunk: Any, count: int, arrays: list[Any], static: StaticArguments) -> None:
         start = time.monotonic()

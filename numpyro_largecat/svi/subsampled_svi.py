@@ -23,7 +23,7 @@ from numpyro_largecat.data.parts_of_fits import fit_folder
 from numpyro_largecat.handlers.internals import takes_gradient_steps
 from numpyro_largecat.svi.callback_calls import CallbackCalls
 from numpyro_largecat.svi.callbacks import Callback
-from numpyro_largecat.svi.compiled_steps import CompiledSteps, RunOptions
+from numpyro_largecat.svi.compiled_steps import RunOptions
 from numpyro_largecat.svi.first_run import first_run
 from numpyro_largecat.svi.held_out import HeldOut, Scores
 from numpyro_largecat.svi.loop import run_loop
@@ -170,7 +170,6 @@ class SubsampledSVI(SVI):
             table_dtype,
             Sharding.of(mesh, sharding),
         )
-        self._steps = CompiledSteps()
 
     def init(
         self, rng_key: Array, *args: Any, init_params: dict[str, Any] | None = None, **kwargs: Any
@@ -348,7 +347,6 @@ class SubsampledSVI(SVI):
             if init_state is None:
                 check_random_key(rng_key)
             return run_loop(
-                self._steps,
                 self.plan,
                 init,
                 RunData(args, kwargs, batches),
