@@ -126,6 +126,11 @@ class compiled:
         return [arg for i, arg in enumerate(args) if i not in self._static_argnums]
 
 
+def run_compiled(fn: Callable[..., Any], *args: Any) -> Any:
+    """``fn(*args)`` as one program or, where something is being traced, as a part of it."""
+    return compiled(fn)(*args) if trace_state_clean() else fn(*args)
+
+
 def _program(jaxpr: Any, *, is_part: bool, donates: bool, runs_once: bool) -> Any:
     """A function of constants and arguments that runs a jaxpr: one that is kept, if it can be.
 
@@ -147,11 +152,6 @@ class _Keyed:
 @lru_cache(maxsize=MOST_KEPT)
 def _kept_program(keyed: _Keyed) -> Any:
     return keyed.make()
-
-
-def forget_programs() -> None:
-    """Compile anew what is asked for next."""
-    _kept_program.cache_clear()
 
 
 def _make_program(jaxpr: Any, *, donates: bool, runs_once: bool) -> Any:

@@ -12,6 +12,7 @@ from jax import Array, lax
 from numpyro_largecat.choices.augmented_categorical import AugmentedCategorical
 from numpyro_largecat.choices.baselines.noise_contrastive import NoiseContrastive
 from numpyro_largecat.choices.bounds.gaussian_utility_bound import GaussianUtilityBound
+from numpyro_largecat.handlers.closed_over_arrays import run_compiled
 from numpyro_largecat.handlers.run_model import at_centre, at_values_or_centre
 from numpyro_largecat.handlers.sites import base_distribution
 from numpyro_largecat.handlers.static_result import static_result
@@ -72,4 +73,5 @@ def _bounds(fit: BoundFit, site: str, keys: Array) -> Array:
         choice = run(fit.model, around=at_values_or_centre(in_guide))[site]
         return choice["fn"].log_prob(choice["value"])
 
-    return lax.map(of_draw, keys)
+    found: Array = run_compiled(partial(lax.map, of_draw), keys)
+    return found

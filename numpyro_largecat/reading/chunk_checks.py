@@ -13,6 +13,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import is_concrete
+from numpyro_largecat.handlers.closed_over_arrays import run_compiled
 
 MOST_TOGETHER = 128  # classes in which places are looked for; what is done by place is rarely later
 
@@ -55,7 +56,12 @@ def rows_are_alone(
     """
     size = max(2, min(chunk_size, MOST_TOGETHER))
     starts, seeds = jnp.array([0, 1, 0]), jnp.array([0, 0, 1])
-    seen = lax.map(lambda x: of_classes(x[0], size, x[1]), (starts, seeds))
+
+    def look(starts: Array, seeds: Array) -> RowsSeen:
+        found: RowsSeen = lax.map(lambda x: of_classes(x[0], size, x[1]), (starts, seeds))
+        return found
+
+    seen = run_compiled(look, starts, seeds)
     differ = jnp.zeros((), bool)
     for name, rows in seen.guide.items():
         rows = rows.astype(jnp.promote_types(rows.dtype, jnp.result_type(float)))

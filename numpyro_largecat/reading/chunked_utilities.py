@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_largecat.choices.error_families import ErrorFamily
+from numpyro_largecat.handlers.closed_over_arrays import run_compiled
 from numpyro_largecat.handlers.plate_facts import plate_facts
 from numpyro_largecat.handlers.row_noise import apart_from_sites
 from numpyro_largecat.handlers.sites import Sites, base_distribution, of_type, unmasked
@@ -142,7 +144,7 @@ class ChunkedUtilities:
             )
 
         if self.parts is None:
-            return of_part(self, found)
+            return run_compiled(partial(of_part, self), found)
         return self.parts.merged(lambda *part: of_part(self._on_part(*part), found), merge)
 
     def _on_part(self, params: dict[str, Any], first: Array, size: int) -> ChunkedUtilities:
@@ -224,7 +226,7 @@ class ChunkedUtilities:
 
         parts = self.parts
         if parts is None:
-            return of_part(self, self.num_categories)
+            return run_compiled(lambda: of_part(self, self.num_categories))
         psi = parts.joined(lambda *part: of_part(self._on_part(*part), parts.num_rows))
         return psi[..., : self.num_categories]
 

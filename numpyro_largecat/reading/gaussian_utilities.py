@@ -30,8 +30,7 @@ from numpyro.handlers import substitute
 
 from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.guides.correlated_normal import CorrelatedNormal
-from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.handlers.internals import trace_state_clean
+from numpyro_largecat.handlers.closed_over_arrays import run_compiled
 from numpyro_largecat.handlers.run_model import (
     Around,
     as_drawn,
@@ -105,8 +104,7 @@ class GaussianUtilities(NamedTuple):
         found = cls(utilities, names, are_correlated, is_drawn_outside)
         if not names:
             return found
-        look = compiled(found._look) if trace_state_clean() else found._look
-        is_affine, slopes = look()
+        is_affine, slopes = run_compiled(found._look)
         if is_concrete(is_affine) and not is_affine:
             return None
         return found._replace(is_affine=is_affine, slopes_at_centre=slopes)

@@ -30,6 +30,7 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 from numpyro.distributions.transforms import ExpTransform, IndependentTransform, biject_to
 
+from numpyro_largecat.handlers.closed_over_arrays import run_compiled
 from numpyro_largecat.handlers.internals import eval_provenance
 from numpyro_largecat.handlers.plate_facts import row_plates
 from numpyro_largecat.handlers.row_noise import InnerNoise
@@ -88,7 +89,8 @@ def small_site_ratios(
     rest = jax.random.split(jax.random.fold_in(key, 1), num_rest)
     draws = _SmallDraws(keys, inner, observed.rows.counts, jnp.asarray(observed.labels))
     if learned & read:
-        found = lax.map(lambda key: draws.at(utilities, rest[0], 0, key).drawn, keys)
+        of_draw = partial(lax.map, lambda key: draws.at(utilities, rest[0], 0, key).drawn)
+        found = run_compiled(of_draw, keys)
         found = jax.tree.map(lambda x: np.asarray(x)[None], found)
         positive &= found.values.keys()
         unknown = np.full((1, num_draws), np.nan)
@@ -97,7 +99,8 @@ def small_site_ratios(
     move_utilities = bool(
         eval_provenance(lambda key: draws.at(utilities, rest[0], 0, key).utilities, key=keys[0])
     )
-    sums = lax.map(partial(_small_sums, utilities, draws, move_utilities), rest)
+    of_rest = partial(_small_sums, utilities, draws, move_utilities)
+    sums = run_compiled(partial(lax.map, of_rest), rest)
     priors, log_probs, found = jax.tree.map(lambda x: np.asarray(x)[:, None], sums)
     ratios = _ratios(priors, log_probs, observed.rows, found)
     return ratios._replace(positive=positive & found.values.keys())
@@ -240,7 +243,8 @@ def class_ratios(
 
         return lax.map(of_class, places)
 
-    priors, log_probs, found = jax.tree.map(np.asarray, lax.map(of_rest, rest))
+    sums = run_compiled(partial(lax.map, of_rest), rest)
+    priors, log_probs, found = jax.tree.map(np.asarray, sums)
     return _ratios(priors, log_probs, observed.rows, found)
 
 

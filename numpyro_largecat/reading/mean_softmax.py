@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_largecat.handlers.closed_over_arrays import run_compiled
 from numpyro_largecat.handlers.row_noise import apart_from_sites
 from numpyro_largecat.ops.gaussian_softmax import (
     add_log_sums,
@@ -38,10 +41,11 @@ def log_mean_probs(gaussian: GaussianUtilities, classes: Array, keys: Array) -> 
     else:
         gaussian = gaussian.with_progress(num_draws)
         noise_keys = jax.random.split(noise_key, num_draws)
-        by_draw = lax.map(
-            lambda draw: _log_probs_by_draw(gaussian, classes, draw[0], draw[1], 1)[0],
-            (keys, noise_keys),
-        )
+
+        def of_draw(draw: tuple[Array, Array]) -> Array:
+            return _log_probs_by_draw(gaussian, classes, *draw, 1)[0]
+
+        by_draw = run_compiled(partial(lax.map, of_draw), (keys, noise_keys))
     return jax.nn.logsumexp(by_draw, axis=0) - jnp.log(num_draws)
 
 
@@ -104,7 +108,8 @@ def _top_and_probs(
     sizes = utilities.num_visited, utilities.chunk_size
     start = TopAndRest.start(utilities.batch_shape, num_tried, num_draws, *sizes, utilities.dtype)
     found: TopAndRest = utilities.visit(add, start, TopAndRest.merge)
-    high, tried, (mean, scale, log_sums) = found.finish(num_tried, draw)
+    finish = partial(TopAndRest.finish, num_top=num_tried, draw=draw)
+    high, tried, (mean, scale, log_sums) = run_compiled(finish, found)
     return high, tried, _given_sums(log_sums, mean, scale, draw(tried))
 
 

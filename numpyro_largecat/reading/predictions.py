@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from numpyro_largecat._checks import check_in_range, check_integers, fits
 from numpyro_largecat._conversions import NO_ID, as_array, as_ids
 from numpyro_largecat.choices.error_families import GUMBEL
+from numpyro_largecat.handlers.closed_over_arrays import run_compiled
 from numpyro_largecat.handlers.row_noise import apart_from_sites
 from numpyro_largecat.ops.choice_quadrature import choice_log_prob
 from numpyro_largecat.ops.noisy_max import draw_gumbel
@@ -78,7 +79,7 @@ def log_likelihood(utilities: ChunkedUtilities, labels: Array, keys: Array | Non
         is_class = (labels >= 0) & (labels < utilities.num_categories)
         return utilities.unless_masked(jnp.where(is_class, log_probs, jnp.nan))
 
-    return of_draw(None) if keys is None else lax.map(of_draw, keys)
+    return of_draw(None) if keys is None else run_compiled(partial(lax.map, of_draw), keys)
 
 
 def log_predictive(utilities: ChunkedUtilities, labels: Array, keys: Array) -> Array:
@@ -111,7 +112,8 @@ def draw_choices(utilities: ChunkedUtilities, keys: Array, shape: tuple[int, ...
         values, classes = utilities.visit(add, start, RunningTop.merge).finish()
         return _known_classes(classes, values).classes[..., 0]
 
-    return lax.map(of_draw, keys)
+    drawn: Array = run_compiled(partial(lax.map, of_draw), keys)
+    return drawn
 
 
 def labels_of_rows(obs: ArrayLike, utilities: ChunkedUtilities) -> Array:
@@ -167,7 +169,9 @@ def _top_over_draws(
     def of_draw(key: Array) -> Array:
         return _log_probs(utilities, utilities.of_all_classes(key), tried)
 
-    log_probs = jax.nn.logsumexp(lax.map(of_draw, keys), axis=0) - jnp.log(len(keys))
+    log_probs = jax.nn.logsumexp(run_compiled(partial(lax.map, of_draw), keys), axis=0) - jnp.log(
+        len(keys)
+    )
     log_probs = jnp.where(jnp.isfinite(mean_softmax), log_probs, mean_softmax)
     best, place = lax.top_k(log_probs, num_top)
     return _known_classes(jnp.take_along_axis(tried, place, axis=-1), best)
@@ -177,7 +181,8 @@ def _top_of_mean_softmax(
     utilities: ChunkedUtilities, num_top: int, keys: Array, eligible: EligibleClasses
 ) -> TopClasses:
     """Find the normalisers of all draws first, and then the mean probabilities of each chunk."""
-    log_sums = lax.map(lambda key: _normaliser(utilities, key, None)[0], keys)
+    of_draw = partial(lax.map, lambda key: _normaliser(utilities, key, None)[0])
+    log_sums = run_compiled(of_draw, keys)
 
     def add(part: ChunkedUtilities, best: RunningTop, chunk: Array) -> RunningTop:
         def add_draw(total: Array, draw: tuple[Array, Array]) -> tuple[Array, None]:

@@ -552,3 +552,16 @@ def test_a_site_that_the_guide_leaves_to_the_model_is_at_the_centre_of_its_prior
     assert np.abs(by_draw - at_centre).min() > 0.2
     np.testing.assert_allclose(new.log_predictive(y, **draws), by_draw, atol=0.1)
     np.testing.assert_allclose(new.top_classes(4, **draws).log_probs[:, 3], by_draw, atol=0.1)
+
+
+@pytest.mark.parametrize("draws", [{}, {"rng_key": jax.random.key(2), "num_draws": 3}])
+def test_a_later_prediction_compiles_nothing(fitted, draws, compiled):
+    """Of other rows, and by another object."""
+    x, y = map(np.asarray, make_data())
+    for rows in (slice(4), slice(4, 8)):
+        num_programs = len(compiled())
+        found = lc.Fitted(fitted.model, fitted.guide, fitted.params).on(x[rows])
+        top = found.top_classes(3, **draws)
+        found.log_predictive(y[rows], **draws) if draws else found.log_likelihood(y[rows])
+    assert len(compiled()) == num_programs > 0
+    assert top.classes.shape == (4, 3)

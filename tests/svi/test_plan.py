@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``init`` learns is one object that nothing changes, and that compiled loops compare."""
+"""What ``init`` learns is one object that nothing changes; and what later runs learn anew."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from dataclasses import FrozenInstanceError
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoDelta
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
 from numpyro.infer.initialization import init_to_value
 from numpyro.infer.svi import SVIRunResult
 
 import numpyro_largecat as lc
+from tests.models import hierarchical, make_data
 
 
 def svi_of(limits):
@@ -40,7 +42,7 @@ def test_a_plan_cannot_be_changed_and_init_makes_one_like_it():
     with pytest.raises(FrozenInstanceError):
         first.stored = {}
     svi.init(jax.random.key(1))
-    assert svi.plan is not first and svi.plan.is_like(first)
+    assert svi.plan is not first and svi.plan.shapes == first.shapes
 
 
 def test_a_later_run_sees_a_constraint_that_has_changed():
@@ -66,12 +68,31 @@ def of_numpyro(each):
     return factor, [lc.SubsampledSVI(*shared, **kwargs) for kwargs in each]
 
 
-def test_a_new_svi_object_runs_the_model_as_it_is_now():
-    factor, (first, second) = of_numpyro(each=[{}, {}])
-    before = first.run(jax.random.key(0), 1, progress_bar=False).losses[0]
+def test_a_later_run_sees_a_value_that_the_model_closes_over_and_has_changed():
+    factor, (svi,) = of_numpyro(each=[{}])
+    before = svi.run(jax.random.key(0), 1, progress_bar=False).losses[0]
     factor["scale"] = 100.0
-    after = second.run(jax.random.key(0), 1, progress_bar=False).losses[0]
+    after = svi.run(jax.random.key(0), 1, progress_bar=False).losses[0]
     assert abs(after - 100 * before) < 1e-4
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["the same object", "another one"])
+def test_a_later_run_of_the_same_model_compiles_nothing(is_new, compiled):
+    """Nor is the optimiser looked at by another program; results have the shapes of before."""
+    model, x, y = hierarchical(num_sampled=4), *make_data()
+
+    def make_svi():
+        return lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.01), Trace_ELBO())
+
+    svi, batches = make_svi(), lc.ArrayBatches(x, y, batch_size=20)
+    losses = []
+    for seed in (0, 1):
+        svi = make_svi() if is_new else svi
+        num_programs = len(compiled())
+        result = svi.run(jax.random.key(seed), 3, batches=batches, progress_bar=False)
+        losses.append(result.losses)
+    assert len(compiled()) == num_programs > 0
+    assert not np.array_equal(*losses)
 
 
 def test_static_arguments_may_be_arrays_of_several_svi_objects():
