@@ -11,7 +11,14 @@ import numpyro_largecat
 
 PACKAGE = Path(numpyro_largecat.__file__).parent
 # What each fit that can go on has of its own, and each learner that goes batch by batch.
-OF_EACH_LEARNER = {"Options", "arrays_of", "memoized_steps", "settings_of", "stochastic_steps"}
+OF_EACH_LEARNER = {
+    "Learning",
+    "Options",
+    "arrays_of",
+    "memoized_steps",
+    "settings_of",
+    "stochastic_steps",
+}
 # Names that two learners, or an array function and a plot, have by chance.
 LEFT = {"padded_rows", "responsibilities"}
 

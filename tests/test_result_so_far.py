@@ -29,7 +29,7 @@ def of_mixture():
 @pytest.mark.parametrize(
     ("module", "step", "fit"),
     [
-        ("double_sum.fit_double_sum", "collect", of_double_sum),
+        ("double_sum.learning", "collect", of_double_sum),
         ("mixtures.fit_mixture", "look_at", of_mixture),
     ],
     ids=["double sum", "mixture"],

@@ -99,7 +99,8 @@ def sample_choice(
     standard deviations may be 0.7 of what they should be**, if the classes that are drawn are few
     and of very different utilities: at a fixed u the bound has about twice the curvature of the
     softmax. Not for values that the guide lets rows of the class plate move with, as
-    ``AutoRowNormal(follow=...)`` does: the slopes are those at fixed rows.
+    ``AutoRowNormal(follow=...)`` does: the slopes are those at fixed rows. Normal and logistic
+    errors have the same defect, and no such remedy: draw more classes, or take all of them.
 
     **With** ``variances`` the utilities are Gaussian under a posterior that is not drawn from, see
     ``gaussian_weights``, and the likelihood is the expectation of the bound over them, that of

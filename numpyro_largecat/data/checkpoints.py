@@ -265,6 +265,8 @@ class CheckpointWriter:
                     self._start(reached._replace(arrays=copies))
 
     def _is_due(self, num_steps: int) -> bool:
+        if num_steps <= self._last_steps:  # as of a fit that has just gone on from there
+            return False
         if self._every_steps is not None:
             return num_steps // self._every_steps > self._last_steps // self._every_steps
         return time.monotonic() - self._last_time >= self._every_seconds
@@ -293,7 +295,7 @@ class CheckpointWriter:
                 self._last_written = self._last_steps
             except (OSError, ValueError) as error:  # also a folder that got a file of others
                 then = "" if is_last else " The next one is tried again."
-                message = f"{error}.{self._what_is_there()}{then}"
+                message = f"{str(error).rstrip('.')}.{self._what_is_there()}{then}"
                 warnings.warn(message, RuntimeWarning, stacklevel=_level_of_user())
 
     def _what_is_there(self) -> str:

@@ -62,7 +62,8 @@ class Fitted:
 
     What is refused by its value, such as features that are NaN, ids out of range or utilities that
     depend on other classes, is not known there: log probabilities are then NaN, and classes -1. The
-    same call outside of ``jit`` says why. Outside of ``jit`` each call is compiled anew.
+    same call outside of ``jit`` says why. There each call traces model and guide, and compiles what
+    no earlier one has compiled: rows as many as before, and this or another ``Fitted``, will do.
 
     Cost: O(K) time for each observation and draw, and three times 128 classes at most to see that
     classes do not depend on each other; memory for ``chunk_size`` utilities for each observation

@@ -27,7 +27,7 @@ DEFAULT_WORD = 0.1  # concentration of a word, on average where it is learned fr
 CANDIDATES_EACH = 4  # for each topic, in the first passes
 CANDIDATE_PASSES = 2
 MOST_LEARNED = 300  # topics at first, where their number is learned
-LEAST, MOST = 1e-30, 1e12  # concentrations that float32 can count with
+LEAST, MOST = 1e-30, 1e8  # concentrations whose log Gamma has digits for single tokens
 
 
 class Beginning(NamedTuple):

@@ -55,7 +55,9 @@ class TopicFit:
         vocabulary: The words, or None where they are not known.
         bounds: Of the corpus after each pass in nats, shape (passes,), with the concentrations of
             that pass. The first passes may have more topics, see ``num_candidates``, and it falls
-            where these leave. Empty for "stochastic", which never sees the whole corpus at once.
+            where these leave. That of "mean_field" is at most the log evidence; "collapsed" takes
+            tokens of a topic at their mean, which may be half a nat for each topic too high. Empty
+            for "stochastic", which never sees the whole corpus at once.
         inference: "collapsed" or "mean_field": how documents are solved for, in the fit and by
             ``proportions``.
         num_steps: Stochastic steps that were taken, also in earlier fits that it went on from;

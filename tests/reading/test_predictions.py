@@ -556,11 +556,12 @@ def test_a_site_that_the_guide_leaves_to_the_model_is_at_the_centre_of_its_prior
 
 @pytest.mark.parametrize("draws", [{}, {"rng_key": jax.random.key(2), "num_draws": 3}])
 def test_a_later_prediction_compiles_nothing(fitted, draws, compiled):
-    """Of other rows, and by another object."""
+    """Of other rows, and by another object; no other test has chunks of so many classes."""
     x, y = map(np.asarray, make_data())
     for rows in (slice(4), slice(4, 8)):
         num_programs = len(compiled())
-        found = lc.Fitted(fitted.model, fitted.guide, fitted.params).on(x[rows])
+        again = lc.Fitted(fitted.model, fitted.guide, fitted.params, chunk_size=11)
+        found = again.on(x[rows])
         top = found.top_classes(3, **draws)
         found.log_predictive(y[rows], **draws) if draws else found.log_likelihood(y[rows])
     assert len(compiled()) == num_programs > 0

@@ -331,6 +331,15 @@ class TestResume:
         shared().run(KEY, 12, batches=batches_of(), checkpoints=every, **QUIET)
         assert_same(run(tmp_path), whole)
 
+    @pytest.mark.parametrize("num_steps", [6, 12])
+    def test_what_has_just_been_read_is_not_written_again(self, tmp_path, num_steps):
+        """Warnings are errors: another process would seem to write into the folder."""
+        every = lc.Checkpoints(tmp_path, every_minutes=1e-9)
+        for last in (6, num_steps):
+            options = {"checkpoints": every, "resume": True}
+            shared().run(KEY, last, batches=batches_of(), **options, **QUIET)
+        assert steps_of(tmp_path)[-1] == num_steps
+
 
 def _nan_at_12(count):
     return jnp.where(count == 12, jnp.nan, 1.0)

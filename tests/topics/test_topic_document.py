@@ -147,6 +147,27 @@ def test_gradient_under_vmap_is_that_of_each() -> None:
         np.testing.assert_allclose(found, each, atol=1e-4)
 
 
+@pytest.mark.parametrize("scale", [1e3, 1e5, 1e7])
+def test_large_concentrations_have_no_fewer_digits(scale: float) -> None:
+    """Frequencies are then those of the prior's mean; float64 shows how nearly, and the slope."""
+    topics = np.random.default_rng(0).dirichlet(np.ones(30), 3)
+    mean = np.array([1, 2, 3]) / 6
+    words, counts = np.arange(20), np.full(20, 2)
+    num_tokens = counts.sum()
+
+    def log_prob(scale):
+        document = lc.TopicDocument(jnp.log(jnp.array(topics)), scale * jnp.array(mean), 3)
+        return document.log_prob(jnp.array(np.stack([words, counts], axis=-1)))
+
+    found = [np.asarray(x) for x in jax.value_and_grad(log_prob)(scale)]
+    with jax.enable_x64(True):
+        exact = [np.asarray(x) for x in jax.value_and_grad(log_prob)(scale)]
+    limit = (counts * np.log(mean @ topics)[words]).sum()
+    assert abs(exact[0] - limit) < num_tokens**2 / scale
+    assert abs(found[0] - exact[0]) < 1e-6 * num_tokens * np.log(scale)
+    assert abs(found[1] - exact[1]) < 2e-6 * num_tokens / scale
+
+
 def test_one_topic_has_a_closed_form() -> None:
     """All tokens are its own, whatever the prior; topics in 16 bits are widened."""
     topic = jnp.asarray(TOPICS[:1], jnp.bfloat16)

@@ -24,7 +24,7 @@ from jax.custom_batching import custom_vmap
 
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.document_fit import DocumentFit, fit_documents
-from numpyro_largecat.ops.topics.sweeps import digamma
+from numpyro_largecat.ops.topics.gamma_rises import digamma_rise
 from numpyro_largecat.ops.topics.word_topic_counts import word_topic_counts
 
 
@@ -60,8 +60,8 @@ def _backward(num_active: int, kept: tuple[Any, ...], cotangent: Array) -> tuple
         log_probs, concentration, words, word_counts, basis, cotangent
     )
     total = concentration.sum()
-    shared = digamma(total) - digamma(total + word_counts.sum(axis=1))
-    own = digamma(concentration + counts) - digamma(concentration)  # 0 for topics that left
+    shared = -digamma_rise(total, word_counts.sum(axis=1))
+    own = digamma_rise(concentration, counts)  # 0 for topics that left
     of_concentration = (cotangent * shared).sum() + cotangent @ own
     return of_topics, of_concentration, None, None, None
 

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.scipy.special import gammaln
 
 from numpyro_largecat.ops.topics.active_search import Effort, search
 from numpyro_largecat.ops.topics.sweeps import (
@@ -44,7 +43,6 @@ class Topics(NamedTuple):
 
     table: Array  # (V, K), C
     concentration: Array  # (K,)
-    log_gamma: Array  # (K,), of the concentration
     probs: Array | None  # (V, K), exp(C - largest C of the word)
 
     @property
@@ -64,7 +62,7 @@ def prepare_topics(log_probs: Array, concentration: Array, *, for_most: bool = T
             taken once, cost less than those of each word of each document.
     """
     probs = _relative_probs(log_probs) if for_most else None
-    return Topics(log_probs, concentration, gammaln(concentration), probs)
+    return Topics(log_probs, concentration, probs)
 
 
 @jax.jit
@@ -238,7 +236,6 @@ def take_active(
         probs=jnp.where(is_active, jnp.exp(columns - shift), 0),
         shift=shift[:, 0],
         concentration=topics.concentration[ids],
-        log_gamma=topics.log_gamma[ids],
     )
     return document, own
 

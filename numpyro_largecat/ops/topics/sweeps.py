@@ -27,7 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.scipy.special import gammaln
+
+from numpyro_largecat.ops.topics.gamma_rises import log_gamma_rise
 
 LEAST_COUNT = 1e-6  # tokens; a topic with no more has left the document
 einsum = partial(jnp.einsum, precision="highest")
@@ -41,7 +42,6 @@ class ActiveTopics(NamedTuple):
     probs: Array  # (B, A, U), exp(C - shift)
     shift: Array  # (B, U), the largest C of each word over topics in the document
     concentration: Array  # (B, A)
-    log_gamma: Array  # (B, A), of the concentration
 
 
 class Sweep(NamedTuple):
@@ -176,7 +176,7 @@ def length_term(total: Array, word_counts: Array) -> Array:
     ``total`` is the sum of the concentrations of all topics.
     """
     num_tokens = word_counts.sum(axis=1)
-    return jnp.where(num_tokens > 0, gammaln(total) - gammaln(total + num_tokens), 0)
+    return -log_gamma_rise(total, num_tokens)
 
 
 def bound(document: ActiveTopics, done: Sweep) -> Array:
@@ -195,7 +195,7 @@ def bound(document: ActiveTopics, done: Sweep) -> Array:
     log_norm = jnp.log(jnp.where(c > 0, done.norm, 1)) + document.shift
     words = (c * jnp.where(c > 0, log_norm, 0)).sum(axis=1)
     entropy = (n * jnp.log(jnp.where(done.weights > 0, done.weights, 1))).sum(axis=1)
-    prior = jnp.where(n > 0, gammaln(a + n) - document.log_gamma, 0)
+    prior = jnp.where(n > 0, log_gamma_rise(a, n), 0)
     return words - entropy + prior.sum(axis=1)
 
 

@@ -83,7 +83,7 @@ def word_topic_counts(
         size: Number of topics that holds the active ones of each document, as ``least_size`` gives
             it; None to find it for each block.
     """
-    topics = Topics(log_probs, concentration, jnp.zeros_like(concentration), None)
+    topics = Topics(log_probs, concentration, None)
     scale = jnp.ones(words.shape[0], log_probs.dtype) if scale is None else scale
 
     def add(table: Array, block: tuple[Array, ...]) -> tuple[Array, None]:
@@ -116,7 +116,7 @@ def word_topics(
 
     Cost: O(U A) per document. Arguments as for ``word_topic_counts``.
     """
-    topics = Topics(log_probs, concentration, jnp.zeros_like(concentration), None)
+    topics = Topics(log_probs, concentration, None)
 
     def solve(block: tuple[Array, ...]) -> tuple[Array, Array]:
         return _largest_shares(topics, num_active, _Block(*block), None, all_different=True)
