@@ -24,7 +24,15 @@ _HELPER = "_rows"  # how the names of helper sites end
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("row_weights", "labels", "reads", "row_ids"),
-    meta_fields=("kind", "is_full", "is_distinct", "repeats", "num_scored", "stands_for"),
+    meta_fields=(
+        "kind",
+        "is_full",
+        "is_distinct",
+        "repeats",
+        "num_scored",
+        "is_sampled",
+        "stands_for",
+    ),
 )
 @dataclass(frozen=True)
 class PlateFacts:
@@ -39,6 +47,8 @@ class PlateFacts:
             entity plates.
         repeats: Whether a row may be there twice, as where each observation has its own classes.
         num_scored: Of a class plate, the number of utilities that it gives one observation.
+        is_sampled: Of a class plate, whether steps of a fit hold some of its classes, also where it
+            holds others now.
         labels: The classes, or entities, that a plate was asked for, as one axis; None if none
             were.
         reads: The classes that a class plate reads by id, as one axis, -1 for none; None if none
@@ -53,6 +63,7 @@ class PlateFacts:
     row_weights: Array | None = None
     repeats: bool = False
     num_scored: int | None = None
+    is_sampled: bool = False
     labels: Array | None = None
     reads: Array | None = None
     row_ids: Array | None = None

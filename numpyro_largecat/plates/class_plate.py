@@ -166,6 +166,7 @@ class class_plate(indexed_plate):
             row_weights=None if is_full else self.classes.row_weights,
             repeats=self.classes.negatives == "own",
             num_scored=self.classes.weights.shape[0],
+            is_sampled=num_sampled is not None,
             labels=labels,
             reads=reads,
         )

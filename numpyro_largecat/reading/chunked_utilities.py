@@ -77,7 +77,7 @@ class ChunkedUtilities:
         """
         runs = ClassRuns.of(fit, also)
         try:
-            seen = static_result(lambda: _look(runs))
+            seen, is_sampled = static_result(lambda: _look(runs))
         except (TypeError, ValueError) as error:
             _explain(runs, error)
             raise
@@ -86,10 +86,9 @@ class ChunkedUtilities:
         chunk_size = min(fit.chunk_size, num_classes)
         num_chunks = -(-num_classes // chunk_size)
         are_alone = jnp.array(True)
-        if num_chunks > 1 or is_drawn:  # draws are of one class at a time
-            are_alone = rows_are_alone(
-                runs.of_distinct, runs.plate, chunk_size, only_guide=num_chunks == 1
-            )
+        has_all = num_chunks == 1 and not is_sampled  # wherever the model is run
+        if not has_all or is_drawn:  # draws are of one class at a time
+            are_alone = rows_are_alone(runs.of_distinct, runs.plate, chunk_size, only_guide=has_all)
         return cls(
             runs,
             *seen,
@@ -247,21 +246,23 @@ class _Seen(NamedTuple):
     has_reads: bool
 
 
-def _look(runs: ClassRuns) -> _Seen:
-    """Run the model with two classes."""
+def _look(runs: ClassRuns) -> tuple[_Seen, bool]:
+    """Run the model with two classes; also whether steps of its fit hold some of the classes."""
     sites = runs.sites(0, 2, None)
     site = sites[runs.site]
     choice = base_distribution(site["fn"])
     shape = site["fn"].shape()  # plates expand a choice whose utilities have no axis for them
     plates = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
-    return _Seen(
+    facts = plate_facts(sites[runs.plate])
+    seen = _Seen(
         choice.noise,
         shape,
         tuple(plates.get(axis) for axis in range(-len(shape), 0)),
         choice.utilities.dtype,
         is_masked=unmasked(site["fn"])[1] is not True,
-        has_reads=plate_facts(sites[runs.plate]).reads is not None,
+        has_reads=facts.reads is not None,
     )
+    return seen, facts.is_sampled
 
 
 def _explain(runs: ClassRuns, error: Exception) -> None:

@@ -228,11 +228,11 @@ def test_a_guide_may_draw_a_table_whole():
     np.testing.assert_allclose(found, jnp.stack([expected] * 2), atol=1e-4)
 
 
-def choice_over(classes_to_utilities, num_categories=5):
-    """A model with a full class plate of weights b, its guide, and parameters that differ."""
+def choice_over(classes_to_utilities, num_categories=5, num_sampled=None):
+    """A model of weights b in a class plate, its guide, and parameters that differ."""
 
     def model(y=None):
-        with lc.class_plate("classes", num_categories) as classes:
+        with lc.class_plate("classes", num_categories, y, num_sampled) as classes:
             b = numpyro.sample("b", dist.Normal(0, 1))
         with lc.data_plate("data", 2):
             utilities = jnp.broadcast_to(classes_to_utilities(b, classes), (2, len(b)))
@@ -263,6 +263,19 @@ def test_utilities_that_depend_on_other_classes_are_refused(across):
     found = lc.Fitted(*fit, chunk_size=5).on().log_likelihood(jnp.array([0, 4]))  # all at once
     expected = log_softmax(across(jnp.arange(1.0, 6), None))
     np.testing.assert_allclose(found, expected[[0, 4]], atol=1e-5)
+
+
+@pytest.mark.parametrize("num_sampled", [None, 2])
+def test_what_steps_have_not_had_whole_is_not_read_whole(num_sampled):
+    """With few classes a chunk is all of them, but the steps of the fit held some."""
+    model, guide, params = choice_over(lambda b, _: b - b.mean(), num_sampled=num_sampled)
+    new = lc.Fitted(model, guide, params).on()
+    if num_sampled is None:
+        expected = log_softmax(np.arange(5.0))[4]
+        np.testing.assert_allclose(new.log_likelihood([4, 4]), expected, rtol=1e-5)
+    else:
+        with pytest.raises(ValueError, match=r"utility of class [123] of plate 'classes' depends"):
+            new.log_likelihood([4, 4])
 
 
 @pytest.mark.parametrize("loc", [0.0, -9.0], ids=["where rows are 0", "where all are cut off"])
