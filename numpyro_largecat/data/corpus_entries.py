@@ -77,7 +77,7 @@ def checked_vocabulary(vocabulary: Sequence[Any], num_words: int) -> tuple[str, 
             raise TypeError(f"`vocabulary` must be {form}; got {got}.")
     size = len(set(words))
     if not len(words) == size == num_words:
-        got = f"{len(words)}, of which {size} differ"
+        got = f"{len(words)}, {size} of them different"
         raise ValueError(f"`vocabulary` must have {num_words} different words; got {got}.")
     return words
 

@@ -195,7 +195,8 @@ class class_plate(indexed_plate):
                     f"site '{msg['name']}' inside plate '{self.name}' gets a value of shape "
                     f"{shape} from a handler, `condition`, `do` or `substitute`, that does not "
                     "know which classes a step holds. Open the plate in full, `num_sampled=None`; "
-                    "to start a fit at values, give `init_params`."
+                    "to start a fit at values, give `init_params` by the names of the guide's "
+                    f"parameters, such as '{msg['name']}_auto_loc'."
                 )
 
     def _check_rows(self, msg: dict[str, Any]) -> None:
@@ -205,7 +206,8 @@ class class_plate(indexed_plate):
             raise ValueError(
                 f"site '{msg['name']}' inside plate '{self.name}' must have the plate's "
                 f"{self.subsample_size} rows at axis {axis}; got a value of shape {shape}, as "
-                "from a guide or from draws for a plate that holds other rows. An automatic guide "
+                "from `init_to_value`, for which take `init_params`, from a guide, or from draws "
+                "for a plate that holds other rows. An automatic guide "
                 "keeps the number of rows of its training: predict with "
                 "`lc.Fitted(...).on(x).top_classes()`. Or, for `numpyro.infer.Predictive`, and for "
                 "`median`, `quantiles` and `sample_posterior` where the model has deterministic "

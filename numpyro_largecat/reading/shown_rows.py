@@ -77,9 +77,10 @@ def _ids_of(name: str, given: Any, sizes: dict[str, int], labels: dict[str, NDAr
         found = {label: i for i, label in zip(places.tolist(), known[places].tolist(), strict=True)}
         unknown = [label for label in wanted.tolist() if label not in found]
         if len(known) != sizes[name] or unknown or len(found) != len(places):
+            what = f", without {unknown[:3]}" if unknown else ", some of them twice"
             raise ValueError(
                 f"`rows['{name}']` names rows by label, for which `coords['{name}']` must have all "
-                f"{sizes[name]} labels, each once. It has {len(known)}, without {unknown[:3]}."
+                f"{sizes[name]} labels, each once. It has {len(known)}{what}."
             )
         wanted = np.array([found[label] for label in wanted.tolist()])
     check_integers(f"rows[{name!r}]", wanted)

@@ -22,6 +22,8 @@ from numpyro_largecat._conversions import as_array
 from numpyro_largecat.ops.shuffle import shuffled
 from numpyro_largecat.svi.batch_order import orders_of, rows_of_step
 
+REAL = jnp.integer, jnp.floating, jnp.bool_
+
 
 @jax.tree_util.register_pytree_node_class
 class ArrayBatches:
@@ -142,6 +144,11 @@ def _of_numbers(position: int, array: Any) -> Any:
             f"array {position} must be one array; got {describe(array)}. Give arrays one after "
             "the other, `lc.ArrayBatches(x, y, batch_size=...)`."
         )
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"array {position} is masked; give its values, `.filled(0)`, and the mask as another "
+            "array, and leave entries out by it in the model."
+        )
     try:
         array = as_array(array)
     except ValueError as error:  # from NumPy, of lists of different lengths
@@ -149,9 +156,9 @@ def _of_numbers(position: int, array: Any) -> Any:
             f"array {position} must have rows of one length; got {describe(array)}. Pad shorter "
             "ones, of ids by `lc.data.padded_lists`."
         ) from error
-    if not any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.number, jnp.bool_)):
+    if not any(jnp.issubdtype(array.dtype, kind) for kind in REAL):
         raise TypeError(
-            f"array {position} must hold numbers; got dtype {array.dtype}. Convert it with "
+            f"array {position} must hold real numbers; got dtype {array.dtype}. Convert it with "
             "`.astype`, or number its values with `np.unique(values, return_inverse=True)[1]`."
         )
     return array

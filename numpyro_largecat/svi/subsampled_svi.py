@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from numpyro.infer import SVI
 from numpyro.infer.elbo import ELBO
 
-from numpyro_largecat._checks import check_random_key
+from numpyro_largecat._checks import check_kind, check_random_key, describe
 from numpyro_largecat._result_so_far import attach_result
 from numpyro_largecat.data.checkpoints import Checkpoints
 from numpyro_largecat.data.parts_of_fits import fit_folder
@@ -147,6 +147,10 @@ class SubsampledSVI(SVI):
         sharding: Mapping[str, str] | None = None,
         **static_kwargs: Any,
     ) -> None:
+        for name, fn in (("model", model), ("guide", guide)):
+            if not callable(fn):
+                raise TypeError(f"`{name}` must be a function; got {describe(fn)}.")
+        check_kind("loss", loss, ELBO, "a loss of NumPyro, such as `Trace_ELBO()`")
         check_table_dtype(table_dtype)
         if getattr(loss, "multi_sample_guide", False):
             raise NotImplementedError(
@@ -379,6 +383,7 @@ class SubsampledSVI(SVI):
             ValueError: If the folder holds anything but fits, or the state is that of another
                 model.
         """
+        check_kind("result", result, SubsampledSVIRunResult, "what `run` returned")
         self.plan.check(result.state)
         iterates = {name: np.asarray(values) for name, values in result.iterates.items()}
         scores = Scores(*(np.asarray(of).tolist() for of in result.scores.values()))

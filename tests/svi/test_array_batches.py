@@ -58,6 +58,18 @@ def test_a_batch_holds_the_rows_of_all_arrays():
         assert len(set(rows.tolist())) == 4
 
 
+@pytest.mark.parametrize(
+    ("array", "match"),
+    [
+        (np.ma.masked_array(np.arange(9), np.arange(9) > 6), "array 1 is masked; give its values"),
+        (np.arange(9) * 1j, "array 1 must hold real numbers; got dtype complex128"),
+    ],
+)
+def test_masked_and_complex_arrays_are_refused(array, match):
+    with pytest.raises(TypeError, match=match):
+        lc.ArrayBatches(np.arange(9), array, batch_size=2)
+
+
 def test_a_tuple_of_arrays_is_refused():
     with pytest.raises(TypeError, match=r"must be one array; got (.|\n)*`lc.ArrayBatches\(x, y"):
         lc.ArrayBatches((np.ones((9, 2)), np.arange(9)), batch_size=2)

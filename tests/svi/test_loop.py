@@ -314,7 +314,7 @@ def test_arguments_of_run_are_checked(shared):
         with pytest.raises(TypeError, match=r"`rng_key` must be .*got 0.*`jax.random.key\(0\)`"):
             takes_key()
     with pytest.raises(NotImplementedError, match="multi_sample_guide"):
-        lc.SubsampledSVI(None, None, optax.sgd(0.1), Trace_ELBO(multi_sample_guide=True))
+        lc.SubsampledSVI(print, print, optax.sgd(0.1), Trace_ELBO(multi_sample_guide=True))
     with pytest.raises(ValueError, match=r"same number of rows.*\(3,\), \(4,\)"):
         lc.ArrayBatches(np.zeros(3), np.zeros(4), batch_size=1)
     with pytest.raises(ValueError, match="`batch_size` must be at most the number of rows, 3"):
@@ -327,7 +327,7 @@ def test_batches_are_made_of_what_numpy_makes_into_numbers():
     for found, expected in zip(batches.arrays, (x, y, y), strict=True):
         np.testing.assert_array_equal(found, expected, strict=True)
     for values, dtype in ((["a", "b"], "<U1"), (Frame([1, "b"]), "<U21"), ([None], "object")):
-        with pytest.raises(TypeError, match=f"array 1 must hold numbers; got dtype {dtype}"):
+        with pytest.raises(TypeError, match=f"array 1 must hold real numbers; got dtype {dtype}"):
             lc.ArrayBatches(x, values, batch_size=1)
 
 

@@ -159,6 +159,26 @@ def test_batches_that_are_no_iterator_of_tuples_are_refused(batches):
         svi.run(jax.random.key(0), 3, batches=batches, progress_bar=False)
 
 
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"guide": None}, "`guide` must be a function; got None"),
+        ({"loss": Trace_ELBO}, "`loss` must be a loss of NumPyro, such as `Trace_ELBO..`; got"),
+    ],
+)
+def test_parts_of_another_kind_are_refused(change, match):
+    parts = {"model": lambda: None, "guide": lambda: None, "loss": Trace_ELBO()}
+    with pytest.raises(TypeError, match=match):
+        lc.SubsampledSVI(**(parts | change), optim=optax.adam(0.1))
+
+
+def test_parameters_in_the_place_of_a_result_are_not_saved(tmp_path):
+    svi = svi_of({"high": 1.0})
+    result = svi.run(jax.random.key(0), 1, progress_bar=False)
+    with pytest.raises(TypeError, match="`result` must be what `run` returned; got"):
+        svi.save(tmp_path / "fit", result.params)
+
+
 def test_batches_among_the_arguments_of_the_model_are_refused():
     batches = lc.ArrayBatches(jnp.ones((3, 2)), batch_size=2)
     with pytest.raises(TypeError, match=r"argument 1 of the model is ArrayBatches.*batches=\.\.\."):
