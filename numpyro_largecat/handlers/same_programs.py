@@ -56,6 +56,8 @@ def _of_jaxpr(jaxpr: Any) -> Hashable:
             raise _CannotBeTold
         if name in WITH_RULES:
             parameters = {k: v for k, v in parameters.items() if isinstance(v, int | ClosedJaxpr)}
+            if not any(isinstance(value, ClosedJaxpr) for value in parameters.values()):
+                raise _CannotBeTold
         given = tuple(map(made, equation.outvars))
         return equation.primitive, taken, given, _of_value(parameters), str(equation.ctx)
 

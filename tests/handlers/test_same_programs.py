@@ -66,6 +66,20 @@ def test_zeros_of_both_signs_are_not_the_same():
     assert len({key(jax.jit(lambda x, z=z: x * z)) for z in zeros}) == 2
 
 
+@pytest.mark.parametrize("kind", [jax.custom_jvp, jax.custom_vjp, jax.checkpoint])
+def test_what_functions_with_rules_compute_is_in_the_key(kind):
+    def of(factor):
+        fn = kind(lambda x: jnp.sin(factor * x))
+        if kind is jax.custom_jvp:
+            fn.defjvp(lambda x, dx: (fn(*x), dx[0]))
+        elif kind is jax.custom_vjp:
+            fn.defvjp(lambda x: (fn(x), None), lambda _, dx: (dx,))
+        return lambda x: fn(x)
+
+    assert key(of(2.0)) == key(of(2.0)) != key(of(3.0))
+    assert key(of(2.0)) is not None
+
+
 def test_shapes_and_types_of_arguments_are_in_the_key():
     keys = [key(lambda x: x, x) for x in (X, X[:2], X.astype(jnp.float16), 1.0, np.float32(1))]
     assert len(set(keys)) == 5
