@@ -72,6 +72,16 @@ def sites_of(
             "must be of JAX: write `z = jnp.asarray(z)` before."
         )
         raise
+    except (TypeError, ValueError) as error:
+        held = {} if touched is None else {n: r for n, r in touched.plates.items() if not r.full}
+        if held and "ncompatible shapes" in str(error):
+            which = ", ".join(f"'{name}' {len(of.indices)}" for name, of in held.items())
+            error.add_note(
+                f"Plates hold some of their rows, others in each step: {which}. Read arrays of all "
+                "rows by `indices`, as `z[classes.indices]`, and declare tables of parameters "
+                "inside of the plate, `numpyro.param(name, table, event_dim=1)`."
+            )
+        raise
     return found
 
 

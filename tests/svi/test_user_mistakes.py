@@ -90,6 +90,28 @@ def test_an_array_of_numpy_that_is_indexed_by_rows_gets_the_way_to_write_it():
         assert "`z = jnp.asarray(z)`" in " ".join(raised.value.__notes__)
 
 
+@pytest.mark.parametrize("is_guide", [False, True], ids=["model", "guide"])
+def test_a_table_that_meets_some_rows_gets_the_way_to_read_it(is_guide):
+    table = jnp.zeros(K)
+
+    def guide(y):
+        loc = numpyro.param("loc", table)
+        with numpyro.plate("classes", K):
+            numpyro.sample("w", dist.Normal(loc, 1))
+
+    def model(y):
+        with lc.class_plate("classes", K, y, 5) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        with lc.data_plate("data", N) as rows:
+            utilities = X[:, None] * (w if is_guide else w + table)
+            lc.sample_choice("y", utilities, classes=classes, rows=rows, obs=y)
+
+    with pytest.raises((TypeError, ValueError), match="ncompatible shapes") as raised:
+        init(model, Y, guide=guide if is_guide else None)
+    notes = " ".join(raised.value.__notes__)
+    assert "in each step: 'classes' 17. Read arrays of all rows by `indices`" in notes
+
+
 def test_a_subset_of_classes_that_is_not_named_is_refused():
     def model(y):
         with lc.class_plate("classes", K, y, 5):
