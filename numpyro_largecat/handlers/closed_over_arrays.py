@@ -18,6 +18,7 @@ from numpyro_largecat.handlers.internals import (
     closed_over,
     run_jaxpr,
     trace_state_clean,
+    without_constants,
 )
 from numpyro_largecat.handlers.same_programs import key_of
 
@@ -136,7 +137,7 @@ def _program(jaxpr: Any, *, is_part: bool, donates: bool, runs_once: bool) -> An
 
     Part of another program, it may be differentiated, of which ``key_of`` knows nothing.
     """
-    key = None if is_part else key_of(jaxpr)
+    key, jaxpr = None if is_part else key_of(jaxpr), without_constants(jaxpr)
     make = partial(_make_program, jaxpr, donates=donates, runs_once=runs_once)
     return make() if key is None else _kept_program(_Keyed((key, donates, runs_once), make))
 

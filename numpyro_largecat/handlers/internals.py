@@ -282,6 +282,11 @@ def closed_over(traced: Any) -> list[Any]:
     return [*traced.jaxpr.consts, *traced._consts]
 
 
+def without_constants(jaxpr: Any) -> Any:
+    """A jaxpr that holds no array that its function closed over, as those of JAX 0.12 do."""
+    return jaxpr.with_consts(()) if hasattr(jaxpr, "with_consts") else jaxpr
+
+
 def run_jaxpr(jaxpr: Any, constants: list[Any], *args: Any) -> list[Any]:
     """Evaluate a traced function with other values of what it closes over."""
     num_arrays = len(jaxpr.constvars)  # tracers are arguments of the jaxpr
