@@ -12,6 +12,10 @@ Besides these there are sums over the L best values, and learners in closed form
 ``topics`` and ``double_sum``.
 """
 
+# First of all, and whole: ArviZ leaves a module in its place that loads only when it is looked at,
+# and one of whose parts was loaded before it would never have that part as its attribute.
+import numpyro as _numpyro  # noqa: F401
+
 from numpyro_largecat import choices, data, double_sum, mixtures, plates, topics
 from numpyro_largecat.choices import baselines, bounds, update_rules
 from numpyro_largecat.choices.augmented_categorical import AugmentedCategorical, error_distribution
