@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from numpyro_largecat.handlers.internals import (
@@ -43,8 +44,9 @@ class compiled:
     closes over which is itself under ``jax.jit`` stays a constant of that function.
 
     What another object has compiled is not compiled again, if ``fn`` has the same trace: so a
-    function can be made and traced anew wherever what it closes over may have changed. Of the
-    ``MOST_KEPT`` programs that were used last none holds an array.
+    function can be made and traced anew wherever what it closes over may have changed. The
+    ``MOST_KEPT`` programs that were used last are kept; they hold no array but small constants of
+    functions under ``jax.jit``.
 
     Args:
         fn: Function of pytrees of arrays.
@@ -68,7 +70,7 @@ class compiled:
         self._donate_first = donate_first
         self._runs_once = runs_once
         self._copies: dict[int, tuple[Any, Array]] = {}  # of NumPy's arrays, kept with them
-        self._programs: dict[Any, Any] = {}  # by jaxpr
+        self._programs: dict[Any, Any] = {}  # by jaxpr, and whether they are part of another
 
     def __call__(self, *args: Any) -> Any:
         """Compile if it is not yet done, and call."""
@@ -78,7 +80,7 @@ class compiled:
         """The function traced for ``args``, to be called with others of their shapes and dtypes.
 
         Its arguments are those of ``fn`` without the static ones. Nothing is traced again for
-        arguments like earlier ones.
+        arguments like earlier ones. It is a part of another program only if it was made as one.
         """
         evaluate, constants, structure = self._parts(args)
 
@@ -104,20 +106,20 @@ class compiled:
     ) -> tuple[Any, list[Array], Any]:
         traced = self._traced.trace(*args)
         jaxpr: Any = traced.jaxpr.jaxpr
-        if jaxpr not in self._programs:
-            is_part = not trace_state_clean() if is_part is None else is_part
+        is_part = not trace_state_clean() if is_part is None else is_part
+        if (jaxpr, is_part) not in self._programs:
             donates = self._donate_first and not _calls_back(jaxpr)
             # JAX has no options for a part of a program.
             runs_once = self._runs_once and not is_part
             how = {"donates": donates, "runs_once": runs_once}
-            self._programs[jaxpr] = _program(jaxpr, is_part=is_part, **how)
+            self._programs[jaxpr, is_part] = _program(jaxpr, is_part=is_part, **how)
         constants = [self._array_of(value) for value in closed_over(traced)]
-        return self._programs[jaxpr], constants, jax.tree.structure(traced.out_info)
+        return self._programs[jaxpr, is_part], constants, jax.tree.structure(traced.out_info)
 
     def _array_of(self, constant: Any) -> Array:
         """A constant on the device, where one copy serves all programs of the function."""
-        if isinstance(constant, Array):
-            return constant
+        if not isinstance(constant, np.ndarray | np.generic):
+            return constant  # an array of JAX, or a reference to one
         if id(constant) not in self._copies:
             with jax.ensure_compile_time_eval():
                 self._copies[id(constant)] = constant, jnp.asarray(constant)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
 
 from numpyro_largecat.handlers.closed_over_arrays import compiled, run_compiled
 from numpyro_largecat.handlers.same_programs import LARGEST_CONSTANT, key_of
@@ -85,6 +88,47 @@ def test_shapes_and_types_of_arguments_are_in_the_key():
     assert len(set(keys)) == 5
 
 
+def test_constants_and_arguments_are_told_apart():
+    """Both are inputs of a program, but for JAX two kinds of them."""
+    a, b = jnp.ones(3), jnp.full(3, 2.0)
+    np.testing.assert_array_equal(run_compiled(lambda: a * 7 + b), 9)
+    np.testing.assert_array_equal(run_compiled(lambda x: a * 7 + x, b), 9)
+
+
+def test_a_function_that_is_there_many_times_is_looked_at_once():
+    """2 to the power of 40 times here."""
+    fn = jax.jit(jnp.sin)
+    for _ in range(40):
+        fn = jax.jit(lambda x, fn=fn: fn(x) + fn(2 * x))
+    assert key(fn) is not None
+
+
+def test_parameters_that_are_not_of_jax_are_not_compared():
+    """Equal ones of another library may say other things."""
+
+    class Always:
+        def __eq__(self, other):
+            return True
+
+        def __hash__(self):
+            return 0
+
+    primitive = Primitive("of_another_library")
+    primitive.def_abstract_eval(lambda x, by: x)
+    assert key(lambda x: primitive.bind(x, by=1)) is not None
+    assert key(lambda x: primitive.bind(x, by=Always())) is None
+
+
+def test_programs_keep_no_array_that_was_closed_over():
+    def run():
+        table = jnp.ones(54_321)
+        return run_compiled(lambda x: x + table.sum(), 1.0)
+
+    assert run() == 54_322
+    gc.collect()
+    assert not [array for array in jax.live_arrays() if array.shape == (54_321,)]
+
+
 def test_what_cannot_be_compared_has_no_key():
     """A function of Python, a large array, a random key inside."""
     shape = jax.ShapeDtypeStruct((3,), jnp.float32)
@@ -122,6 +166,9 @@ def test_a_derivative_is_that_of_its_own_function():
         fn.defjvp(lambda x, dx: (fn(*x), slope * dx[0]))
         return fn
 
+    programs = [compiled(of_slope(slope)) for slope in (2.0, 5.0)]
+    assert [float(program(1.0)) for program in programs] == [2, 2]
+    assert [float(jax.grad(program)(1.0)) for program in programs] == [2, 5]
     for slope in (2.0, 5.0):
         fn = of_slope(slope)
         assert float(run_compiled(fn, 1.0)) == 2
