@@ -160,10 +160,10 @@ def fit_double_sum(
         first = 0 if start is None else start.num_passes
         sizes = step_sizes(rule.step_size, range(first, first + num_passes))
         learning = Learning(problem, visits, rng_key, first, sizes, record_losses, settings, now)
-    so_far, reached, num_done = learning.so_far, learning.reached, now.num_done
+    so_far, to_write, num_done = learning.so_far, learning.to_write, now.num_done
     left, bar_options = range(num_done, num_passes), {"initial": num_done, "unit": "pass"}
     with (
-        fit_in_progress(checkpoints, KIND, so_far, reached, num_done) as writer,
+        fit_in_progress(checkpoints, KIND, so_far, to_write, num_done) as writer,
         bar_of(left, total=num_passes, disable=not progress_bar, **bar_options) as bar,
     ):
         for _ in bar:

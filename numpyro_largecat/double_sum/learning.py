@@ -123,7 +123,7 @@ class Learning:
         """The same, and how far it is."""
         return self.fit(), f"{self.now.num_done} of {len(self.sizes)} passes"
 
-    def reached(self) -> Reached:
+    def to_write(self) -> Reached:
         """What is written to disk."""
         now, losses = self.now, jnp.array(self.now.losses, self.now.w.dtype)
         arrays = {"w": now.w, "u": self.visits.by_row(now.u), "losses": losses}

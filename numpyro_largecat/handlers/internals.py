@@ -283,7 +283,7 @@ def closed_over(traced: Any) -> list[Any]:
 
 
 def without_constants(jaxpr: Any) -> Any:
-    """A jaxpr that holds no array that its function closed over, as those of JAX 0.12 do."""
+    """A jaxpr without the arrays that its function closed over, which those of JAX 0.12 hold."""
     return jaxpr.with_consts(()) if hasattr(jaxpr, "with_consts") else jaxpr
 
 

@@ -22,8 +22,6 @@ from numpyro_largecat._conversions import as_array
 from numpyro_largecat.ops.shuffle import shuffled
 from numpyro_largecat.svi.batch_order import orders_of, rows_of_step
 
-REAL = jnp.integer, jnp.floating, jnp.bool_
-
 
 @jax.tree_util.register_pytree_node_class
 class ArrayBatches:
@@ -132,6 +130,11 @@ class ArrayBatches:
         return f"ArrayBatches({shapes}, batch_size={self.batch_size})"
 
 
+def is_real(dtype: Any) -> bool:
+    """Whether values are real numbers, or true and false."""
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.integer, jnp.floating, jnp.bool_))
+
+
 def _of_numbers(position: int, array: Any) -> Any:
     """Return what NumPy makes of a frame, series or list; refuse what is not made of numbers."""
     if hasattr(array, "todense"):  # of scipy.sparse, or of JAX
@@ -156,7 +159,7 @@ def _of_numbers(position: int, array: Any) -> Any:
             f"array {position} must have rows of one length; got {describe(array)}. Pad shorter "
             "ones, of ids by `lc.data.padded_lists`."
         ) from error
-    if not any(jnp.issubdtype(array.dtype, kind) for kind in REAL):
+    if not is_real(array.dtype):
         raise TypeError(
             f"array {position} must hold real numbers; got dtype {array.dtype}. Convert it with "
             "`.astype`, or number its values with `np.unique(values, return_inverse=True)[1]`."

@@ -77,7 +77,7 @@ def _check_names(given: dict[str, Any], plan: Plan) -> None:
     if unknown:
         raise ValueError(
             f"`init_params` must be parameters of model or guide, {sorted(plan.stored)}; got "
-            f"{unknown}. Leave these out."
+            f"{unknown}. Correct these, or leave them out."
         )
 
 

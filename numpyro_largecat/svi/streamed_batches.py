@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from numpy.typing import NDArray
 
 from numpyro_largecat._checks import check_count, check_integers, describe
+from numpyro_largecat.svi.array_batches import is_real
 from numpyro_largecat.svi.batch_order import orders_of, rows_of_step
 
 STACK_BYTES = 2**24  # of the batches that are read and moved to the device at once
@@ -88,8 +89,8 @@ class StreamedBatches:
         self.orders = orders_of(seed)
         first = self._read(np.zeros(1, np.int64))
         for i, row in enumerate(first):
-            if not any(jnp.issubdtype(row.dtype, kind) for kind in (jnp.number, jnp.bool_)):
-                raise TypeError(f"source {i} must hold numbers; got dtype {row.dtype}.")
+            if not is_real(row.dtype):
+                raise TypeError(f"source {i} must hold real numbers; got dtype {row.dtype}.")
         self._dtypes = [row.dtype for row in first]
         row_bytes = sum(row.nbytes for row in first)
         in_stack = STACK_BYTES // max(1, self.batch_size * row_bytes)

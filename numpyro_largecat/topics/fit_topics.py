@@ -190,10 +190,10 @@ def fit_topics(
         devices = mesh_of_one_process(mesh)
         goes_on = has_checkpoint(checkpoints, resume, KIND)
         learning = Learning.begin(rng_key, corpus, asked, devices, checkpoints, goes_on=goes_on)
-    so_far, reached, num_done = learning.so_far, learning.reached, learning.num_done
+    so_far, to_write, num_done = learning.so_far, learning.to_write, learning.num_done
     total = None if num_topics == "learned" else learning.total
     with (
-        fit_in_progress(checkpoints, KIND, so_far, reached, num_done) as writer,
+        fit_in_progress(checkpoints, KIND, so_far, to_write, num_done) as writer,
         bar_of(
             learning.steps(),
             total=total,

@@ -134,7 +134,7 @@ class Learning:
         """The same, and how far it is."""
         return self.fit(), f"{self.num_done} of {self.total} batches"
 
-    def reached(self) -> Reached:
+    def to_write(self) -> Reached:
         """What is written to disk."""
         about = {
             "settings": self.settings,
