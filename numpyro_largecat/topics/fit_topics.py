@@ -188,8 +188,8 @@ def fit_topics(
         )
     with attach_result():
         devices = mesh_of_one_process(mesh)
-        goes_on = has_checkpoint(checkpoints, resume, KIND)
-        learning = Learning.begin(rng_key, corpus, asked, devices, checkpoints, goes_on=goes_on)
+        resumes = has_checkpoint(checkpoints, resume, KIND)
+        learning = Learning.begin(rng_key, corpus, asked, devices, checkpoints, resumes=resumes)
     so_far, to_write, num_done = learning.so_far, learning.to_write, learning.num_done
     total = None if num_topics == "learned" else learning.total
     with (

@@ -63,15 +63,15 @@ class Learning:
         mesh: Mesh | None,
         checkpoints: Checkpoints | None,
         *,
-        goes_on: bool,
+        resumes: bool,
     ) -> Learning:
-        """Before the first batch or, if it ``goes_on``, after the newest checkpoint."""
+        """Before the first batch or, if it ``resumes``, after the newest checkpoint."""
         beginning = begin(asked, corpus)
         asked = asked.with_num_active(len(beginning.priors.topics))
         batches = make_batches(numpy_generator(rng_key, 0), beginning.corpus, asked.batch_size)
         _check_batches(asked, beginning.corpus, len(batches))
         settings = None if checkpoints is None else settings_of(rng_key, asked, beginning)
-        if goes_on:
+        if resumes:
             assert checkpoints is not None and settings is not None
             saved = read_checkpoint(checkpoints, KIND, settings)
             shapes = read_shapes(saved.about["shapes"], INFERENCE[asked.inference].layout)

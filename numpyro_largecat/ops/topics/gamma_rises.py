@@ -26,7 +26,8 @@ def log_gamma_rise(a: Array, n: Array) -> Array:
     others = jnp.ones_like(high)
     for i in range(1, SHIFT):
         others *= 1 + n / (a + i)
-    return above + _falling_terms(high) - _falling_terms(low) - first - jnp.log(others)
+    rise = above + _falling_terms(high) - _falling_terms(low) - first - jnp.log(others)
+    return jnp.where(n > 0, rise, 0)  # compilers may round the terms of equal numbers apart
 
 
 def _falling_terms(x: Array) -> Array:
@@ -40,7 +41,7 @@ def digamma_rise(a: Array, n: Array) -> Array:
     rise = jnp.log1p(n / low) + n / (2 * low * high) + _square_terms(low) - _square_terms(high)
     for i in range(SHIFT):
         rise += n / (a + i) / (a + n + i)
-    return rise
+    return jnp.where(n > 0, rise, 0)
 
 
 def _square_terms(x: Array) -> Array:

@@ -195,7 +195,7 @@ def bound(document: ActiveTopics, done: Sweep) -> Array:
     log_norm = jnp.log(jnp.where(c > 0, done.norm, 1)) + document.shift
     words = (c * jnp.where(c > 0, log_norm, 0)).sum(axis=1)
     entropy = (n * jnp.log(jnp.where(done.weights > 0, done.weights, 1))).sum(axis=1)
-    prior = jnp.where(n > 0, log_gamma_rise(a, n), 0)
+    prior = log_gamma_rise(a, n)
     return words - entropy + prior.sum(axis=1)
 
 
