@@ -32,13 +32,21 @@ class distinct_rows(Messenger):
         fn: Model or guide.
         plates: Names of the plates; of a site that is in several each pair of rows has its own.
         size: The rows of a chunk, of one plate; None for none.
+        dense_too: Whether latent sites outside of the plates have other values too, as where
+            nothing is fitted and many would be 0.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], plates: Sequence[str], size: int | None = None
+        self,
+        fn: Callable[..., Any],
+        plates: Sequence[str],
+        size: int | None = None,
+        *,
+        dense_too: bool = False,
     ) -> None:
         self.plates = plates
         self.size = size
+        self.dense_too = dense_too
         super().__init__(fn)
 
     def __enter__(self) -> None:
@@ -73,9 +81,11 @@ class distinct_rows(Messenger):
             if frame.name in self.ids and axis >= 0:
                 if shape[axis] == len(self.ids[frame.name]):  # else rows share it
                     rows[axis] = self.ids[frame.name]
-        if not rows or not jnp.issubdtype(jnp.result_type(msg["value"]), jnp.floating):
+        if not rows and not (self.dense_too and is_latent(msg)):
             return
-        if is_latent(msg):
+        if not jnp.issubdtype(jnp.result_type(msg["value"]), jnp.floating):
+            return
+        if rows and is_latent(msg):
             self.before[msg["name"]] = jnp.moveaxis(msg["value"], min(rows), 0)[: self.size]
         transform = biject_to(support)
         free = transform.inv(msg["value"])
@@ -97,7 +107,7 @@ class distinct_rows(Messenger):
             mixed = mixed + np.uint32(977 + 174 * place) * along[axis].astype(jnp.uint32)
         mixed %= np.uint32(PRIME)
         values = 3.4 * ((mixed * mixed) % np.uint32(PRIME)) / PRIME - 1.7
-        if self.size is None:
+        if self.size is None or not rows:
             return jnp.broadcast_to(values, shape)
         (row,) = along.values()
         ends = [jnp.array(ABOVE), jnp.array(BELOW)]

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.handlers.closed_over_arrays import run_compiled
+from numpyro_largecat.ops.differing_columns import differing_columns
+from numpyro_largecat.svi.following_classes import follows_classes
 
 MOST_TOGETHER = 128  # classes in which places are looked for; what is done by place is rarely later
 
@@ -74,22 +75,15 @@ def rows_are_alone(
 
 def _refuse(of_starts: Array, message: Callable[[int], str]) -> Array:
     """Which classes differ among three chunks, (3, ..., size), at two starts and with two seeds."""
-    differ = _differ_by_start(of_starts)
+    differ = differing_columns(*of_starts)
     if is_concrete(differ) and differ.any():
         raise ValueError(message(int(jnp.argmax(differ)) + 1))
     return differ
 
 
 def _of_model(plate: str, class_id: int) -> str:
-    return (
-        f"the utility of class {class_id} of plate '{plate}' depends on "
-        "which classes are evaluated with it. It may depend on its own row and on what is "
-        "outside of the plate, not on the place of a row, sums over rows, or rows read by id. "
-        "Write a reference class as `jnp.where(classes.indices == 0, 0.0, b)`; in place of "
-        "centred weights give the prior a scale; read rows by id by `classes.rows_of`, of a "
-        "plate with `reads=ids`; or, after a fit with a full plate, set `chunk_size` to the "
-        "number of classes."
-    )
+    fix = "Or, after a fit with a full plate, set `chunk_size` to the number of classes."
+    return f"{follows_classes(plate, class_id)} {fix}"
 
 
 def _of_guide(plate: str, site: str, class_id: int) -> str:
@@ -99,21 +93,3 @@ def _of_guide(plate: str, site: str, class_id: int) -> str:
         "rows and what is outside; move centring, sums over rows and what is done by place into "
         "the model, or draw the site outside of the plate, for all classes."
     )
-
-
-@jax.jit
-def _differ_by_start(of_starts: Array) -> Array:
-    first, later, again = of_starts
-    is_fixed = ((first == again) | (jnp.isnan(first) & jnp.isnan(again))).all()
-    return _differ(first[..., 1:], later[..., :-1]) & is_fixed
-
-
-def _differ(a: Array, b: Array) -> Array:
-    """Which classes, on the last axis, have utilities that differ by more than rounding.
-
-    Rounding follows the largest utility of an observation, whose offset may be large.
-    """
-    size = jnp.where(jnp.isfinite(a), jnp.abs(a), 0)
-    near = jnp.abs(a - b) <= 200 * jnp.finfo(a.dtype).eps * size.max(axis=-1, keepdims=True)
-    same = near | (a == b) | (jnp.isnan(a) & jnp.isnan(b))
-    return ~same.reshape(-1, a.shape[-1]).all(axis=0)

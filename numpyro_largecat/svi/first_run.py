@@ -37,6 +37,7 @@ from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.handlers.valid_arguments import have_valid_arguments
 from numpyro_largecat.svi.bad_step import explained_search
 from numpyro_largecat.svi.estimated_mixtures import refuse_estimated_mixtures
+from numpyro_largecat.svi.following_classes import refuse_following_classes, sampled_classes
 from numpyro_largecat.svi.iterates import choose_entries
 from numpyro_largecat.svi.joint_guides import refuse_joint_guides
 from numpyro_largecat.svi.labels import GivenLabels, check_labels, labels_of
@@ -63,9 +64,10 @@ def first_run(
     if made is None:
         made = _first_run(plan, rng_key, args, kwargs, given)
     _check_names(given, made.plan)
-    if made.read_plates:
-        key = made.seen.model_key
-        refuse_reading_by_place(plan.model, made.read_plates, key, given, args, kwargs)
+    key, suspect = made.seen.model_key, made.suspect
+    if suspect.read_plates:
+        refuse_reading_by_place(plan.model, suspect.read_plates, key, given, args, kwargs)
+    refuse_following_classes(plan.model, suspect.num_classes, key, given, args, kwargs)
     shapes = plan.optim.get_params(made.plan.computed)
     recorded = choose_entries(made.plan.stored, shapes, made.seen.touched)
     return replace(made.plan, recorded=recorded), made.state
@@ -90,13 +92,20 @@ class _Seen(NamedTuple):
     model_key: Array
 
 
+class _Suspect(NamedTuple):
+    """Plates of which a step holds some rows, to be looked at by runs with other ones."""
+
+    read_plates: list[str]  # that may be read by place
+    num_classes: dict[str, int]  # that a step holds, of plates of a choice
+
+
 class _Made(NamedTuple):
     """What a first run gives."""
 
     plan: Plan  # without the entries to record
     state: SubsampledSVIState
     seen: _Seen
-    read_plates: list[str]  # that may be read by place
+    suspect: _Suspect
 
 
 def _first_run(
@@ -125,7 +134,7 @@ def _first_run(
     seen = seen._replace(is_valid=seen.is_valid & is_valid)
     sites, values, mutable = (a | b for a, b in zip(of_model.found, of_guide, strict=True))
     values |= given
-    kinds, read_plates = of_model.kinds, of_model.read_plates
+    kinds, suspect = of_model.kinds, of_model.suspect
     del of_model, of_guide  # tables are freed one by one
     _check_loss(plan.loss, sites, kinds)
     free_start_values(plan.guide, {n: _rows_of_parts(s, seen.touched) for n, s in sites.items()})
@@ -137,7 +146,7 @@ def _first_run(
     state = SubsampledSVIState(
         optim_state, mutable or None, rng_key, local_state, jnp.zeros((), jnp.int32)
     )
-    return _Made(plan.with_state(state), state, seen, read_plates)
+    return _Made(plan.with_state(state), state, seen, suspect)
 
 
 def _compiled_search(search: Search) -> Search:
@@ -180,17 +189,17 @@ def _one_program(
     """
     arrays, static = split_arguments((args, kwargs))
     before = attributes_of(plan.guide)
-    found: list[tuple[Plan, list[str], Learned]] = []
+    found: list[tuple[Plan, _Suspect, Learned]] = []
 
     def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
         args, kwargs = static.restore(arrays)
         are_valid: list[Array] = []
         made = _first_run(plan, rng_key, args, kwargs, given, are_valid)
-        of_steps, state, seen, read_plates = made
+        of_steps, state, seen, suspect = made
         _refuse_what_stays_traced(plan, state)
         tables = {n: _rows_of_parts(s, seen.touched) for n, s in of_steps.stored.items()}
         learned = Learned(plan.guide, tables, keeps_all=plan.sharding is None)
-        found[:] = [(of_steps, read_plates, learned)]  # no array of the trace
+        found[:] = [(of_steps, suspect, learned)]  # no array of the trace
         seen = seen._replace(is_valid=jnp.stack([seen.is_valid, *are_valid]).all())
         return of_steps.pinned(state), *of_steps.seen_everywhere((seen, learned.take_arrays()))
 
@@ -211,10 +220,10 @@ def _one_program(
     except BaseException:
         restore(plan.guide, before)
         raise
-    of_steps, read_plates, learned = found[0]
+    of_steps, suspect, learned = found[0]
     learned.put_back(plan.guide, of_guide, args, kwargs)
     state = _without_aliases(state, (rng_key, arrays, given, of_guide))
-    return _Made(of_steps, state, seen, read_plates)
+    return _Made(of_steps, state, seen, suspect)
 
 
 class _NotAsOneProgram(Exception):
@@ -270,7 +279,7 @@ class _OfModel(NamedTuple):
 
     seen: _Seen
     found: _Found
-    read_plates: list[str]  # that may be read by place
+    suspect: _Suspect
     kinds: dict[str, str]  # of all plates
 
 
@@ -289,7 +298,7 @@ def _run_model(
     """Run the model, compiled."""
     arrays, static = split_arguments((args, kwargs))
     described: dict[str, StoredParam] = {}  # they are not arrays: they leave the trace on their own
-    read_plates: list[str] = []
+    suspect = _Suspect([], {})
     kinds: dict[str, str] = {}
 
     def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
@@ -303,12 +312,13 @@ def _run_model(
         found = _found(sites, touched, plan.sharding)
         kinds.update(_kinds_of_plates(sites))
         described.update(found.sites)
-        read_plates.extend(plates_that_may_be_read(sites, arrays))
+        suspect.read_plates.extend(plates_that_may_be_read(sites, arrays))
+        suspect.num_classes.update(sampled_classes(sites))
         seen = _Seen(touched, labels_of(sites), have_valid_arguments(sites), rng_key)
         return seen, found.values, found.mutable
 
     seen, values, mutable = compiled(run, runs_once=True)(rng_key, arrays, given)
-    return _OfModel(seen, _Found(described, values, mutable), read_plates, kinds)
+    return _OfModel(seen, _Found(described, values, mutable), suspect, kinds)
 
 
 def _checked(around: Around, given: dict[str, Any]) -> Around:

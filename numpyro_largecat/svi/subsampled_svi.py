@@ -107,8 +107,9 @@ class SubsampledSVI(SVI):
 
     Raises:
         ValueError: If ``sharding`` names no axis of ``mesh``, or no plate (at ``init``); at
-            ``init``, if data is not finite, a label is out of range, or the optimiser or
-            a constraint mixes rows of a subsampled plate.
+            ``init``, if data is not finite, a label is out of range, the optimiser or
+            a constraint mixes rows of a subsampled plate, or the utility of a class follows the
+            other classes that a step draws.
         NotImplementedError: If the optimiser is no gradient method (``Minimize``) or the loss draws
             several samples in one guide call; at ``init``, if a parameter has an update rule and
             the loss is neither ``Trace_ELBO`` nor ``TraceMeanField_ELBO``, if the loss is
@@ -190,8 +191,9 @@ class SubsampledSVI(SVI):
             The initial state. Its arrays are its own, so it may be donated.
 
         Raises:
-            ValueError: If the arguments hold NaN or infinities, or labels out of range, or if the
-                optimiser or a constraint mixes rows of a subsampled plate.
+            ValueError: If the arguments hold NaN or infinities, or labels out of range, if the
+                optimiser or a constraint mixes rows of a subsampled plate, or if utilities follow
+                the other classes that a step draws.
         """
         check_random_key(rng_key)
         self.plan, state = first_run(self.plan, rng_key, args, kwargs, init_params)
