@@ -11,7 +11,7 @@ from jax import lax, random
 from numpyro.infer import SVI
 
 import numpyro_largecat as lc
-from benchmarks.turns import Cell
+from benchmarks.cell import Cell
 
 
 class CompiledLoop:

@@ -28,6 +28,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 
+from benchmarks.cell import runs_in_torch
 from benchmarks.records import Record, argument_parser, machine_record, write_json
 from benchmarks.step_cells import FULL_GROUPS, QUICK_GROUPS, Cell
 from benchmarks.turns import (
@@ -35,7 +36,6 @@ from benchmarks.turns import (
     cell_records,
     measure,
     print_cells,
-    runs_in_torch,
     serve_cell,
     without_missing_torch,
 )

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks import turns
+from benchmarks import cell as cells
 from benchmarks.step_cells import BATCH_SIZE, LEARNING_RATE, NUM_SAMPLED, Cell, make_data
 
 # Say that they are off, as they are by default: the optimisers would warn.
@@ -107,7 +107,7 @@ def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 
 def step_loop(
-    cell: turns.Cell,
+    cell: cells.Cell,
     optimizer: torch.optim.Optimizer,
     rows: ShuffledRows,
     loss_of: Callable[[Tensor], Tensor],

@@ -15,8 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from benchmarks.cell import Cell, runs_in_torch
 from benchmarks.records import (
     Record,
     print_table,
@@ -24,20 +25,6 @@ from benchmarks.records import (
     say_that_torch_is_missing,
     torch_is_missing,
 )
-
-
-class Cell(Protocol):
-    """What is measured; a tuple, to be passed on as JSON."""
-
-    method: str  # those of PyTorch begin with "torch"
-
-    @property
-    def steps_per_chunk(self) -> int:
-        """Steps of one compiled loop."""
-
-    @property
-    def setting(self) -> dict[str, int]:
-        """The setting of this cell's records, with the number of classes K."""
 
 
 class Measured(NamedTuple):
@@ -49,11 +36,6 @@ class Measured(NamedTuple):
 
 
 # What runs in the process of a cell.
-
-
-def runs_in_torch(cell: Cell) -> bool:
-    """Whether PyTorch takes the steps of this cell."""
-    return cell.method.startswith("torch")
 
 
 def serve_cell(cell: Cell, make_chunk: Callable[[Any], Callable[[], None]]) -> None:

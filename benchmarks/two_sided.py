@@ -25,6 +25,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from benchmarks.cell import runs_in_torch
 from benchmarks.data_folder import add_data_argument, how_to_name_data
 from benchmarks.records import (
     Record,
@@ -39,7 +40,6 @@ from benchmarks.turns import (
     cell_records,
     measure,
     print_cells,
-    runs_in_torch,
     serve_cell,
     without_missing_torch,
 )

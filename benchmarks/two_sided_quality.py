@@ -270,7 +270,7 @@ def compare(
                 start = time.perf_counter()
                 method.run(STEPS_PER_CHUNK)
                 clocks[name] += time.perf_counter() - start
-            scores = score_tables(method.tables(), problem)
+            scores = score_tables(Tables(*method.tables()), problem)
             curves[name].append((clocks[name], scores))
             say(name, clocks[name], scores)
     return curves

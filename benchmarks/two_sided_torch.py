@@ -89,9 +89,7 @@ class Factorisation:
                 loss = loss + self._setting.shrinkage * squares / len(items)
             take_step(self._optimizer, loss)
 
-    def tables(self) -> Any:
+    def tables(self) -> tuple[Any, ...]:
         """Tables v, w and b as they are now."""
-        from benchmarks.two_sided_quality import Tables
-
         v, w, b = self._model.v, self._model.softmax.w, self._bias()
-        return Tables(*(x.weight.detach().numpy() for x in (v, w)), b.weight.detach().numpy()[:, 0])
+        return *(x.weight.detach().numpy() for x in (v, w)), b.weight.detach().numpy()[:, 0]
