@@ -191,7 +191,8 @@ def _check_classes(classes: ClassSubset, utilities: Array) -> None:
         raise ValueError(
             "`classes` holds no labels, so a likelihood would lack the class observed. Give "
             "them to the plate, `class_plate(..., labels=y)`; to predict without labels use "
-            "`lc.Fitted(...).on(x).draw_choices(rng_key=key)`."
+            "`lc.Fitted(...).on(x).draw_choices(rng_key=key)`; to draw from the prior leave "
+            "`num_sampled` out."
         )
     need = "one column for each row of the class plate"
     if classes.negatives != "batch":

@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 from numpyro.distributions.transforms import biject_to
 from numpyro.primitives import Messenger
 
@@ -23,15 +24,15 @@ class distinct_rows(Messenger):
     """Give parameters and latent values in some plates other rows, by their ids and all different.
 
     Rows that nothing has touched are alike, and would hide which of them a value depends on.
-    Values are within their support: its free coordinates are of the order of 1; with ``size``, the
-    rows of a chunk, but ``ABOVE`` for row 0 and ``BELOW`` for row ``size``, the one after the first
-    chunk. The handler must be the first around model or guide, to see the rows that others have
-    taken.
+    Values are within their support: its free coordinates are of the order of 1, but ``ABOVE`` and
+    ``BELOW`` for a few rows. The handler must be the first around model or guide, to see the rows
+    that others have taken.
 
     Args:
         fn: Model or guide.
         plates: Names of the plates; of a site that is in several each pair of rows has its own.
-        size: The rows of a chunk, of one plate; None for none.
+        size: How many rows are remembered as they were; None for all.
+        ends: Rows of one plate that are far above all others, and rows far below; None for none.
         dense_too: Whether latent sites outside of the plates have other values too, as where
             nothing is fitted and many would be 0.
     """
@@ -40,12 +41,14 @@ class distinct_rows(Messenger):
         self,
         fn: Callable[..., Any],
         plates: Sequence[str],
-        size: int | None = None,
         *,
+        size: int | None = None,
+        ends: tuple[NDArray[np.integer], NDArray[np.integer]] | None = None,
         dense_too: bool = False,
     ) -> None:
         self.plates = plates
         self.size = size
+        self.ends = ends
         self.dense_too = dense_too
         super().__init__(fn)
 
@@ -107,8 +110,8 @@ class distinct_rows(Messenger):
             mixed = mixed + np.uint32(977 + 174 * place) * along[axis].astype(jnp.uint32)
         mixed %= np.uint32(PRIME)
         values = 3.4 * ((mixed * mixed) % np.uint32(PRIME)) / PRIME - 1.7
-        if self.size is None or not rows:
-            return jnp.broadcast_to(values, shape)
-        (row,) = along.values()
-        ends = [jnp.array(ABOVE), jnp.array(BELOW)]
-        return jnp.broadcast_to(jnp.select([row == 0, row == self.size], ends, values), shape)
+        if self.ends is not None and rows:
+            (row,) = along.values()
+            is_end = [(row[..., None] == ids).any(axis=-1) for ids in self.ends]
+            values = jnp.select(is_end, [jnp.array(ABOVE), jnp.array(BELOW)], values)
+        return jnp.broadcast_to(values, shape)

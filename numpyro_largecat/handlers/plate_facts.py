@@ -113,6 +113,7 @@ class RowsRequest:
         is_reversed: Whether the plate holds what is drawn, and what is read by id, in the opposite
             order: a boolean that may be traced, or None for no.
         also: Classes to hold besides those of the labels, where classes are only read.
+        weights: Of the classes that a handler gave; None for 1.
     """
 
     source: Source
@@ -121,6 +122,7 @@ class RowsRequest:
     is_read: bool = False
     is_reversed: Array | None = None
     also: Array | None = None
+    weights: Array | None = None
 
 
 class RowsReply(NamedTuple):
@@ -138,15 +140,18 @@ def rows_request(msg: Site) -> RowsRequest | None:
     return request if isinstance(request, RowsRequest) else None
 
 
-def choose_rows(msg: Site, rows: Array, *, is_alone: bool = False) -> None:
+def choose_rows(
+    msg: Site, rows: Array, *, is_alone: bool = False, weights: Array | None = None
+) -> None:
     """Answer the helper site of a plate with the rows that it holds, which stand for no others.
 
-    With ``is_alone`` they are only read, and no others are.
+    With ``is_alone`` they are only read, and no others are. Classes may have other weights than 1.
     """
     request = msg["kwargs"][_KEY]
     msg["value"] = rows
+    is_read = is_alone or request.is_read
     msg["kwargs"][_KEY] = replace(
-        request, is_chosen=True, is_alone=is_alone, is_read=is_alone or request.is_read
+        request, is_chosen=True, is_alone=is_alone, is_read=is_read, weights=weights
     )
 
 

@@ -305,6 +305,8 @@ def _chosen_subset(
 ) -> ClassSubset:
     """The rows that a handler chose, and those that the model reads, if it lets them be."""
     chunk = replace(chunk_subset(reply.value, num_categories), name=name, outer_name=reply.plate)
+    if reply.request.weights is not None:
+        chunk = replace(chunk, weights=reply.request.weights)
     if reads is None or reply.request.is_alone:
         return chunk
     return with_read_rows(chunk, reads)

@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.handlers.closed_over_arrays import run_compiled
-from numpyro_largecat.ops.differing_columns import differing_columns
+from numpyro_largecat.plates.class_company import ClassCompany, Run
 from numpyro_largecat.svi.following_classes import follows_classes
 
-MOST_TOGETHER = 128  # classes in which places are looked for; what is done by place is rarely later
+MOST_TOGETHER = 128  # classes that are looked at
 
 
 class RowsSeen(NamedTuple):
@@ -27,25 +26,22 @@ class RowsSeen(NamedTuple):
 
 
 def rows_are_alone(
-    of_classes: Callable[[ArrayLike, int, ArrayLike], RowsSeen],
+    of_classes: Callable[[ClassCompany, Run], RowsSeen],
     plate: str,
+    num_categories: int,
     chunk_size: int,
     *,
     only_guide: bool = False,
 ) -> Array:
     """Whether a class is the same whichever classes are evaluated with it.
 
-    ``of_classes(start, size, seed)`` are the utilities of classes from ``start`` on, and what the
-    guide has for them, with rows that are all different, see ``distinct_rows``. A chunk that starts
-    one class later has its classes in other places, and the class far above all others is gone, one
-    far below them is new: what is done by place, sums, extremes, ranks and rows that are read by id
-    all show. What follows the seed has noise of its own, and is not compared.
-
-    Cost: the utilities of at most 384 classes.
+    Cost: the utilities of at most 7 x 128 classes.
 
     Args:
-        of_classes: See above.
+        of_classes: What a model has for the classes of a run, and its guide, with rows that are all
+            different.
         plate: Name of the class plate.
+        num_categories: Number of classes K.
         chunk_size: Number of classes that are evaluated at once.
         only_guide: Whether the model sees all classes at once, and is not looked at.
 
@@ -55,30 +51,33 @@ def rows_are_alone(
     Raises:
         ValueError: If a class differs and its values are no tracers.
     """
-    size = max(2, min(chunk_size, MOST_TOGETHER))
-    starts, seeds = jnp.array([0, 1, 0]), jnp.array([0, 0, 1])
+    company = ClassCompany.of(num_categories, min(chunk_size, MOST_TOGETHER))
 
-    def look(starts: Array, seeds: Array) -> RowsSeen:
-        found: RowsSeen = lax.map(lambda x: of_classes(x[0], size, x[1]), (starts, seeds))
-        return found
+    def look(runs: Run) -> tuple[Array, dict[str, Array]]:
+        seen = lax.map(partial(of_classes, company), runs)
+        guide = {name: company.differing(_by_class(rows)) for name, rows in seen.guide.items()}
+        return company.differing(seen.utilities), guide
 
-    seen = run_compiled(look, starts, seeds)
+    in_model, in_guide = run_compiled(look, company.runs)
     differ = jnp.zeros((), bool)
-    for name, rows in seen.guide.items():
-        rows = rows.astype(jnp.promote_types(rows.dtype, jnp.result_type(float)))
-        by_class = rows.reshape(3, size, -1).swapaxes(1, 2)
-        differ |= _refuse(by_class, partial(_of_guide, plate, name)).any()
+    for name, of_site in in_guide.items():
+        differ |= _refuse(of_site, company, partial(_of_guide, plate, name))
     if not only_guide:
-        differ |= _refuse(seen.utilities, partial(_of_model, plate)).any()
+        differ |= _refuse(in_model, company, partial(_of_model, plate))
     return ~differ
 
 
-def _refuse(of_starts: Array, message: Callable[[int], str]) -> Array:
-    """Which classes differ among three chunks, (3, ..., size), at two starts and with two seeds."""
-    differ = differing_columns(*of_starts)
+def _by_class(rows: Array) -> Array:
+    """Rows (runs, size, ...) as numbers, with the classes last."""
+    rows = rows.astype(jnp.promote_types(rows.dtype, jnp.result_type(float)))
+    return rows.reshape(*rows.shape[:2], -1).swapaxes(1, 2)
+
+
+def _refuse(differ: Array, company: ClassCompany, message: Callable[[int], str]) -> Array:
+    """Whether a class differs."""
     if is_concrete(differ) and differ.any():
-        raise ValueError(message(int(jnp.argmax(differ)) + 1))
-    return differ
+        raise ValueError(message(company.class_id(differ)))
+    return differ.any()
 
 
 def _of_model(plate: str, class_id: int) -> str:

@@ -88,7 +88,8 @@ class ChunkedUtilities:
         are_alone = jnp.array(True)
         has_all = num_chunks == 1 and not is_sampled  # wherever the model is run
         if not has_all or is_drawn:  # draws are of one class at a time
-            are_alone = rows_are_alone(runs.of_distinct, runs.plate, chunk_size, only_guide=has_all)
+            sizes = runs.num_categories, chunk_size
+            are_alone = rows_are_alone(runs.of_distinct, runs.plate, *sizes, only_guide=has_all)
         return cls(
             runs,
             *seen,

@@ -33,6 +33,7 @@ from numpyro_largecat.handlers.sites import Sites, base_distribution, is_latent,
 from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 from numpyro_largecat.plates.class_chunk import class_chunk
+from numpyro_largecat.plates.class_company import ClassCompany, Run, hold_classes
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.choice_site import find_choice
 from numpyro_largecat.reading.chunk_checks import RowsSeen
@@ -141,18 +142,25 @@ class ClassRuns:
         take_rows_held(guide_sites, model_sites, touched)
         return guide_sites, model_sites
 
-    def of_distinct(self, start: ArrayLike, size: int, seed: ArrayLike) -> RowsSeen:
+    def of_distinct(self, company: ClassCompany, run: Run) -> RowsSeen:
         """What is seen of a few classes alone, with rows that are all different."""
-        touched, distinct = TouchedRows(), partial(distinct_rows, plates=[self.plate], size=size)
-        run = partial(
-            self.run, start=start, size=size, rng_key=jax.random.key(seed), touched=touched
-        )
-        sites = run(distinct(self.model), latent_values=at_feasible_values)
+        hold = partial(hold_classes, name=self.plate, ids=run.ids, weights=run.weights)
+        size = len(company.order)
+        key, touched = jax.random.fold_in(jax.random.key(0), run.noise), TouchedRows()
+
+        def distinct(fn: Any) -> distinct_rows:
+            return distinct_rows(fn, [self.plate], size=size, ends=company.ends)
+
+        def sites(fn: Any, around: Around) -> Sites:
+            # Noise is by place: classes in the same places have the same in all runs.
+            return self._sites_with(hold, fn, 0, key, touched, around)
+
+        of_model = sites(distinct(self.model), at_feasible_values)
         guide = distinct(self.guide)
-        drawn = run(guide, latent_values=at_centre)
-        take_rows_held(drawn, sites, touched)
-        sites = run(distinct(self.model), latent_values=at_values_or_centre(drawn))
-        utilities = jnp.asarray(base_distribution(sites[self.site]["fn"]).utilities)
+        drawn = sites(guide, at_centre)
+        take_rows_held(drawn, of_model, touched)
+        of_model = sites(distinct(self.model), at_values_or_centre(drawn))
+        utilities = jnp.asarray(base_distribution(of_model[self.site]["fn"]).utilities)
         return RowsSeen(utilities, guide.before)
 
     def run(

@@ -37,7 +37,11 @@ from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.handlers.valid_arguments import have_valid_arguments
 from numpyro_largecat.svi.bad_step import explained_search
 from numpyro_largecat.svi.estimated_mixtures import refuse_estimated_mixtures
-from numpyro_largecat.svi.following_classes import refuse_following_classes, sampled_classes
+from numpyro_largecat.svi.following_classes import (
+    SampledClasses,
+    refuse_following_classes,
+    sampled_classes,
+)
 from numpyro_largecat.svi.iterates import choose_entries
 from numpyro_largecat.svi.joint_guides import refuse_joint_guides
 from numpyro_largecat.svi.labels import GivenLabels, check_labels, labels_of
@@ -67,10 +71,18 @@ def first_run(
     key, suspect = made.seen.model_key, made.suspect
     if suspect.read_plates:
         refuse_reading_by_place(plan.model, suspect.read_plates, key, given, args, kwargs)
-    refuse_following_classes(plan.model, suspect.num_classes, key, given, args, kwargs)
+    params = given | _values_outside_of_plates(made) | (made.state.mutable_state or {})
+    refuse_following_classes(plan.model, suspect.sampled, key, params, args, kwargs)
     shapes = plan.optim.get_params(made.plan.computed)
     recorded = choose_entries(made.plan.stored, shapes, made.seen.touched)
     return replace(made.plan, recorded=recorded), made.state
+
+
+def _values_outside_of_plates(made: _Made) -> dict[str, Any]:
+    """Parameters that are no rows, as they start: those of a network are drawn, but once."""
+    stored = made.plan.optim.get_params(made.state.optim_state)
+    params = {name: made.plan.stored[name] for name in made.suspect.params if name in stored}
+    return {n: of.transform(stored[n]) for n, of in params.items() if not of.plates}
 
 
 def _check_names(given: dict[str, Any], plan: Plan) -> None:
@@ -96,7 +108,8 @@ class _Suspect(NamedTuple):
     """Plates of which a step holds some rows, to be looked at by runs with other ones."""
 
     read_plates: list[str]  # that may be read by place
-    num_classes: dict[str, int]  # that a step holds, of plates of a choice
+    sampled: dict[str, SampledClasses]  # class plates
+    params: list[str]  # of the model
 
 
 class _Made(NamedTuple):
@@ -298,7 +311,7 @@ def _run_model(
     """Run the model, compiled."""
     arrays, static = split_arguments((args, kwargs))
     described: dict[str, StoredParam] = {}  # they are not arrays: they leave the trace on their own
-    suspect = _Suspect([], {})
+    suspect = _Suspect([], {}, [])
     kinds: dict[str, str] = {}
 
     def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
@@ -313,7 +326,8 @@ def _run_model(
         kinds.update(_kinds_of_plates(sites))
         described.update(found.sites)
         suspect.read_plates.extend(plates_that_may_be_read(sites, arrays))
-        suspect.num_classes.update(sampled_classes(sites))
+        suspect.sampled.update(sampled_classes(sites))
+        suspect.params.extend(found.sites)
         seen = _Seen(touched, labels_of(sites), have_valid_arguments(sites), rng_key)
         return seen, found.values, found.mutable
 

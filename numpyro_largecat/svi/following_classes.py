@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse models in which a class is another one when other classes are there with it."""
+"""Refuse models in which something follows which classes a step happens to hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,109 +17,137 @@ from numpyro_largecat.handlers.closed_over_arrays import run_compiled
 from numpyro_largecat.handlers.distinct_rows import distinct_rows
 from numpyro_largecat.handlers.plate_facts import class_plates
 from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
-from numpyro_largecat.handlers.sites import Sites, base_distribution
+from numpyro_largecat.handlers.sites import Sites, base_distribution, log_prob_of, plates_of
 from numpyro_largecat.handlers.touched_rows import TouchedRows
-from numpyro_largecat.ops.differing_columns import differing_columns
-from numpyro_largecat.plates.class_chunk import class_chunk
+from numpyro_largecat.plates.class_company import ClassCompany, Run, hold_classes
 
 MOST_TOGETHER = 512  # classes that are looked at; a step of few observations holds no more
 
 
-def sampled_classes(sites: Sites) -> dict[str, int]:
-    """How many classes a step holds, of each class plate that draws them for a choice."""
-    over = {name: facts for name, facts in class_plates(sites).items() if facts.is_sampled}
-    if not any(is_choice(site) for site in sites.values()):
-        return {}
+class SampledClasses(NamedTuple):
+    """A class plate of which a step holds a sample."""
+
+    num_categories: int
+    num_held: int
+
+
+def sampled_classes(sites: Sites) -> dict[str, SampledClasses]:
+    """The class plates of a model of which a step holds a sample, by name."""
     return {
-        name: len(facts.row_weights)
-        for name, facts in over.items()
-        if facts.row_weights is not None
+        name: SampledClasses(sites[name]["args"][0], len(facts.row_weights))
+        for name, facts in class_plates(sites).items()
+        if facts.is_sampled and facts.row_weights is not None
     }
 
 
 def refuse_following_classes(
     model: Any,
-    num_classes: dict[str, int],
+    plates: dict[str, SampledClasses],
     rng_key: Array,
     params: dict[str, Any],
     args: Any,
     kwargs: Any,
 ) -> None:
-    """Refuse a model whose utility of a class changes with the classes that a step draws.
+    """Refuse a model in which a class, or what is outside, changes with the classes that are drawn.
 
-    Each step draws others, so ``b - b.mean()`` or ``b.at[0].set(0)`` would be something else in
-    each of them, and nothing that can be read. The model is run on as many consecutive classes as a
-    step holds, and again on those that start one later; rows are all different. See
-    ``differing_columns``. Models that cannot be run so, nor read, are not looked at.
+    Each step draws others, so a utility with ``b - b.mean()`` or ``price / price.min()`` would be
+    another in each of them, and so would a ``numpyro.factor`` of ``b.sum()``. The model is run
+    with classes in different company, see ``ClassCompany``; their rows are all different. The
+    utilities of each class must be the same, and so must utilities over other plates, and the
+    log densities of sites outside of the plate, unless they follow the weights of the classes too.
+    Models that cannot be run so, nor read, are not looked at.
 
-    Cost: three runs of the model, on at most ``MOST_TOGETHER`` classes, compiled once. Nothing is
-    done under ``jit``; readings refuse such a fit there.
+    Cost: seven runs of the model, on at most ``MOST_TOGETHER`` classes, compiled once. Nothing is
+    done under ``jit``; readings refuse such utilities there.
 
     Args:
         model: The model.
-        num_classes: How many classes a step holds, by class plate.
+        plates: The class plates to look at.
         rng_key: Key of what the model draws.
-        params: Values of parameters that are given.
+        params: Values of its parameters.
         args: Arguments of the model.
         kwargs: Its keyword arguments.
 
     Raises:
-        ValueError: With the plate, the choice and a class.
+        ValueError: With the plate, the site and a class.
     """
     if not all(map(is_concrete, jax.tree.leaves((rng_key, params, args, kwargs)))):
         return
-    for plate, held in num_classes.items():
-        size = max(2, min(held, MOST_TOGETHER))
-        utilities = partial(_utilities, model, rng_key, params, args, kwargs, plate, size)
-        for site, differ in _differing(utilities).items():
-            if differ.any():
+    for plate, size in plates.items():
+        company = ClassCompany.of(size.num_categories, min(size.num_held, MOST_TOGETHER))
+        seen = partial(_seen, model, rng_key, params, args, kwargs, plate, company)
+        over, elsewhere = _differing(seen, company)
+        each = f"each step holds other classes of plate '{plate}', and "
+        fix = "leave `num_sampled` out, to have all classes in each step."
+        for site, differ in over.items():
+            if np.asarray(differ).any():
+                what = follows_classes(plate, company.class_id(differ))
+                raise ValueError(f"{each}of choice '{site}' {what} Or {fix}")
+        for site, differs in elsewhere.items():
+            if differs:
                 raise ValueError(
-                    f"each step holds other classes of plate '{plate}', and of choice '{site}' "
-                    + follows_classes(plate, int(differ.argmax()) + 1)
-                    + " Or leave `num_sampled` out, to have all classes in each step."
+                    f"{each}site '{site}', outside of it, depends on which they are. A sum over "
+                    "all classes is estimated by `(classes.weights * b).sum()`, in a "
+                    f"`numpyro.factor` that is linear in it; or {fix}"
                 )
 
 
-def _differing(utilities: Callable[[Array, Array], dict[str, Array]]) -> dict[str, Array]:
-    """Which classes differ, of each choice."""
+class _Seen(NamedTuple):
+    """What a run of a model has."""
 
-    def look(runs: Array) -> dict[str, Array]:
-        seen = lax.map(lambda run: utilities(*run), runs)
-        return {site: differing_columns(*of_runs) for site, of_runs in seen.items()}
+    over: dict[str, Array]  # utilities over the plate (..., M), of each choice
+    elsewhere: dict[str, Array]  # utilities over other plates, and log densities of sites outside
+
+
+def _differing(
+    seen: Callable[[Run], _Seen], company: ClassCompany
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Which classes differ, of each choice over the plate, and which other sites."""
+
+    def look(runs: Run) -> tuple[dict[str, Array], dict[str, Array]]:
+        over, elsewhere = lax.map(seen, runs)
+        return (
+            {site: company.differing(of_runs) for site, of_runs in over.items()},
+            {site: company.differs_elsewhere(of_runs) for site, of_runs in elsewhere.items()},
+        )
 
     try:
-        found: dict[str, Array] = run_compiled(look, np.array([[0, 0], [1, 0], [0, 1]]))
-    except (TypeError, ValueError):  # steps alone can run it, as a model with a `u` of its own
-        return {}
+        found: tuple[dict[str, Array], dict[str, Array]] = run_compiled(look, company.runs)
+    except Exception:
+        # Steps alone can run it, as a model with a `u` of its own or with assertions of shapes.
+        return {}, {}
     return found
 
 
-def _utilities(
+def _seen(
     model: Any,
     rng_key: Array,
     params: dict[str, Any],
     args: Any,
     kwargs: Any,
     plate: str,
-    size: int,
-    start: Array,
-    noise: Array,
-) -> dict[str, Array]:
-    """Those of classes from ``start`` on, of each choice over the plate; ``noise`` is a seed."""
-
+    company: ClassCompany,
+    run: Run,
+) -> _Seen:
     def around(fn: Any) -> Any:
-        return at_feasible_values(class_chunk(fn, name=plate, start=start, size=size))
+        fn = hold_classes(fn, name=plate, ids=run.ids, weights=run.weights)
+        return at_feasible_values(fn)
 
-    distinct = distinct_rows(model, [plate], size, dense_too=True)
-    key = jax.random.fold_in(rng_key, noise)
+    distinct = distinct_rows(model, [plate], ends=company.ends, dense_too=True)
+    key = jax.random.fold_in(rng_key, run.noise)
     known: dict[str, Any] = {"rng_key": key, "params": params, "touched": TouchedRows()}
     sites = sites_of(distinct, args, kwargs, **known, around=around, is_step=False)
-    choices = {n: base_distribution(s["fn"]) for n, s in sites.items() if is_choice(s)}
-    return {name: fn.utilities for name, fn in choices.items() if _is_over_chunk(fn)}
-
-
-def _is_over_chunk(fn: Any) -> bool:
-    return fn.classes is not None and fn.classes.kind == "chunk"
+    found = _Seen({}, {})
+    for name, site in sites.items():
+        if site["type"] != "sample" or plate in plates_of(site):
+            continue
+        if not is_choice(site):
+            found.elsewhere[name] = log_prob_of(site)
+            continue
+        choice = base_distribution(site["fn"])
+        is_over = choice.classes is not None and choice.classes.kind == "chunk"
+        (found.over if is_over else found.elsewhere)[name] = choice.utilities
+    return found
 
 
 def follows_classes(plate: str, class_id: int) -> str:
@@ -127,8 +155,10 @@ def follows_classes(plate: str, class_id: int) -> str:
     return (
         f"the utility of class {class_id} of plate '{plate}' depends on "
         "which classes are evaluated with it. It may depend on its own row and on what is "
-        "outside of the plate, not on the place of a row, sums over rows, or rows read by id. "
+        "outside of the plate, not on the place of a row, sums or extremes over rows, weights of "
+        "classes, or rows read by id. Utilities need no normalisation, and no correction for how "
+        "classes are drawn. "
         "Write a reference class as `jnp.where(classes.indices == 0, 0.0, b)`; in place of "
         "centred weights give the prior a scale; read rows by id by `classes.rows_of`, of a "
-        "plate with `reads=ids`."
+        "plate with `reads=ids`; take extremes of features over all classes, before the plate."
     )

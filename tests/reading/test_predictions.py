@@ -258,7 +258,7 @@ def choice_over(classes_to_utilities, num_categories=5, num_sampled=None):
 @pytest.mark.some_cases(2)
 def test_utilities_that_depend_on_other_classes_are_refused(across):
     fit = choice_over(across)
-    with pytest.raises(ValueError, match=r"utility of class [123] of plate 'classes' depends on"):
+    with pytest.raises(ValueError, match=r"utility of class [0-4] of plate 'classes' depends on"):
         lc.Fitted(*fit, chunk_size=4).on().top_classes(1)
     found = lc.Fitted(*fit, chunk_size=5).on().log_likelihood(jnp.array([0, 4]))  # all at once
     expected = log_softmax(across(jnp.arange(1.0, 6), None))
@@ -274,7 +274,7 @@ def test_what_steps_have_not_had_whole_is_not_read_whole(num_sampled):
         expected = log_softmax(np.arange(5.0))[4]
         np.testing.assert_allclose(new.log_likelihood([4, 4]), expected, rtol=1e-5)
     else:
-        with pytest.raises(ValueError, match=r"utility of class [123] of plate 'classes' depends"):
+        with pytest.raises(ValueError, match=r"utility of class [0-4] of plate 'classes' depends"):
             new.log_likelihood([4, 4])
 
 

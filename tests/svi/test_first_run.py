@@ -63,7 +63,7 @@ def programs():
 
 
 def test_one_program_sets_up_an_automatic_guide(programs):
-    """Another looks at the classes; NumPyro alone compiles some fifty."""
+    """Others look at the classes; NumPyro alone compiles some fifty."""
 
     def start(num_features):
         model = hierarchical(num_features, 1_037, 1_000)
@@ -72,7 +72,7 @@ def test_one_program_sets_up_an_automatic_guide(programs):
     start(4)  # makes keys and the like, once in a process
     programs.clear()
     start(5)
-    assert len(programs) <= 3
+    assert len(programs) <= 4
 
 
 def svi_of(name):

@@ -20,6 +20,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(N, D)).astype(np.float32)
 Y = RNG.integers(0, K, N)
 ROWS = np.arange(N)
+PRICES = jnp.asarray(RNG.uniform(1, 6, K), jnp.float32)
 MISSING = np.setdiff1d(np.arange(K), Y)[0]  # a class that nobody can choose
 
 
@@ -80,7 +81,25 @@ def start(model, guide=None):
     return svi.init(jax.random.key(0), X, Y, ROWS)
 
 
+def cheapest(b, classes):
+    price = PRICES[classes.indices]
+    return price / price.min()
+
+
+def log_weights(b, classes):
+    return jnp.log(classes.weights)
+
+
+def nests(b, classes):
+    """The first nest holds one class, with which others have nothing to do."""
+    nest = jnp.minimum(classes.indices, 1)
+    return jnp.log(jax.ops.segment_sum(jnp.exp(b), nest, 2))[nest]
+
+
 FOLLOW = (
+    cheapest,
+    log_weights,
+    nests,
     softmax_of_rows,
     first_is_reference,
     later_is_reference,
@@ -112,6 +131,124 @@ def test_noise_of_the_model_itself_is_taken():
         return b * jax.random.bernoulli(numpyro.prng_key(), 0.5, b.shape)
 
     start(with_bias(dropout))
+
+
+def test_noise_of_the_model_does_not_hide_what_follows_other_classes():
+    def model(x, y=None, rows=None):
+        with lc.class_plate("classes", K, labels=y, num_sampled=30) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+        x = x * jax.random.bernoulli(numpyro.prng_key(), 0.8, x.shape)
+        with lc.data_plate("data", N, rows) as rows:
+            lc.sample_choice("y", x @ (w - w.mean(0)).T, classes=classes, rows=rows, obs=y)
+
+    with pytest.raises(ValueError, match="depends on which classes"):
+        start(model)
+
+
+def test_a_network_that_draws_its_own_start_hides_nothing():
+    def model(x, y=None, rows=None):
+        with lc.class_plate("classes", K, labels=y, num_sampled=30) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+        layer = numpyro.param("layer", lambda key: jax.random.normal(key, (D, D)))
+        with lc.data_plate("data", N, rows) as rows:
+            psi = x @ layer @ jnp.sort(w, axis=0).T
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+    with pytest.raises(ValueError, match="depends on which classes"):
+        start(model)
+
+
+def outside(statement):
+    """A model with another statement outside of the class plate, of its rows."""
+
+    def model(x, y=None, rows=None):
+        with lc.class_plate("classes", K, labels=y, num_sampled=30) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        statement(b, classes)
+        with lc.data_plate("data", N, rows) as rows:
+            lc.sample_choice("y", x[:, :1] + b, classes=classes, rows=rows, obs=y)
+
+    return model
+
+
+def soft_sum_to_zero(b, classes):
+    numpyro.factor("other", -(b.sum() ** 2))
+
+
+def neighbours_by_place(b, classes):
+    edges = np.arange(K - 1)
+    numpyro.factor("other", -((b[edges] - b[edges + 1]) ** 2).sum())
+
+
+def prior_of_a_mean(b, classes):
+    numpyro.sample("other", dist.Normal(b.mean(), 1))
+
+
+def survey(b, classes):
+    numpyro.sample("other", dist.Normal(b.max(), 1), obs=1.0)
+
+
+def estimated_sum(b, classes):
+    numpyro.factor("other", -(classes.weights * b**2).sum())
+
+
+def of_features(b, classes):
+    numpyro.factor("other", -(PRICES.sum() ** 2))
+
+
+OUTSIDE = (soft_sum_to_zero, neighbours_by_place, prior_of_a_mean, survey)
+
+
+@pytest.mark.parametrize("statement", OUTSIDE, ids=lambda statement: statement.__name__)
+def test_what_is_outside_of_a_plate_must_not_follow_its_rows(statement):
+    with pytest.raises(ValueError, match="site 'other', outside of it, depends on which"):
+        start(outside(statement))
+
+
+@pytest.mark.parametrize("statement", [estimated_sum, of_features], ids=lambda s: s.__name__)
+def test_what_estimates_a_sum_over_all_classes_is_taken(statement):
+    start(outside(statement))
+
+
+def test_utilities_over_another_plate_must_not_follow_the_rows_of_this_one():
+    def model(x, y=None, rows=None):
+        with lc.class_plate("tags", K, labels=y, num_sampled=30) as tags:
+            g = numpyro.sample("g", dist.Normal(0, 1))
+        with lc.class_plate("classes", K // 2, labels=y // 2, num_sampled=20) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+        with lc.data_plate("data", N, rows) as rows:
+            lc.sample_choice("y", x[:, :1] + g, classes=tags, rows=rows, obs=y)
+            psi = jnp.exp(g.mean()) * x @ w.T
+            lc.sample_choice("z", psi, classes=classes, rows=rows, obs=y // 2)
+
+    with pytest.raises(ValueError, match="site 'z', outside of it, depends on which"):
+        start(model)
+
+
+@pytest.mark.parametrize("num_categories", [2, 3, 4, 5, 9])
+def test_few_classes_are_looked_at_too(num_categories):
+    def model(y=None, rows=None):
+        with lc.class_plate("classes", num_categories, labels=y, num_sampled=1) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", 2, rows) as rows:
+            psi = jnp.broadcast_to(b.at[0].set(0), (2, *b.shape))
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.01), TraceMeanField_ELBO())
+    with pytest.raises(ValueError, match="depends on which classes"):
+        svi.init(jax.random.key(0), np.array([0, 1]), np.arange(2))
+
+
+def test_a_model_that_asserts_the_shapes_of_its_steps_is_taken():
+    def model(x, y=None, rows=None):
+        with lc.class_plate("classes", 5_000, labels=y, num_sampled=600) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+        psi = x @ w.T
+        assert psi.shape == (N, N + 600)
+        with lc.data_plate("data", N, rows) as rows:
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+    start(model)
 
 
 def test_the_second_of_two_choices_is_looked_at():
