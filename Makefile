@@ -11,7 +11,7 @@ WORKERS ?= 2
 FUZZ_FILES ?= 10000
 FUZZED := tests/data/test_fuzzing.py tests/benchmarks/readers/test_fuzzing.py
 
-CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11)
+CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.14 python3.13 python3.12 python3.11)
 IN_VENV := $(VENV)/bin/python
 PYTEST := $(IN_VENV) -m pytest
 
