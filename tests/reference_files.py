@@ -81,7 +81,15 @@ def lda_c(content: bytes, num_words: int) -> Any:
         need(len(set(words)) == len(words))
         if words:
             documents[d] = (words, [whole(count, 1, MOST) for _, count in pairs])
-    return len(lines), num_words, documents
+    return len(lines), num_words, in_order(documents)
+
+
+def in_order(documents: Any) -> Any:
+    """With the words of each document ascending, and their counts."""
+    return {
+        d: tuple(map(list, zip(*sorted(zip(*document, strict=True)), strict=True)))
+        for d, document in documents.items()
+    }
 
 
 def uci(content: bytes) -> Any:
@@ -104,7 +112,7 @@ def uci(content: bytes) -> Any:
         counts.append(whole(count, 1, MOST))
         need(len(set(words)) == len(words))
     need(len(entries) == num_entries and num_documents - num_entries <= 2**20)
-    return num_documents, num_words, documents
+    return num_documents, num_words, in_order(documents)
 
 
 def xml(content: bytes) -> Any:

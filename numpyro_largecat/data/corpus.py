@@ -25,6 +25,7 @@ from numpyro_largecat._checks import (
 from numpyro_largecat.data.corpus_entries import (
     LARGEST_COUNT,
     as_integers,
+    ascending,
     check_numbers,
     check_row,
     checked_offsets,
@@ -49,8 +50,9 @@ class Corpus:
 
     Document d has the words ``words[offsets[d]:offsets[d + 1]]`` with the same part of ``counts``.
     The arrays may be memory maps, so that a corpus need not fit in memory: see ``save`` and
-    ``open``. A document may be empty, and has each of its words in one entry. It is checked when it
-    is made: O(entries), and a sort of them where the words of a document do not ascend.
+    ``open``. A document may be empty, and has each of its words in one entry; its words ascend,
+    whatever order they are given in, so that what is drawn from it depends on what it holds alone.
+    It is checked when it is made: O(entries), and a sort of them where words do not ascend.
 
     ``corpus[d]`` has the words and counts of one document, -1 being the last, and a loop gives
     those of each in turn. ``corpus[:100]``, ``corpus[numbers]`` and ``corpus[booleans]`` have some
@@ -104,6 +106,9 @@ class Corpus:
             entries_again(self.words, self.offsets),
             "a document must have each word in one entry; `Corpus.from_rows` adds several up",
         )
+        in_order_of_words = ascending(self.words, self.counts, self.offsets)
+        for name, entries in zip(("words", "counts"), in_order_of_words, strict=True):
+            object.__setattr__(self, name, entries)
 
     def __repr__(self) -> str:
         """How large it is."""
@@ -248,8 +253,9 @@ class Corpus:
     ) -> Corpus:
         """From the words and counts of each document, a tuple of two lists or arrays.
 
-        Counts of a word that a document has in several entries are added up, so sequences of tokens
-        are ``[(ids, np.ones(len(ids), int)) for ids in sequences]``.
+        Counts of 0 are dropped, and those of a word that a document has in several entries are
+        added up, so sequences of tokens are ``[(ids, np.ones(len(ids), int)) for ids in
+        sequences]``.
 
         Raises:
             TypeError: If a document is something else, such as gensim's list of (word, count).
@@ -257,9 +263,15 @@ class Corpus:
         """
         for d, row in enumerate(rows):
             check_row(row, d)
-        words, counts = ([np.asarray(row[i]) for row in rows] for i in (0, 1))
-        offsets = np.concatenate([[0], np.cumsum([len(own) for own in words], dtype=np.int64)])
-        return cls(*summed(joined(words), joined(counts), offsets), num_words, vocabulary)
+        words, counts = (joined([np.asarray(row[i]) for row in rows]) for i in (0, 1))
+        offsets = np.concatenate(
+            [[0], np.cumsum([np.size(row[0]) for row in rows], dtype=np.int64)]
+        )
+        if (counts == 0).any():
+            kept = counts != 0
+            offsets = np.concatenate([[0], np.cumsum(kept)])[offsets]
+            words, counts = words[kept], counts[kept]
+        return cls(*summed(words, counts, offsets), num_words, vocabulary)
 
     @property
     def num_documents(self) -> int:

@@ -100,6 +100,17 @@ def entries_again(words: NDArray[np.integer], offsets: NDArray[np.integer]) -> N
     return again
 
 
+def ascending(
+    words: NDArray[np.integer], counts: NDArray[np.integer], offsets: NDArray[np.integer]
+) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """Entries with the words of each document in order: copies, where they are not."""
+    keys = _keys(words, offsets)
+    if (np.diff(keys) >= 0).all():
+        return words, counts
+    order = np.argsort(keys, kind="stable")
+    return words[order], counts[order]
+
+
 def summed(
     words: NDArray[Any], counts: NDArray[Any], offsets: NDArray[np.integer]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.integer]]:

@@ -65,6 +65,8 @@ def read_corpus(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     path = folder / _ABOUT
     if not path.exists() and _fits_in(folder):
         raise ValueError(f"{folder} holds a saved fit, not a corpus; see the `load` of its class.")
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} holds no corpus, which `Corpus.save` writes.")
     while True:
         about = _described(path)
         inside = folder / about["folder"]

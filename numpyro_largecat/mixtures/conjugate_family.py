@@ -111,6 +111,14 @@ class ConjugateFamily(Hyperparameters):
         """Usual parameters, from (..., P), where a family has any: here the natural ones."""
         return natural
 
+    def share_left(self, natural: Array) -> Array:
+        """Least share of its statistics that makes a component, from (K, P) to (K,).
+
+        Of Gaussians it is the variance over the mean square about ``loc``: what rounding takes is a
+        share of the statistics. 1 where nothing is subtracted.
+        """
+        return jnp.ones(natural.shape[:-1])
+
     def weighted_sum(self, x: Array, weights: Array) -> Array:
         """Sum of ``weights[n] * features(x)[n]``, shape (P,); a family may know a cheaper way."""
         return jnp.matmul(weights, self.features(x), precision="highest")

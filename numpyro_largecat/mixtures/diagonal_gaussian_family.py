@@ -122,6 +122,11 @@ class DiagonalGaussianFamily(ConjugateFamily):
         variance = 2 * posterior.rate / self._variance_count(natural)[..., None]
         return dist.Normal(posterior.loc, jnp.sqrt(variance)).to_event(1)
 
+    def share_left(self, natural: Array) -> Array:
+        """The variance of a column over its mean square about ``loc``."""
+        squares = natural[..., 1 + len(self.loc) :]
+        return (2 * self.posterior(natural).rate / squares).min(axis=-1)
+
     def check_rows(self, x: np.ndarray) -> None:
         """Rows must have D columns."""
         check_columns(x, len(self.loc))

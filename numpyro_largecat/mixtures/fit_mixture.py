@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal
 
 import jax
@@ -37,6 +38,7 @@ from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.rows_by_device import mesh_of_one_process
 
 DEFAULTS = Options()
+LEAST_LEFT = 32  # units of rounding: 500 standard deviations in float32
 
 
 def fit_mixture(
@@ -132,6 +134,10 @@ def fit_mixture(
         FloatingPointError: If a component loses its posterior, as by a covariance that is no longer
             positive definite; the message names it.
 
+    Warns:
+        RuntimeWarning: If components are so far from the prior's ``loc`` that rounding has taken
+            some per cent of their covariances.
+
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import numpyro.distributions as dist
@@ -197,7 +203,27 @@ def fit_mixture(
                     f"objective per row {step.bound / look.num_rows:.6g}", refresh=False
                 )
             writer.after_steps(learning.num_done)
-        return learning.fit()
+        fit = learning.fit()
+    _warn_of_rounding(fit)
+    return fit
+
+
+def _warn_of_rounding(fit: MixtureFit) -> None:
+    """Warn of components of which rounding has taken some per cent."""
+    with jax.enable_x64(True):
+        natural = fit.family.prior() + fit.statistics
+        left = np.asarray(fit.family.share_left(natural))
+    bad = left < LEAST_LEFT * np.finfo(fit.dtype).eps
+    if bad.any():
+        k = int(np.argmin(left))
+        warnings.warn(
+            f"{int(bad.sum())} components are so far from the `loc` of the prior, component {k} "
+            f"{left[k] ** -0.5:.0f} of its standard deviations, that their covariances are wrong "
+            f"by some per cent or more in {fit.dtype}. Enable 64 bits, "
+            '`jax.config.update("jax_enable_x64", True)`, before the fit.',
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _start_statistics(

@@ -142,9 +142,10 @@ class GaussianFamily(ConjugateFamily):
 
     Features are of x - loc: a 1, the columns, and their products, P = 1 + D + D (D + 1) / 2. In
     float32 a distance of c standard deviations between a component and ``loc`` makes an error of
-    about 1e-7 c^2 in log densities and covariances: put ``loc`` among the data, and use float64
-    from c = 1,000 on. Rows of float64 or integers, such as times in seconds since 1970, lose
-    ``loc`` before they are rounded to float32; ``components()`` and ``posterior()`` have it again,
+    about 1e-7 c^2 in log densities and covariances, and more in those of few rows: put ``loc``
+    among the data, and use float64 from c = 500 on, where ``fit_mixture`` warns. Rows of float64 or
+    integers, such as times in seconds since 1970, lose ``loc`` before they are rounded to float32;
+    ``components()`` and ``posterior()`` have it again,
     with the 7 digits of float32.
 
     Args:
@@ -225,6 +226,14 @@ class GaussianFamily(ConjugateFamily):
         count = self._covariance_count(natural)[..., None, None]
         return dist.MultivariateNormal(
             posterior.loc, covariance_matrix=posterior.inverse_scale / count
+        )
+
+    def share_left(self, natural: Array) -> Array:
+        """The variance of a column over its mean square about ``loc``."""
+        squares = unpack(natural[..., 1 + len(self.covariance) :])
+        left = self.posterior(natural).inverse_scale
+        return jnp.min(
+            jnp.diagonal(left, axis1=-2, axis2=-1) / jnp.diagonal(squares, axis1=-2, axis2=-1), -1
         )
 
     def weighted_sum(self, x: Array, weights: Array) -> Array:

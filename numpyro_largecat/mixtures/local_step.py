@@ -13,10 +13,12 @@ from jax.sharding import Mesh
 
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.ops.grouped_sums import grouped_sums
+from numpyro_largecat.ops.long_sums import LongSums
 from numpyro_largecat.ops.rows_by_device import sums_by_device, total
 from numpyro_largecat.ops.top_l import take_last, top_l
 
 CHUNK_ENTRIES = 2**22  # features and log weights that are held at once
+CHUNK_ROWS = 2**10  # at most, since a sum of many rows loses what each of them adds
 DENSE_SHARE = 8  # from L = K / 8 on, a product with all K components sums faster than a sort
 
 
@@ -68,7 +70,7 @@ def sparse_step(log_weights: Array, num_active: int) -> tuple[Responsibilities, 
 
 def chunk_rows(num_rows: int, num_features: int, num_components: int) -> int:
     """Rows that are treated at once: a power of two, so that few programs are compiled."""
-    room = max(8, CHUNK_ENTRIES // (num_features + num_components))
+    room = max(8, min(CHUNK_ROWS, CHUNK_ENTRIES // (num_features + num_components)))
     return min(2 ** (room.bit_length() - 1), 2 ** (max(num_rows, 1) - 1).bit_length())
 
 
@@ -115,18 +117,16 @@ def _sum_rows(
         sums = (jnp.stack([bound, entropy, family.log_base(rows)]) * is_row).sum(-1)
         return features, sparse._replace(probs=sparse.probs * is_row[:, None]), sums
 
-    def add(
-        totals: tuple[Array, Array], part: tuple[Array, Array]
-    ) -> tuple[tuple[Array, Array], Array]:
+    def add(totals: LongSums, part: tuple[Array, Array]) -> tuple[LongSums, Array]:
         features, sparse, sums = local_step(part)
         weights = _spread(sparse, num_components)
         products = jnp.matmul(weights.T, features, precision="highest")
-        return (totals[0] + weights.sum(0), totals[1] + products), sums
+        return totals.add((weights.sum(0), products)), sums
 
     if DENSE_SHARE * num_active >= num_components:
         zeros = jnp.zeros_like(parameters.log_weights), jnp.zeros_like(parameters.expectations)
-        (counts, statistics), sums = lax.scan(add, zeros, parts)
-        return BatchSums(counts, statistics, *sums.T)
+        totals, sums = lax.scan(add, LongSums.of(zeros), parts)
+        return BatchSums(*totals.sums, *sums.T)
     sparse, sums = lax.map(lambda part: local_step(part)[1:], parts)
     counts, statistics = grouped_sums(
         x,

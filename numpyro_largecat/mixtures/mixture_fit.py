@@ -67,8 +67,8 @@ class MixtureFit:
         True
         >>> jnp.unique(fit.assign(x)[:99]).size, fit.num_used
         (1, 2)
-        >>> fit
-        MixtureFit, 2 components of GaussianFamily, 2 used
+        >>> print(fit)  # doctest: +ELLIPSIS
+        MixtureFit, 2 components of GaussianFamily, 2 used; the last of 20 passes changed ...
     """
 
     family: ConjugateFamily
@@ -82,10 +82,17 @@ class MixtureFit:
     num_steps: int = 0
 
     def __repr__(self) -> str:
-        """How large it is."""
-        return (
+        """How large it is, and how far it came."""
+        text = (
             f"MixtureFit, {self.num_components} components of {type(self.family).__name__}, "
             f"{self.num_used} used"
+        )
+        if len(self.bounds) < 2:
+            return text
+        change = (self.bounds[-1] - self.bounds[-2]) / self.counts.sum()
+        return (
+            f"{text}; the last of {len(self.bounds)} passes changed the objective by {change:+.5f} "
+            "nats per row"
         )
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -170,7 +170,7 @@ class TopLMixture(dist.MixtureSameFamily):
         """
         shape = sample_shape + self.batch_shape
         choice_key, draw_key = random.split(key)
-        logits = self.mixing_distribution.logits
+        logits = jnp.asarray(self.mixing_distribution.logits)  # of NumPy they may be wider
         if logits.ndim > 1:
             logits = jnp.broadcast_to(logits, (*self.batch_shape, self.mixture_size))
         own = logits.ndim - 1  # batch axes of the logits; the others are independent draws

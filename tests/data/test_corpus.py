@@ -134,9 +134,27 @@ def test_entries_of_one_word_are_added_up() -> None:
     assert corpus.words.dtype == corpus.counts.dtype == np.int32
 
 
-def test_words_of_rows_keep_their_order() -> None:
-    """If no document has one in two entries."""
-    assert Corpus.from_rows([([3, 1], [1, 2]), ([1, 0], [1, 1])], 4).words.tolist() == [3, 1, 1, 0]
+def test_the_order_of_entries_changes_nothing() -> None:
+    """Not what is drawn either, and other numbers of the words do not."""
+    rng = np.random.default_rng(0)
+    table = rng.poisson(0.7, (30, 12))
+    names = [f"w{i:02d}" for i in range(12)]
+    corpus = Corpus.from_csr(csr_array(table), names)
+    reversed_rows = [(words[::-1], counts[::-1]) for words, counts in corpus]
+    columns = rng.permutation(12)
+    renamed = Corpus.from_csr(csr_array(table[:, columns]), [names[i] for i in columns])
+    for other in (
+        Corpus.from_rows(reversed_rows, 12, tuple(names)),
+        renamed.with_vocabulary(names),
+    ):
+        for part, same in zip(corpus.split_words(), other.split_words(), strict=True):
+            assert (part.words == same.words).all() and (part.counts == same.counts).all()
+
+
+def test_counts_of_zero_are_no_words_of_a_row() -> None:
+    corpus = Corpus.from_rows([([3, 1, 0], [0, 2, 1]), ([2], [0]), ([1], [4])], 4)
+    assert [words.tolist() for words, _ in corpus] == [[0, 1], [], [1]]
+    assert corpus.counts.tolist() == [1, 2, 4]
 
 
 def test_a_word_in_two_entries_of_a_document_is_refused() -> None:

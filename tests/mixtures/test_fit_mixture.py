@@ -544,6 +544,24 @@ def test_a_lost_covariance_names_the_component() -> None:
         fit(x.astype(np.float32), 2, family)
 
 
+@pytest.mark.parametrize("name", ["GaussianFamily", "DiagonalGaussianFamily"])
+@pytest.mark.parametrize("distance", [100.0, 1000.0])
+def test_components_of_which_rounding_has_taken_much_are_warned_of(name, distance) -> None:
+    centres = np.repeat([-distance, distance], 200)[:, None]
+    x = np.random.default_rng(0).normal(centres, 1, (400, 2))
+    scale = np.eye(2) if name == "GaussianFamily" else np.ones(2)
+    family = getattr(lc.mixtures, name)(np.zeros(2), scale, strength=20.0, loc_strength=1e-9)
+
+    def fit() -> None:
+        lc.fit_mixture(jax.random.key(0), x, 2, family, num_passes=3, progress_bar=False)
+
+    if distance > 500:
+        with pytest.warns(RuntimeWarning, match="2 components are so far from the `loc`"):
+            fit()
+    else:
+        fit()
+
+
 def test_statistics_of_no_proper_posterior_name_the_component() -> None:
     statistics = Statistics(np.array([1.0, 2.0]), np.array([[1.0, 1, 0, 1], [2.0, -9, 0, -9]]))
     family = lc.mixtures.ZeroMeanGaussianFamily(np.eye(2))
