@@ -68,9 +68,9 @@ class not_centred:
     .. math:: w = \mathrm{loc} + \mathrm{scale} \cdot z,
 
     with a latent site ``w_decentered``, z, of the same family with location 0 and scale 1, as by
-    NumPyro's ``LocScaleReparam``; w is then deterministic, and ArviZ shows z. A multivariate normal
-    becomes :math:`w = \mathrm{loc} + L z` with the factor L of its covariance. Sites with fixed
-    priors, and dense sites, stay as they are.
+    NumPyro's ``LocScaleReparam``; w is then deterministic, and ArviZ shows both. A multivariate
+    normal becomes :math:`w = \mathrm{loc} + L z` with the factor L of its covariance. Sites with
+    fixed priors, and dense sites, stay as they are.
 
     Where steps touch some of the rows, those that are rarely touched pull a scale of the centred
     form to where they start, and those around them with it; here they do not. Keep the guide's

@@ -14,8 +14,8 @@ from numpyro_largecat.choices.error_guides import without_errors
 from numpyro_largecat.handlers.chosen_rows import RowsNeeded, only_read, without_training_rows
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.plate_facts import plate_facts
-from numpyro_largecat.handlers.run_model import at_feasible_values
-from numpyro_largecat.handlers.sites import is_latent
+from numpyro_largecat.handlers.run_model import Around, at_feasible_values
+from numpyro_largecat.handlers.sites import is_latent, of_type
 from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.bound_fit import BoundFit
@@ -37,8 +37,13 @@ class ModelLayout(NamedTuple):
     """The plates and latent sites of a model."""
 
     sizes: dict[str, int]  # number of rows of each plate
+    kinds: dict[str, str]  # of each plate
+    whole: set[str]  # NumPyro's own plates that are open in full
     row_ids: dict[str, Array]  # rows of the data plates that were given some
     sites: dict[str, LatentSite]  # without values
+    has_deterministic: bool
+    model: Any  # as it was run
+    around: Around  # the handler around it
 
 
 def layout_of_model(fit: BoundFit) -> ModelLayout:
@@ -47,22 +52,27 @@ def layout_of_model(fit: BoundFit) -> ModelLayout:
     The rows that its arguments describe may be new, unless a latent site needs those of the
     training data.
     """
-    sizes: dict[str, int] = {}
-    latent: dict[str, LatentSite] = {}
+    found: list[ModelLayout] = []
 
-    def look(model: Any, in_outer: Any, params: Any) -> dict[str, Array]:
+    def look(model: Any, in_outer: Around, params: Any) -> dict[str, Array]:
         touched = TouchedRows()
-        sizes.clear()
-        latent.clear()
+
+        def reads(fn: Any) -> Any:
+            return in_outer(only_read(fn, is_choice=is_choice))
 
         def around(fn: Any) -> Any:
-            return in_outer(only_read(at_feasible_values(fn), is_choice=is_choice))
+            return reads(at_feasible_values(fn))
 
         sites = replace(fit, params=params).sites(model, touched, around=around)
-        sizes.update({name: plate.size for name, plate in touched.plates.items()})
-        latent.update({name: latent_site(s) for name, s in sites.items() if is_latent(s)})
-        row_ids = {name: plate_facts(sites[name]).row_ids for name in sizes}
-        return {name: ids for name, ids in row_ids.items() if ids is not None}
+        sizes = {name: plate.size for name, plate in touched.plates.items()}
+        facts = {name: plate_facts(sites[name]) for name in sizes}
+        kinds: dict[str, str] = {name: known.kind for name, known in facts.items()}
+        plain = {name for name, kind in kinds.items() if kind == "plain"}
+        whole = {name for name in plain if len(sites[name]["value"]) == sizes[name]}
+        latent = {name: latent_site(s) for name, s in sites.items() if is_latent(s)}
+        computes = bool(of_type("deterministic", sites))
+        found[:] = [ModelLayout(sizes, kinds, whole, {}, latent, computes, model, reads)]
+        return {name: f.row_ids for name, f in facts.items() if f.row_ids is not None}
 
     model, guide = without_errors(fit.model, fit.guide)
     try:
@@ -76,7 +86,7 @@ def layout_of_model(fit: BoundFit) -> ModelLayout:
             row_ids = compiled(partial(look, model, new_rows))(fit.params)
         except RowsNeeded:
             row_ids = compiled(partial(look, fit.model, lambda fn: fn))(fit.params)
-    return ModelLayout(sizes, row_ids, latent)
+    return found[0]._replace(row_ids=row_ids)
 
 
 def _is_outcome(msg: Any, in_guide: set[str]) -> bool:

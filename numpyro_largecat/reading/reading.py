@@ -224,8 +224,10 @@ class Reading:
         Plates of at most 1000 rows are shown whole, unless ``rows`` names some. Of a site inside a
         larger plate, such as the weights of 10**6 classes, only the rows that ``rows`` names are
         drawn; if it names none, those of the ten classes that are most frequent in ``obs``, and
-        without ``obs`` none. No large table is ever drawn whole. Of ``numpyro.deterministic``
-        sites, which may need more rows than are shown, there is none: compute them from the draws.
+        without ``obs`` none. No large table is ever drawn whole. ``numpyro.deterministic`` sites
+        are there where these rows are enough to know them: not those of data, nor what is computed
+        over all rows of a table of which some are shown, or after rows are read by id from a plate
+        that is shown.
 
         **With** ``obs``, the choices of the observations that the arguments of the model describe,
         there are also the groups ``log_likelihood``, exact and for each observation,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +24,8 @@ from numpyro_largecat.reading.arviz_coords import (
 )
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
-from numpyro_largecat.reading.model_layout import ModelLayout, layout_of_model
+from numpyro_largecat.reading.deterministic_sites import DeterministicSites
+from numpyro_largecat.reading.model_layout import LatentSite, ModelLayout, layout_of_model
 from numpyro_largecat.reading.posterior_draws import draw_sites
 from numpyro_largecat.reading.predictions import draw_choices, labels_of_rows, log_likelihood
 from numpyro_largecat.reading.shown_rows import (
@@ -58,8 +60,12 @@ def to_arviz(
     constants, constant_dims = _constants(constant_data, losses, dims)
     site_dims: dict[str, list[str]] = {}
 
+    draw_latent = partial(_latent_sites, fit, layout, shown, choice)
+    computed = DeterministicSites.of(fit, layout, shown.ids, draw_latent, _two(keys))
+
     def draw(key: Array) -> dict[str, Array]:
-        sites = draw_sites(key, fit, layout, shown, choice)
+        sites = draw_latent(key)
+        sites |= computed.values(sites, names=computed.names)
         site_dims.update({name: dims_of(name, site, dims) for name, site in sites.items()})
         return {name: site.value for name, site in sites.items()}
 
@@ -93,6 +99,21 @@ def _choice_and_rows(
     whole = {name: jnp.arange(size) for name, size in small_plates(layout.sizes).items()}
     choice = ChunkedUtilities.of(fit, whole | named, is_drawn=True)
     return choice, rows_to_show_with(obs, choice, named, layout)
+
+
+def _latent_sites(
+    fit: BoundFit,
+    layout: ModelLayout,
+    shown: ShownRows,
+    choice: ChunkedUtilities | None,
+    key: Array,
+) -> dict[str, LatentSite]:
+    return draw_sites(key, fit, layout, shown, choice)
+
+
+def _two(keys: Array) -> tuple[Array, Array]:
+    """A key of the draws, and one of none of them."""
+    return keys[0], jax.random.fold_in(keys[0], 1)
 
 
 def _nothing_to_show(layout: ModelLayout) -> str:
