@@ -47,8 +47,8 @@ def refuse_unknown_dims(dims: Mapping[str, Sequence[str]], known: set[str]) -> N
     unknown = sorted(dims.keys() - known)
     if unknown:
         raise ValueError(
-            f"`dims` must have names of sites that are shown or of `constant_data`, {sorted(known)}; got "
-            f"{unknown}. Axes of plates have the plate's name already."
+            "`dims` must have names of sites that are shown, or of `constant_data`, "
+            f"{sorted(known)}; got {unknown}. Axes of plates have the plate's name already."
         )
 
 
