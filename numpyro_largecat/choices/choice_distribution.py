@@ -13,7 +13,13 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from numpyro_largecat._checks import check_in_range, check_integers, check_shape
+from numpyro_largecat._checks import (
+    check_in_range,
+    check_integers,
+    check_shape,
+    is_concrete,
+    refuse_entries,
+)
 from numpyro_largecat._conversions import as_float_array, as_ids, as_jax_array
 from numpyro_largecat.choices.error_families import GUMBEL, ErrorFamily
 from numpyro_largecat.handlers.sites import Site, base_distribution
@@ -32,7 +38,12 @@ class _UtilityVector(constraints.ParameterFreeConstraint):
 
 @jax.jit
 def _are_below_inf(x: ArrayLike) -> Array:
-    return ((x == x) & (jnp.asarray(x) < math.inf)).all(axis=-1)
+    return _is_below_inf(x).all(axis=-1)
+
+
+def _is_below_inf(x: ArrayLike) -> Array:
+    x = jnp.asarray(x)
+    return (x == x) & (x < math.inf)
 
 
 utility_vector = _UtilityVector()
@@ -99,6 +110,8 @@ class ChoiceDistribution(dist.Distribution):
             setattr(self, name, None if value is None else as_jax_array(value))
         self.utilities = utilities
         self.classes = classes
+        if self._validate_args if validate_args is None else validate_args:
+            _check_numbers(utilities)
         super().__init__(batch_shape=batch_shape, validate_args=validate_args)
 
     @property
@@ -183,6 +196,17 @@ class ChoiceDistribution(dist.Distribution):
         return NotImplementedError(
             f"{what} needs all classes, and the class plate holds some of them. {fix}"
         )
+
+
+def _check_numbers(utilities: Array) -> None:
+    """Refuse NaN and +inf, and say where; tracers pass."""
+    if is_concrete(utilities):
+        need = "numbers, or -inf for a class that is not available"
+        fix = (
+            "What the model computes is not finite there, as the direction of a row that starts at "
+            "0: `w / sqrt((w**2).sum(-1, keepdims=True) + 1e-6)`."
+        )
+        refuse_entries("utilities", utilities, ~_is_below_inf(utilities), need, fix)
 
 
 def _check_classes(classes: ClassSubset, utilities: Array) -> None:

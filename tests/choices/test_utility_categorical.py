@@ -379,3 +379,11 @@ def test_numpy_labels_in_a_compiled_program_work_in_and_out_of_64_bits(first):
             log_prob, u = jax.jit(log_prob_and_u)()
         np.testing.assert_allclose(log_prob, -np.log(4), rtol=1e-5)
         np.testing.assert_allclose(u, np.log(4), rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_utilities_that_are_no_numbers_are_named_where_they_are(bad):
+    utilities = np.zeros((2, 3), np.float32)
+    utilities[1, 2] = bad
+    with pytest.raises(ValueError, match=rf"utilities must be numbers.*got {bad} at .*\(1, 2\)"):
+        lc.UtilityCategorical(utilities, validate_args=True)
