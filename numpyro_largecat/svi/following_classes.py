@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.choices.choice_distribution import is_choice
-from numpyro_largecat.handlers.closed_over_arrays import run_compiled
+from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.distinct_rows import distinct_rows
 from numpyro_largecat.handlers.plate_facts import class_plates
 from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
@@ -112,7 +112,9 @@ def _differing(
         )
 
     try:
-        found: tuple[dict[str, Array], dict[str, Array]] = run_compiled(look, company.runs)
+        found: tuple[dict[str, Array], dict[str, Array]] = compiled(look, runs_once=True)(
+            company.runs
+        )
     except Exception:
         # Steps alone can run it, as a model with a `u` of its own or with assertions of shapes.
         return {}, {}

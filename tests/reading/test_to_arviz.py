@@ -106,7 +106,7 @@ def test_bad_rows_and_dims_are_described(fitted):
         convert(fitted, rows={"classes": [1, 5000]})
     with pytest.raises(ValueError, match="`dims` of site 'w' must name its 1 event dimensions"):
         convert(fitted, rows={"classes": [1]}, dims={"w": ["a", "b"]})
-    with pytest.raises(ValueError, match=r"`dims` must have names of latent.*'w'.*got \['W'\]"):
+    with pytest.raises(ValueError, match=r"`dims` must have names of sites.*'w'.*got \['W'\]"):
         convert(fitted, rows={"classes": [1]}, dims={"W": ["feature"]})
     with pytest.raises(ValueError, match=r"`coords` names \['class'\].*'classes'.*'w_dim_0'"):
         convert(fitted, rows={"classes": [1]}, coords={"class": ["a"]})
