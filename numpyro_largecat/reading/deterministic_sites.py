@@ -103,6 +103,8 @@ class DeterministicSites:
 
     def values(self, drawn: Drawn, *, names: frozenset[str] | None, place: float = 0.0) -> Drawn:
         """The sites at these draws; latent values that are not among them are at ``place``."""
+        if names is not None and not names:
+            return {}
         held = self.ids.keys() | self.whole
         given = {
             name: site.value
