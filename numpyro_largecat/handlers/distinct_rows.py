@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from numpyro.distributions.transforms import biject_to
 from numpyro.primitives import Messenger
 
+from numpyro_largecat.handlers.plate_facts import rows_request
 from numpyro_largecat.handlers.sites import is_latent, param_options
 
 ABOVE, BELOW = 24.0, -15.0  # all other rows; of other size, and exponentials do not overflow
@@ -30,9 +31,10 @@ class distinct_rows(Messenger):
 
     Args:
         fn: Model or guide.
-        plates: Names of the plates; of a site that is in several each pair of rows has its own.
+        plates: Names of the plates, None for all. Of a site that is in several each pair of rows
+            has its own.
         size: How many rows are remembered as they were; None for all.
-        ends: Rows of one plate that are far above all others, and rows far below; None for none.
+        ends: Of plates, by name, rows that are far above all others, and rows far below.
         dense_too: Whether latent sites outside of the plates have other values too, as where
             nothing is fitted and many would be 0.
     """
@@ -40,10 +42,10 @@ class distinct_rows(Messenger):
     def __init__(
         self,
         fn: Callable[..., Any],
-        plates: Sequence[str],
+        plates: Sequence[str] | None,
         *,
         size: int | None = None,
-        ends: tuple[NDArray[np.integer], NDArray[np.integer]] | None = None,
+        ends: Mapping[str, tuple[NDArray[np.integer], NDArray[np.integer]]] = {},
         dense_too: bool = False,
     ) -> None:
         self.plates = plates
@@ -66,8 +68,9 @@ class distinct_rows(Messenger):
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Replace the value of a site."""
-        if msg["type"] == "plate" and msg["name"] in self.plates:
-            self.ids[msg["name"]] = msg["value"]
+        if msg["type"] == "plate" and rows_request(msg) is None:
+            if self.plates is None or msg["name"] in self.plates:
+                self.ids[msg["name"]] = msg["value"]
             return
         if is_latent(msg):
             event_dim, support = msg["fn"].event_dim, msg["fn"].support
@@ -83,7 +86,7 @@ class distinct_rows(Messenger):
             axis = len(shape) + frame.dim - event_dim
             if frame.name in self.ids and axis >= 0:
                 if shape[axis] == len(self.ids[frame.name]):  # else rows share it
-                    rows[axis] = self.ids[frame.name]
+                    rows[axis] = frame.name
         if not rows and not (self.dense_too and is_latent(msg)):
             return
         if not jnp.issubdtype(jnp.result_type(msg["value"]), jnp.floating):
@@ -96,22 +99,23 @@ class distinct_rows(Messenger):
         new = self._values(jnp.shape(free), rows, self.num_sites)
         msg["value"] = transform(new.astype(free.dtype))
 
-    def _values(self, shape: tuple[int, ...], rows: dict[int, Array], site: int) -> Array:
+    def _values(self, shape: tuple[int, ...], rows: dict[int, str], site: int) -> Array:
         """Numbers in [-1.7, 1.7), by a quadratic hash: random keys take long to compile.
 
-        ``rows`` are the ids along some axes.
+        ``rows`` are the plates along some axes.
         """
         others = [1 if axis in rows else size for axis, size in enumerate(shape)]
         mixed = 613 * jnp.arange(math.prod(others), dtype=jnp.uint32).reshape(others)
         mixed = mixed + np.uint32(331 * site + 1)
         along = {}
-        for place, (axis, ids) in enumerate(rows.items()):
-            along[axis] = jnp.expand_dims(ids, [i for i in range(len(shape)) if i != axis])
-            mixed = mixed + np.uint32(977 + 174 * place) * along[axis].astype(jnp.uint32)
+        for place, (axis, plate) in enumerate(rows.items()):
+            axes = [i for i in range(len(shape)) if i != axis]
+            along[plate] = jnp.expand_dims(self.ids[plate], axes)
+            mixed = mixed + np.uint32(977 + 174 * place) * along[plate].astype(jnp.uint32)
         mixed %= np.uint32(PRIME)
         values = 3.4 * ((mixed * mixed) % np.uint32(PRIME)) / PRIME - 1.7
-        if self.ends is not None and rows:
-            (row,) = along.values()
-            is_end = [(row[..., None] == ids).any(axis=-1) for ids in self.ends]
+        for plate in along.keys() & self.ends.keys():
+            ends = self.ends[plate]
+            is_end = [(along[plate][..., None] == ids).any(axis=-1) for ids in ends]
             values = jnp.select(is_end, [jnp.array(ABOVE), jnp.array(BELOW)], values)
         return jnp.broadcast_to(values, shape)

@@ -149,7 +149,8 @@ class ClassRuns:
         key, touched = jax.random.fold_in(jax.random.key(0), run.noise), TouchedRows()
 
         def distinct(fn: Any) -> distinct_rows:
-            return distinct_rows(fn, [self.plate], size=size, ends=company.ends)
+            ends = {self.plate: company.ends}
+            return distinct_rows(fn, [self.plate], size=size, ends=ends)
 
         def sites(fn: Any, around: Around) -> Sites:
             # Noise is by place: classes in the same places have the same in all runs.

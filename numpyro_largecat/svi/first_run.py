@@ -79,10 +79,21 @@ def first_run(
 
 
 def _values_outside_of_plates(made: _Made) -> dict[str, Any]:
-    """Parameters that are no rows, as they start: those of a network are drawn, but once."""
+    """Parameters that are no rows, near their start: those of a network are drawn, but once.
+
+    Beside it, as what starts at 0 would hide what it is multiplied with.
+    """
     stored = made.plan.optim.get_params(made.state.optim_state)
     params = {name: made.plan.stored[name] for name in made.suspect.params if name in stored}
-    return {n: of.transform(stored[n]) for n, of in params.items() if not of.plates}
+    return {
+        name: of.transform(jax.tree.map(_moved, stored[name]))
+        for name, of in params.items()
+        if not of.plates
+    }
+
+
+def _moved(x: Array) -> Array:
+    return x + 0.1 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
 
 
 def _check_names(given: dict[str, Any], plan: Plan) -> None:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
@@ -18,23 +20,30 @@ from numpyro_largecat.handlers.distinct_rows import distinct_rows
 from numpyro_largecat.handlers.plate_facts import class_plates
 from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
 from numpyro_largecat.handlers.sites import Sites, base_distribution, log_prob_of, plates_of
+from numpyro_largecat.handlers.static_arguments import with_jax_arrays
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.plates.class_company import ClassCompany, Run, hold_classes
 
-MOST_TOGETHER = 512  # classes that are looked at; a step of few observations holds no more
+MOST_TOGETHER = 512  # classes that are looked at
+FEW_PAIRS = 2**18  # of observations and classes, which may be looked at whatever a step has
 
 
 class SampledClasses(NamedTuple):
     """A class plate of which a step holds a sample."""
 
     num_categories: int
-    num_held: int
+    num_seen: int  # of those that it holds, as many as are looked at
 
 
 def sampled_classes(sites: Sites) -> dict[str, SampledClasses]:
     """The class plates of a model of which a step holds a sample, by name."""
+    choices = [base_distribution(site["fn"]) for site in sites.values() if is_choice(site)]
+    shapes = [choice.utilities.shape for choice in choices] or [(1, 1)]
+    num_pairs = max(FEW_PAIRS, *map(math.prod, shapes))
+    num_rows = max(1, *(math.prod(shape[:-1]) for shape in shapes))
+    most = min(MOST_TOGETHER, max(8, num_pairs // num_rows))
     return {
-        name: SampledClasses(sites[name]["args"][0], len(facts.row_weights))
+        name: SampledClasses(sites[name]["args"][0], min(len(facts.row_weights), most))
         for name, facts in class_plates(sites).items()
         if facts.is_sampled and facts.row_weights is not None
     }
@@ -53,12 +62,13 @@ def refuse_following_classes(
     Each step draws others, so a utility with ``b - b.mean()`` or ``price / price.min()`` would be
     another in each of them, and so would a ``numpyro.factor`` of ``b.sum()``. The model is run
     with classes in different company, see ``ClassCompany``; their rows are all different. The
-    utilities of each class must be the same, and so must utilities over other plates, and the
-    log densities of sites outside of the plate, unless they follow the weights of the classes too.
-    Models that cannot be run so, nor read, are not looked at.
+    utilities of each class must be the same, and so must log densities of its sites, utilities over
+    other plates, and log densities of sites outside of the plate, unless these follow the weights
+    of the classes too. Models that cannot be run so, nor read, are not looked at.
 
-    Cost: seven runs of the model, on at most ``MOST_TOGETHER`` classes, compiled once. Nothing is
-    done under ``jit``; readings refuse such utilities there.
+    Cost: seven runs of the model, on at most ``MOST_TOGETHER`` classes and as many pairs as a step
+    has, or ``FEW_PAIRS``; compiled once. Nothing is done under ``jit``; readings refuse such
+    utilities there.
 
     Args:
         model: The model.
@@ -73,16 +83,23 @@ def refuse_following_classes(
     """
     if not all(map(is_concrete, jax.tree.leaves((rng_key, params, args, kwargs)))):
         return
+    args, kwargs = with_jax_arrays((args, kwargs))
     for plate, size in plates.items():
-        company = ClassCompany.of(size.num_categories, min(size.num_held, MOST_TOGETHER))
+        company = ClassCompany.of(*size)
         seen = partial(_seen, model, rng_key, params, args, kwargs, plate, company)
-        over, elsewhere = _differing(seen, company)
+        over, inside, elsewhere = _differing(seen, company)
         each = f"each step holds other classes of plate '{plate}', and "
         fix = "leave `num_sampled` out, to have all classes in each step."
         for site, differ in over.items():
             if np.asarray(differ).any():
                 what = follows_classes(plate, company.class_id(differ))
                 raise ValueError(f"{each}of choice '{site}' {what} Or {fix}")
+        for site, differ in inside.items():
+            if np.asarray(differ).any():
+                raise ValueError(
+                    f"{each}the log density of site '{site}' for class {company.class_id(differ)} "
+                    f"depends on which they are. It may depend on that class's row alone; or {fix}"
+                )
         for site, differs in elsewhere.items():
             if differs:
                 raise ValueError(
@@ -96,28 +113,28 @@ class _Seen(NamedTuple):
     """What a run of a model has."""
 
     over: dict[str, Array]  # utilities over the plate (..., M), of each choice
+    inside: dict[str, Array]  # log densities of sites in the plate (..., M)
     elsewhere: dict[str, Array]  # utilities over other plates, and log densities of sites outside
 
 
 def _differing(
     seen: Callable[[Run], _Seen], company: ClassCompany
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Which classes differ, of each choice over the plate, and which other sites."""
+) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
+    """Which classes differ, of each choice and site of the plate, and which other sites."""
 
-    def look(runs: Run) -> tuple[dict[str, Array], dict[str, Array]]:
-        over, elsewhere = lax.map(seen, runs)
+    def look(runs: Run) -> Any:
+        over, inside, elsewhere = lax.map(seen, runs)
         return (
             {site: company.differing(of_runs) for site, of_runs in over.items()},
+            {site: company.differing(of_runs) for site, of_runs in inside.items()},
             {site: company.differs_elsewhere(of_runs) for site, of_runs in elsewhere.items()},
         )
 
     try:
-        found: tuple[dict[str, Array], dict[str, Array]] = compiled(look, runs_once=True)(
-            company.runs
-        )
+        found: tuple[Any, Any, Any] = compiled(look, runs_once=True)(company.runs)
     except Exception:
         # Steps alone can run it, as a model with a `u` of its own or with assertions of shapes.
-        return {}, {}
+        return {}, {}, {}
     return found
 
 
@@ -135,20 +152,28 @@ def _seen(
         fn = hold_classes(fn, name=plate, ids=run.ids, weights=run.weights)
         return at_feasible_values(fn)
 
-    distinct = distinct_rows(model, [plate], ends=company.ends, dense_too=True)
+    distinct = distinct_rows(model, None, ends={plate: company.ends}, dense_too=True)
     key = jax.random.fold_in(rng_key, run.noise)
     known: dict[str, Any] = {"rng_key": key, "params": params, "touched": TouchedRows()}
     sites = sites_of(distinct, args, kwargs, **known, around=around, is_step=False)
-    found = _Seen({}, {})
+    found = _Seen({}, {}, {})
     for name, site in sites.items():
-        if site["type"] != "sample" or plate in plates_of(site):
+        if site["type"] != "sample":
             continue
-        if not is_choice(site):
-            found.elsewhere[name] = log_prob_of(site)
+        if is_choice(site):
+            choice = base_distribution(site["fn"])
+            is_over = choice.classes is not None and choice.classes.kind == "chunk"
+            is_over &= plate not in plates_of(site)
+            (found.over if is_over else found.elsewhere)[name] = choice.utilities
             continue
-        choice = base_distribution(site["fn"])
-        is_over = choice.classes is not None and choice.classes.kind == "chunk"
-        (found.over if is_over else found.elsewhere)[name] = choice.utilities
+        log_density = log_prob_of(site)
+        if plate not in plates_of(site):
+            found.elsewhere[name] = log_density
+            continue
+        (axis,) = (frame.dim for frame in site["cond_indep_stack"] if frame.name == plate)
+        if log_density.ndim >= -axis:
+            by_class = jnp.moveaxis(log_density, axis, -1)
+            found.inside[name] = by_class[..., : len(company.order)]
     return found
 
 

@@ -25,6 +25,7 @@ from numpyro_largecat.handlers.sites import (
     of_type,
     plates_of,
 )
+from numpyro_largecat.handlers.static_arguments import with_jax_arrays
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 
 LOG_DENSITY_TOLERANCE = 1e-3  # far above rounding, far below what another row changes
@@ -94,6 +95,7 @@ def refuse_reading_by_place(
 
     if not all(map(is_concrete, jax.tree.leaves((rng_key, params, args, kwargs)))):
         return
+    args, kwargs = with_jax_arrays((args, kwargs))
     in_both_orders = compiled(lambda: lax.map(log_densities, jnp.array([False, True])))()
     for name, (a, b) in in_both_orders.items():
         same = (a == b) | (jnp.abs(a - b) <= LOG_DENSITY_TOLERANCE * (1 + jnp.abs(a)))

@@ -210,6 +210,71 @@ def test_what_estimates_a_sum_over_all_classes_is_taken(statement):
     start(outside(statement))
 
 
+INSIDE = {
+    "random walk": lambda b: numpyro.factor("other", -((b - jnp.roll(b, 1)) ** 2)),
+    "soft sum": lambda b: numpyro.factor("other", -(b.sum() ** 2)),
+    "prior of centred rows": lambda b: numpyro.sample("other", dist.Normal(b - b.mean(), 1)),
+    "observed": lambda b: numpyro.sample("other", dist.Normal(b - b.mean(), 1), obs=0 * b),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_is_in_a_plate_must_follow_its_own_row_alone(name):
+    def model(x, y=None, rows=None):
+        with lc.class_plate("classes", K, labels=y, num_sampled=30) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+            INSIDE[name](b)
+        with lc.data_plate("data", N, rows) as rows:
+            lc.sample_choice("y", x[:, :1] + b, classes=classes, rows=rows, obs=y)
+
+    with pytest.raises(ValueError, match="log density of site 'other' for class"):
+        start(model)
+
+
+def test_a_gate_that_starts_at_0_hides_nothing():
+    def model(x, y=None, rows=None):
+        gate = numpyro.param("gate", 0.0)
+        with lc.class_plate("classes", K, labels=y, num_sampled=30) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", N, rows) as rows:
+            psi = x[:, :1] + b + gate * b.mean() * b
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+    with pytest.raises(ValueError, match="depends on which classes"):
+        start(model)
+
+
+def test_features_are_arguments_of_numpy():
+    def model(x, price, y=None, rows=None):
+        with lc.class_plate("classes", K, labels=y, num_sampled=30) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        own = price[classes.indices]
+        with lc.data_plate("data", N, rows) as rows:
+            psi = x[:, :1] * own / own.min() + b
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.01), TraceMeanField_ELBO())
+    with pytest.raises(ValueError, match="depends on which classes"):
+        svi.init(jax.random.key(0), X, np.asarray(PRICES), Y, ROWS)
+
+
+def test_rows_of_another_plate_may_be_read_by_the_classes_that_are_held():
+    """The plate of kinds then holds others too; a kind is the same wherever it is."""
+    kind_of = jnp.asarray(RNG.integers(0, 40, K))
+
+    def model(x, y=None, rows=None):
+        with lc.class_plate("classes", K, labels=y, num_sampled=30) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        own = kind_of[classes.indices]
+        with lc.class_plate("kinds", 40, reads=own, num_sampled=5) as kinds:
+            g = numpyro.sample("g", dist.Normal(0, 1))
+        with lc.data_plate("data", N, rows) as rows:
+            psi = x[:, :1] + b + kinds.rows_of(g, own)
+            lc.sample_choice("y", psi, classes=classes, rows=rows, obs=y)
+
+    start(model)
+
+
 def test_utilities_over_another_plate_must_not_follow_the_rows_of_this_one():
     def model(x, y=None, rows=None):
         with lc.class_plate("tags", K, labels=y, num_sampled=30) as tags:
