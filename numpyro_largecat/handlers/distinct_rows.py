@@ -100,10 +100,7 @@ class distinct_rows(Messenger):
         msg["value"] = transform(new.astype(free.dtype))
 
     def _values(self, shape: tuple[int, ...], rows: dict[int, str], site: int) -> Array:
-        """Numbers in [-1.7, 1.7), by a quadratic hash: random keys take long to compile.
-
-        ``rows`` are the plates along some axes.
-        """
+        """Numbers that follow the rows, which are those of the plates along some axes."""
         others = [1 if axis in rows else size for axis, size in enumerate(shape)]
         mixed = 613 * jnp.arange(math.prod(others), dtype=jnp.uint32).reshape(others)
         mixed = mixed + np.uint32(331 * site + 1)
@@ -112,10 +109,15 @@ class distinct_rows(Messenger):
             axes = [i for i in range(len(shape)) if i != axis]
             along[plate] = jnp.expand_dims(self.ids[plate], axes)
             mixed = mixed + np.uint32(977 + 174 * place) * along[plate].astype(jnp.uint32)
-        mixed %= np.uint32(PRIME)
-        values = 3.4 * ((mixed * mixed) % np.uint32(PRIME)) / PRIME - 1.7
+        values = scattered(mixed)
         for plate in along.keys() & self.ends.keys():
             ends = self.ends[plate]
             is_end = [(along[plate][..., None] == ids).any(axis=-1) for ids in ends]
             values = jnp.select(is_end, [jnp.array(ABOVE), jnp.array(BELOW)], values)
         return jnp.broadcast_to(values, shape)
+
+
+def scattered(integers: Array) -> Array:
+    """Numbers in [-1.7, 1.7), by a quadratic hash: random keys take long to compile."""
+    mixed = integers.astype(jnp.uint32) % np.uint32(PRIME)
+    return 3.4 * ((mixed * mixed) % np.uint32(PRIME)) / PRIME - 1.7

@@ -112,10 +112,8 @@ def as_drawn(fn: Any) -> Any:
     return fn
 
 
-def at_feasible_values(fn: Any, place: float = 0.0) -> substitute:
+def at_feasible_values(fn: Any) -> substitute:
     """Run ``fn`` with the image of zero at continuous latent sites, without drawing anything.
-
-    Or with that of another ``place``.
 
     This also serves for improper priors, which cannot be drawn from.
     """
@@ -126,7 +124,7 @@ def at_feasible_values(fn: Any, place: float = 0.0) -> substitute:
         with helpful_support_errors(msg):
             transform = biject_to(msg["fn"].support)
         shape = msg["fn"].shape(msg["kwargs"].get("sample_shape", ()))
-        return transform(jnp.full(transform.inverse_shape(shape), place))
+        return transform(jnp.zeros(transform.inverse_shape(shape)))
 
     return substitute(fn, substitute_fn=feasible)
 

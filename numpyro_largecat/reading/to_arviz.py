@@ -61,7 +61,7 @@ def to_arviz(
     site_dims: dict[str, list[str]] = {}
 
     draw_latent = partial(_latent_sites, fit, layout, shown, choice)
-    computed = DeterministicSites.of(fit, layout, shown.ids, draw_latent, _two(keys))
+    computed = DeterministicSites.of(fit, layout, shown.ids, draw_latent, keys[0])
 
     def draw(key: Array) -> dict[str, Array]:
         sites = draw_latent(key)
@@ -109,11 +109,6 @@ def _latent_sites(
     key: Array,
 ) -> dict[str, LatentSite]:
     return draw_sites(key, fit, layout, shown, choice)
-
-
-def _two(keys: Array) -> tuple[Array, Array]:
-    """A key of the draws, and one of none of them."""
-    return keys[0], jax.random.fold_in(keys[0], 1)
 
 
 def _nothing_to_show(layout: ModelLayout) -> str:

@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer import TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_largecat as lc
 
@@ -115,3 +116,45 @@ def test_all_rows_of_a_small_plate_may_follow_each_other():
     b = found["b"].values
     np.testing.assert_allclose(found["centred"], b - b.mean(-1, keepdims=True), atol=1e-6)
     assert "centred" not in read.to_arviz(**draws, rows={"classes": [1, 2]})["posterior"]
+
+
+ACROSS = {
+    "sd": lambda b: b.std(),
+    "range": lambda b: b.max() - b.min(),
+    "greatest": lambda b: b.max(),
+    "below the greatest": lambda b: b - b.max(),
+    "above the least": lambda b: b - b.min(),
+    "is greatest": lambda b: b == b.max(),
+    "first": lambda b: b[0],
+    "above the first": lambda b: b - b[0],
+    "share above 0": lambda b: (b > 0).mean(),
+    "softmax": lambda b: jax.nn.softmax(b),
+}
+
+
+@pytest.mark.parametrize("guide", [lc.AutoRowNormal, AutoDelta], ids=["normal", "point"])
+def test_nothing_over_all_rows_is_shown_where_some_are(guide):
+    def model(y=None):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        counts = numpyro.sample("counts", dist.Poisson(3.0), obs=None if y is None else 2)
+        numpyro.deterministic("more", counts + 1)
+        numpyro.deterministic("twice", 2 * a)
+        with lc.class_plate("classes", K, y, 5) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+            for name, across in ACROSS.items():
+                numpyro.deterministic(f"inside {name}", across(b))
+            numpyro.deterministic("square", b**2)
+        for name, across in ACROSS.items():
+            numpyro.deterministic(name, across(b))
+        with numpyro.plate("data", 5):
+            numpyro.sample("y", lc.UtilityCategorical(b + a, classes), obs=y)
+
+    y = np.arange(5) % 4
+    svi = lc.SubsampledSVI(model, guide(model), optax.adam(0.05), TraceMeanField_ELBO())
+    result = svi.run(jax.random.key(0), 5, y, progress_bar=False)
+    read = lc.Fitted.from_svi(svi, result).on()
+    draws = {"rng_key": jax.random.key(1), "num_draws": 3}
+    for rows in ([3, 7], list(range(20)), list(range(1, K))):
+        found = set(read.to_arviz(**draws, rows={"classes": rows})["posterior"])
+        assert found == {"a", "b", "twice", "square"}
+    assert set(read.to_arviz(**draws)["posterior"]) == {"a", "twice"}
