@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax import Array, lax
 from jax.typing import ArrayLike
@@ -38,12 +39,7 @@ class _UtilityVector(constraints.ParameterFreeConstraint):
 
 @jax.jit
 def _are_below_inf(x: ArrayLike) -> Array:
-    return _is_below_inf(x).all(axis=-1)
-
-
-def _is_below_inf(x: ArrayLike) -> Array:
-    x = jnp.asarray(x)
-    return (x == x) & (x < math.inf)
+    return ((x == x) & (jnp.asarray(x) < math.inf)).all(axis=-1)
 
 
 utility_vector = _UtilityVector()
@@ -206,7 +202,8 @@ def _check_numbers(utilities: Array) -> None:
             "What the model computes is not finite there, as the direction of a row that starts at "
             "0: `w / sqrt((w**2).sum(-1, keepdims=True) + 1e-6)`."
         )
-        refuse_entries("utilities", utilities, ~_is_below_inf(utilities), need, fix)
+        bad = ~(np.asarray(utilities) < math.inf)  # also inside of `jit`, where JAX's are traced
+        refuse_entries("utilities", utilities, bad, need, fix)
 
 
 def _check_classes(classes: ClassSubset, utilities: Array) -> None:

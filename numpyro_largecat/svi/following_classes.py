@@ -91,17 +91,17 @@ def refuse_following_classes(
         each = f"each step holds other classes of plate '{plate}', and "
         fix = "leave `num_sampled` out, to have all classes in each step."
         for site, differ in over.items():
-            if np.asarray(differ).any():
+            if is_concrete(differ) and np.asarray(differ).any():
                 what = follows_classes(plate, company.class_id(differ))
                 raise ValueError(f"{each}of choice '{site}' {what} Or {fix}")
         for site, differ in inside.items():
-            if np.asarray(differ).any():
+            if is_concrete(differ) and np.asarray(differ).any():
                 raise ValueError(
                     f"{each}the log density of site '{site}' for class {company.class_id(differ)} "
                     f"depends on which they are. It may depend on that class's row alone; or {fix}"
                 )
         for site, differs in elsewhere.items():
-            if differs:
+            if is_concrete(differs) and differs:
                 raise ValueError(
                     f"{each}site '{site}', outside of it, depends on which they are. A sum over "
                     "all classes is estimated by `(classes.weights * b).sum()`, in a "
