@@ -19,7 +19,7 @@ from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.distinct_rows import distinct_rows
 from numpyro_largecat.handlers.plate_facts import class_plates
 from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
-from numpyro_largecat.handlers.sites import Sites, base_distribution, log_prob_of, plates_of
+from numpyro_largecat.handlers.sites import Sites, base_distribution, log_prob_of
 from numpyro_largecat.handlers.static_arguments import with_jax_arrays
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.plates.class_company import ClassCompany, Run, hold_classes
@@ -132,10 +132,13 @@ def _differing(
 
     try:
         found: tuple[Any, Any, Any] = compiled(look, runs_once=True)(company.runs)
-    except Exception:
-        # Steps alone can run it, as a model with a `u` of its own or with assertions of shapes.
+    except _CannotRun:
         return {}, {}, {}
     return found
+
+
+class _CannotRun(Exception):
+    """Steps alone can run the model, as one with a `u` of its own or with assertions of shapes."""
 
 
 def _seen(
@@ -155,25 +158,27 @@ def _seen(
     distinct = distinct_rows(model, None, ends={plate: company.ends}, dense_too=True)
     key = jax.random.fold_in(rng_key, run.noise)
     known: dict[str, Any] = {"rng_key": key, "params": params, "touched": TouchedRows()}
-    sites = sites_of(distinct, args, kwargs, **known, around=around, is_step=False)
+    try:
+        sites = sites_of(distinct, args, kwargs, **known, around=around, is_step=False)
+    except Exception as error:  # whatever a model raises that was made for steps
+        raise _CannotRun from error
     found = _Seen({}, {}, {})
     for name, site in sites.items():
         if site["type"] != "sample":
             continue
+        is_over, num_own = False, 0
         if is_choice(site):
             choice = base_distribution(site["fn"])
             is_over = choice.classes is not None and choice.classes.kind == "chunk"
-            is_over &= plate not in plates_of(site)
-            (found.over if is_over else found.elsewhere)[name] = choice.utilities
-            continue
-        log_density = log_prob_of(site)
-        if plate not in plates_of(site):
-            found.elsewhere[name] = log_density
-            continue
-        (axis,) = (frame.dim for frame in site["cond_indep_stack"] if frame.name == plate)
-        if log_density.ndim >= -axis:
-            by_class = jnp.moveaxis(log_density, axis, -1)
+            values, num_own = choice.utilities, 1  # the last axis has the classes of the choice
+        else:
+            values = log_prob_of(site)
+        axes = [f.dim - num_own for f in site["cond_indep_stack"] if f.name == plate]
+        if axes and values.ndim >= -axes[0]:
+            by_class = jnp.moveaxis(values, axes[0], -1)
             found.inside[name] = by_class[..., : len(company.order)]
+        elif not axes:
+            (found.over if is_over else found.elsewhere)[name] = values
     return found
 
 

@@ -231,6 +231,28 @@ def test_what_is_in_a_plate_must_follow_its_own_row_alone(name):
         start(model)
 
 
+@pytest.mark.parametrize("centre", [False, True])
+def test_classes_that_make_a_choice_themselves_follow_their_own_row_alone(centre):
+    """Each has a kind that is known, which its row predicts."""
+    kind_of = jnp.asarray(RNG.integers(0, 4, K))
+
+    def model(x, y=None, rows=None):
+        slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([4]).to_event(1))
+        with lc.class_plate("classes", K, labels=y, num_sampled=30) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+            own = b - b.mean() if centre else b
+            kinds = lc.UtilityCategorical(own[:, None] * slopes)
+            numpyro.sample("kind", kinds, obs=kind_of[classes.indices])
+        with lc.data_plate("data", N, rows) as rows:
+            lc.sample_choice("y", x[:, :1] + b, classes=classes, rows=rows, obs=y)
+
+    if centre:
+        with pytest.raises(ValueError, match="log density of site 'kind' for class"):
+            start(model)
+    else:
+        start(model)
+
+
 def test_a_gate_that_starts_at_0_hides_nothing():
     def model(x, y=None, rows=None):
         gate = numpyro.param("gate", 0.0)
