@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.handlers.closed_over_arrays import run_compiled
-from numpyro_largecat.plates.class_company import ClassCompany, Run
+from numpyro_largecat.plates.varied_classes import Held, VariedClasses
 from numpyro_largecat.svi.following_classes import follows_classes
 
 MOST_TOGETHER = 128  # classes that are looked at
@@ -26,7 +26,7 @@ class RowsSeen(NamedTuple):
 
 
 def rows_are_alone(
-    of_classes: Callable[[ClassCompany, Run], RowsSeen],
+    of_classes: Callable[[VariedClasses, Held], RowsSeen],
     plate: str,
     num_categories: int,
     chunk_size: int,
@@ -51,19 +51,19 @@ def rows_are_alone(
     Raises:
         ValueError: If a class differs and its values are no tracers.
     """
-    company = ClassCompany.of(num_categories, min(chunk_size, MOST_TOGETHER))
+    varied = VariedClasses.of(num_categories, min(chunk_size, MOST_TOGETHER))
 
-    def look(runs: Run) -> tuple[Array, dict[str, Array]]:
-        seen = lax.map(partial(of_classes, company), runs)
-        guide = {name: company.differing(_by_class(rows)) for name, rows in seen.guide.items()}
-        return company.differing(seen.utilities), guide
+    def look(runs: Held) -> tuple[Array, dict[str, Array]]:
+        seen = lax.map(partial(of_classes, varied), runs)
+        guide = {name: varied.differing(_by_class(rows)) for name, rows in seen.guide.items()}
+        return varied.differing(seen.utilities), guide
 
-    in_model, in_guide = run_compiled(look, company.runs)
+    in_model, in_guide = run_compiled(look, varied.runs)
     differ = jnp.zeros((), bool)
     for name, of_site in in_guide.items():
-        differ |= _refuse(of_site, company, partial(_of_guide, plate, name))
+        differ |= _refuse(of_site, varied, partial(_of_guide, plate, name))
     if not only_guide:
-        differ |= _refuse(in_model, company, partial(_of_model, plate))
+        differ |= _refuse(in_model, varied, partial(_of_model, plate))
     return ~differ
 
 
@@ -73,10 +73,10 @@ def _by_class(rows: Array) -> Array:
     return rows.reshape(*rows.shape[:2], -1).swapaxes(1, 2)
 
 
-def _refuse(differ: Array, company: ClassCompany, message: Callable[[int], str]) -> Array:
+def _refuse(differ: Array, varied: VariedClasses, message: Callable[[int], str]) -> Array:
     """Whether a class differs."""
     if is_concrete(differ) and differ.any():
-        raise ValueError(message(company.class_id(differ)))
+        raise ValueError(message(varied.class_id(differ)))
     return differ.any()
 
 

@@ -33,7 +33,7 @@ from numpyro_largecat.handlers.sites import Sites, base_distribution, is_latent,
 from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 from numpyro_largecat.plates.class_chunk import class_chunk
-from numpyro_largecat.plates.class_company import ClassCompany, Run, hold_classes
+from numpyro_largecat.plates.varied_classes import Held, VariedClasses, hold_classes
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.choice_site import find_choice
 from numpyro_largecat.reading.chunk_checks import RowsSeen
@@ -142,14 +142,14 @@ class ClassRuns:
         take_rows_held(guide_sites, model_sites, touched)
         return guide_sites, model_sites
 
-    def of_distinct(self, company: ClassCompany, run: Run) -> RowsSeen:
+    def of_distinct(self, varied: VariedClasses, run: Held) -> RowsSeen:
         """What is seen of a few classes alone, with rows that are all different."""
         hold = partial(hold_classes, name=self.plate, ids=run.ids, weights=run.weights)
-        size = len(company.order)
+        size = len(varied.order)
         key, touched = jax.random.fold_in(jax.random.key(0), run.noise), TouchedRows()
 
         def distinct(fn: Any) -> distinct_rows:
-            ends = {self.plate: company.ends}
+            ends = {self.plate: varied.ends}
             return distinct_rows(fn, [self.plate], size=size, ends=ends)
 
         def sites(fn: Any, around: Around) -> Sites:

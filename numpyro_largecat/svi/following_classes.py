@@ -22,7 +22,7 @@ from numpyro_largecat.handlers.run_model import at_feasible_values, sites_of
 from numpyro_largecat.handlers.sites import Sites, base_distribution, log_prob_of
 from numpyro_largecat.handlers.static_arguments import with_jax_arrays
 from numpyro_largecat.handlers.touched_rows import TouchedRows
-from numpyro_largecat.plates.class_company import ClassCompany, Run, hold_classes
+from numpyro_largecat.plates.varied_classes import Held, VariedClasses, hold_classes
 
 MOST_TOGETHER = 512  # classes that are looked at
 FEW_PAIRS = 2**18  # of observations and classes, which may be looked at whatever a step has
@@ -61,7 +61,7 @@ def refuse_following_classes(
 
     Each step draws others, so a utility with ``b - b.mean()`` or ``price / price.min()`` would be
     another in each of them, and so would a ``numpyro.factor`` of ``b.sum()``. The model is run
-    with classes in different company, see ``ClassCompany``; their rows are all different. The
+    with classes among different others, see ``VariedClasses``; their rows are all different. The
     utilities of each class must be the same, and so must log densities of its sites, utilities over
     other plates, and log densities of sites outside of the plate, unless these follow the weights
     of the classes too. Models that cannot be run so, nor read, are not looked at.
@@ -85,19 +85,19 @@ def refuse_following_classes(
         return
     args, kwargs = with_jax_arrays((args, kwargs))
     for plate, size in plates.items():
-        company = ClassCompany.of(*size)
-        seen = partial(_seen, model, rng_key, params, args, kwargs, plate, company)
-        over, inside, elsewhere = _differing(seen, company)
+        varied = VariedClasses.of(*size)
+        seen = partial(_seen, model, rng_key, params, args, kwargs, plate, varied)
+        over, inside, elsewhere = _differing(seen, varied)
         each = f"each step holds other classes of plate '{plate}', and "
         fix = "leave `num_sampled` out, to have all classes in each step."
         for site, differ in over.items():
             if is_concrete(differ) and np.asarray(differ).any():
-                what = follows_classes(plate, company.class_id(differ))
+                what = follows_classes(plate, varied.class_id(differ))
                 raise ValueError(f"{each}of choice '{site}' {what} Or {fix}")
         for site, differ in inside.items():
             if is_concrete(differ) and np.asarray(differ).any():
                 raise ValueError(
-                    f"{each}the log density of site '{site}' for class {company.class_id(differ)} "
+                    f"{each}the log density of site '{site}' for class {varied.class_id(differ)} "
                     f"depends on which they are. It may depend on that class's row alone; or {fix}"
                 )
         for site, differs in elsewhere.items():
@@ -118,20 +118,20 @@ class _Seen(NamedTuple):
 
 
 def _differing(
-    seen: Callable[[Run], _Seen], company: ClassCompany
+    seen: Callable[[Held], _Seen], varied: VariedClasses
 ) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
     """Which classes differ, of each choice and site of the plate, and which other sites."""
 
-    def look(runs: Run) -> Any:
+    def look(runs: Held) -> Any:
         over, inside, elsewhere = lax.map(seen, runs)
         return (
-            {site: company.differing(of_runs) for site, of_runs in over.items()},
-            {site: company.differing(of_runs) for site, of_runs in inside.items()},
-            {site: company.differs_elsewhere(of_runs) for site, of_runs in elsewhere.items()},
+            {site: varied.differing(of_runs) for site, of_runs in over.items()},
+            {site: varied.differing(of_runs) for site, of_runs in inside.items()},
+            {site: varied.differs_elsewhere(of_runs) for site, of_runs in elsewhere.items()},
         )
 
     try:
-        found: tuple[Any, Any, Any] = compiled(look, runs_once=True)(company.runs)
+        found: tuple[Any, Any, Any] = compiled(look, runs_once=True)(varied.runs)
     except _CannotRun:
         return {}, {}, {}
     return found
@@ -148,14 +148,14 @@ def _seen(
     args: Any,
     kwargs: Any,
     plate: str,
-    company: ClassCompany,
-    run: Run,
+    varied: VariedClasses,
+    run: Held,
 ) -> _Seen:
     def around(fn: Any) -> Any:
         fn = hold_classes(fn, name=plate, ids=run.ids, weights=run.weights)
         return at_feasible_values(fn)
 
-    distinct = distinct_rows(model, None, ends={plate: company.ends}, dense_too=True)
+    distinct = distinct_rows(model, None, ends={plate: varied.ends}, dense_too=True)
     key = jax.random.fold_in(rng_key, run.noise)
     known: dict[str, Any] = {"rng_key": key, "params": params, "touched": TouchedRows()}
     try:
@@ -176,7 +176,7 @@ def _seen(
         axes = [f.dim - num_own for f in site["cond_indep_stack"] if f.name == plate]
         if axes and values.ndim >= -axes[0]:
             by_class = jnp.moveaxis(values, axes[0], -1)
-            found.inside[name] = by_class[..., : len(company.order)]
+            found.inside[name] = by_class[..., : len(varied.order)]
         elif not axes:
             (found.over if is_over else found.elsewhere)[name] = values
     return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classes in different company, to see whether a class is the same whichever are there with it."""
+"""Classes among different others, to see whether each is the same whichever are with it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class hold_classes(Messenger):
             choose_rows(msg, self.ids, weights=self.weights)
 
 
-class Run(NamedTuple):
+class Held(NamedTuple):
     """What a run of a model holds; of all runs, with one more axis in front."""
 
     ids: Any  # (M,)
@@ -50,7 +50,7 @@ class Run(NamedTuple):
     noise: Any  # (), a seed
 
 
-class ClassCompany(NamedTuple):
+class VariedClasses(NamedTuple):
     """Sets of M of the K classes, in which some are in the same places, and others are not.
 
     The first set comes again with other noise, with other weights, and in another order; then come
@@ -59,14 +59,14 @@ class ClassCompany(NamedTuple):
     that are read by place all show, and what has noise of its own for each place does not.
     """
 
-    runs: Run
+    runs: Held
     order: NDArray[np.intp]  # (M,), where the classes of the first run are in the moved one
     shared: NDArray[np.bool_]  # (M,), whether all runs but that have the class in the same place
     ends: tuple[NDArray[np.integer], NDArray[np.integer]]  # classes whose rows are to be far above
     # all others, and far below
 
     @classmethod
-    def of(cls, num_categories: int, size: int) -> ClassCompany:
+    def of(cls, num_categories: int, size: int) -> VariedClasses:
         """Sets of at most ``size`` classes, and not of all where there are more than two.
 
         Cost: O(size).
@@ -99,7 +99,7 @@ class ClassCompany(NamedTuple):
         if number == most:  # of few classes all sets would have some
             above = np.append(above, third[:num_ends])
         is_shared = np.isin(np.arange(size), places[:num_shared])
-        return cls(Run(ids_of_runs, weights, noise), order, is_shared, (above, below))
+        return cls(Held(ids_of_runs, weights, noise), order, is_shared, (above, below))
 
     def differing(self, seen: Array) -> Array:
         """Whether each class of the first set is another in any run, shape (M,).

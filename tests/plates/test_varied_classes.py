@@ -6,22 +6,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numpyro_largecat.plates.class_company import FIRST, MOVED, OTHERS, ClassCompany
+from numpyro_largecat.plates.varied_classes import FIRST, MOVED, OTHERS, VariedClasses
 
 SIZES = [(2, 2), (3, 2), (4, 9), (5, 4), (7, 6), (40, 30), (10**7, 512)]
 
 
 @pytest.mark.parametrize(("num_categories", "size"), SIZES)
 def test_sets_are_distinct_classes_that_share_some_places(num_categories, size):
-    company = ClassCompany.of(num_categories, size)
-    ids = company.runs.ids
+    varied = VariedClasses.of(num_categories, size)
+    ids = varied.runs.ids
     assert ids.shape[1] <= max(size, 2) and (ids >= 0).all() and (ids < num_categories).all()
     for own in ids:
         assert len(set(own.tolist())) == len(own)
-    assert (ids[MOVED][company.order] == ids[FIRST]).all()
+    assert (ids[MOVED][varied.order] == ids[FIRST]).all()
     assert (ids[MOVED] != ids[FIRST]).all()
-    assert company.shared.any()
-    assert (ids[OTHERS:, company.shared] == ids[FIRST, company.shared]).all()
+    assert varied.shared.any()
+    assert (ids[OTHERS:, varied.shared] == ids[FIRST, varied.shared]).all()
 
 
 ACROSS = {
@@ -38,12 +38,12 @@ ACROSS = {
 @pytest.mark.parametrize("across", ACROSS)
 @pytest.mark.parametrize(("num_categories", "size"), [s for s in SIZES if s[0] > 2])
 def test_what_follows_other_classes_differs(across, num_categories, size):
-    company = ClassCompany.of(num_categories, size)
+    varied = VariedClasses.of(num_categories, size)
     rows = np.random.default_rng(1).normal(size=10_000)
 
     def value(ids):
-        above, below = (np.isin(ids, end) for end in company.ends)
+        above, below = (np.isin(ids, end) for end in varied.ends)
         return np.where(above, 24.0, np.where(below, -15.0, rows[ids % 10_000]))
 
-    seen = np.stack([ACROSS[across](value(ids)) for ids in company.runs.ids])
-    assert bool(company.differing(seen).any()) == (across != "none")
+    seen = np.stack([ACROSS[across](value(ids)) for ids in varied.runs.ids])
+    assert bool(varied.differing(seen).any()) == (across != "none")
