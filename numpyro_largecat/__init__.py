@@ -50,6 +50,7 @@ from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.averaging import average_iterates, averaged_params
 from numpyro_largecat.svi.callbacks import Callback, JsonLines, Progress
 from numpyro_largecat.svi.held_out import HeldOut
+from numpyro_largecat.svi.importance_weighted_elbo import ImportanceWeighted_ELBO
 from numpyro_largecat.svi.streamed_batches import StreamedBatches
 from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
 from numpyro_largecat.top_l.hide_enumerated import hide_enumerated
@@ -89,6 +90,7 @@ __all__ = [  # noqa: RUF022  grouped by idea
     "SubsampledSVI",
     "AutoRowNormal",
     "not_centred",
+    "ImportanceWeighted_ELBO",
     "ArrayBatches",
     "StreamedBatches",
     "Checkpoints",

@@ -19,7 +19,7 @@ DEFAULT_ACTIVE = 8  # topics or components: next to dense for most data
 
 
 class BadDataError(ValueError):
-    """Data or labels that no model could take, whatever it is: not finite, or out of range."""
+    """What a step was given and cannot take: not finite, out of range, or in parts."""
 
 
 def is_concrete(value: Any) -> bool:

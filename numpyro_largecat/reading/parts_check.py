@@ -61,8 +61,9 @@ class PartsCheck(NamedTuple):
                 Finding(f"sd over that of the best Gaussian, {name}", share, None, advice)
             )
         for name, log_sd in (self.log_sds or {}).items():
-            advice = "may be 0: if it is a scale of rows, see AutoRowNormal" * (
-                log_sd > MOST_LOG_SD
+            advice = (
+                "may be 0: if it is a scale of rows, see ImportanceWeighted_ELBO and AutoRowNormal"
+                * (log_sd > MOST_LOG_SD)
             )
             findings.append(Finding(f"sd of log {name}", log_sd, None, advice))
         if self.classes is not None:

@@ -45,6 +45,9 @@ def first_not_finite(
 
     Cost: that of a step and of compiling it.
 
+    Raises:
+        BadDataError: If it is the loss that refuses what it finds in the step.
+
     Args:
         plan: That of the fit.
         state: The state before the step, with its key.
@@ -65,6 +68,8 @@ def first_not_finite(
     for (what, plates), found in zip(described, looks, strict=True):
         if found.bad.any():
             return f"{what} is {found.value}{_where(plates, found)}"
+    step = gather_step(plan, state, args, kwargs)
+    step.loss(step.params)  # one that is NaN where it refuses what it finds now says why
     return None
 
 

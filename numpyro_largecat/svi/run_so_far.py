@@ -186,15 +186,14 @@ class RunSoFar:
         assert self.state is not None
         args, kwargs = arguments_of_step(self.plan, *self.arguments, self.state.num_steps - 1)
         args, kwargs = self.plan.fetched((args, kwargs))
-        try:
-            check_arguments(self.plan.model, args, kwargs)
-        except BadDataError as error:
-            self.log.stop(str(error).rstrip("."), self.log.num_taken - 1)
-            return
         before = self.state._replace(rng_key=self.last_key)
         forward_mode = self.options.forward_mode
         try:
+            check_arguments(self.plan.model, args, kwargs)
             found = first_not_finite(self.plan, before, args, kwargs, forward_mode=forward_mode)
+        except BadDataError as error:
+            self.log.stop(str(error).rstrip("."), self.log.num_taken - 1)
+            return
         except Exception as error:  # the fit ends in good order, whatever keeps us from its reason
             found = f"what it was could not be looked for ({type(error).__name__}: {error})"
         self.log.explain(found)

@@ -287,15 +287,16 @@ def test_help_says_what_is_measured(name: str) -> None:
 
 @pytest.mark.slow
 def test_random_effects(tmp_path: Path) -> None:
-    """Groups beside their closed form, and three guides of a mixed logit beside NUTS."""
+    """Groups beside their closed form, and four fits of a mixed logit beside NUTS."""
     _, records = run_quick("random_effects", tmp_path / "out.json")
     found = Counter((r["setting"]["study"], r["method"]) for r in records)
     assert found == {
         ("gaussian", "subsampled"): 4,
         ("made", "nuts"): 1,
-        ("made", "mean_field"): 12,
-        ("made", "row_covariance"): 12,
-        ("made", "following"): 12,
+        ("made", "mean_field"): 25,
+        ("made", "row_covariance"): 25,
+        ("made", "following"): 25,
+        ("made", "importance_weighted"): 25,
     }
 
 

@@ -1,0 +1,470 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bound of importance-weighted rows: its value, what reads which row, and what is refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import lax, random
+from jax.test_util import check_grads
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
+
+import numpyro_largecat as lc
+
+SD, NOISE = 1.5, 0.7
+PEOPLE = 5
+# Of each observation, whose it is: 2, 1, 3, 1 and none.
+OF_ROW = np.array([3, 0, 2, 0, 2, 1, 2])
+X = np.array([0.3, -1.0, 2.0, 0.4, 1.1, -0.6, 0.2], np.float32)
+
+
+def people_apart(ids, x, rows=None, size=PEOPLE, all_ids=OF_ROW, counts=None):
+    """Observations around the effect of a person each."""
+    counts = lc.EntityCounts.of(size, all_ids) if counts is None else counts
+    with lc.entity_plate("people", size, ids, counts) as read:
+        z = numpyro.sample("z", dist.Normal(0, SD))
+    with lc.data_plate("data", len(all_ids), rows):
+        numpyro.sample("x", dist.Normal(read.rows_of(z, ids), NOISE), obs=x)
+
+
+def exact_guide(ids, x, rows=None, size=PEOPLE, all_ids=OF_ROW):
+    """The exact posterior of each person: all draws have the same weight."""
+    number = np.bincount(all_ids, minlength=size)
+    sums = np.bincount(all_ids, X[: len(all_ids)], size)
+    precision = 1 / SD**2 + number / NOISE**2
+    counts = lc.EntityCounts.of(size, all_ids)
+    with lc.entity_plate("people", size, ids, counts) as read:
+        mean = jnp.asarray(sums / NOISE**2 / precision)[read.indices]
+        sd = jnp.asarray(precision**-0.5)[read.indices]
+        numpyro.sample("z", dist.Normal(mean, sd))
+
+
+def log_evidence(x, groups):
+    """Of observations around normal effects of their groups."""
+    same = groups[:, None] == groups
+    return multivariate_normal(cov=NOISE**2 * np.eye(len(x)) + SD**2 * same).logpdf(x)
+
+
+def loss(model, guide, *args, num_draws=4, plate="people", key=0, params=None, **kwargs):
+    """The loss outside of ``jit``."""
+    elbo = lc.ImportanceWeighted_ELBO(plate, num_draws)
+    return elbo.loss(random.key(key), params or {}, model, guide, *args, **kwargs)
+
+
+@pytest.mark.parametrize("num_draws", [1, 3])
+def test_with_the_exact_guide_it_is_the_evidence(num_draws):
+    """Whoever has no observation, and rows of padding, count nothing."""
+    got = -loss(people_apart, exact_guide, OF_ROW, X, num_draws=num_draws)
+    np.testing.assert_allclose(got, log_evidence(X, OF_ROW), rtol=1e-5)
+
+
+def test_minibatches_of_whole_people_average_to_the_evidence():
+    """Three minibatches with one observation of one person each, of three."""
+    ids = np.array([2, 0, 1])
+    parts = [
+        -loss(people_apart, exact_guide, ids[[n]], X[[n]], np.array([n]), size=4, all_ids=ids)
+        for n in range(3)
+    ]
+    everything = log_evidence(X[:3], np.arange(3)), X[ids.argsort()]
+    assert len(set(map(float, parts))) == 3
+    # The guide of person e is that of its own observation.
+    np.testing.assert_allclose(np.mean(parts), everything[0], rtol=1e-5)
+
+
+def test_observations_of_nobody_count_as_they_do():
+    """Their log density, of an effect of 0, is added whichever row they are counted with."""
+    ids = np.append(OF_ROW, -1)
+    x = np.append(X, np.float32(0.9))
+    sums = np.bincount(OF_ROW, X, PEOPLE)
+    precision = 1 / SD**2 + np.bincount(OF_ROW, minlength=PEOPLE) / NOISE**2
+
+    def guide(ids, x, all_ids=ids):
+        with lc.entity_plate("people", PEOPLE, ids, lc.EntityCounts.of(PEOPLE, all_ids)) as read:
+            mean = jnp.asarray(sums / NOISE**2 / precision)[read.indices]
+            numpyro.sample("z", dist.Normal(mean, jnp.asarray(precision**-0.5)[read.indices]))
+
+    got = -loss(people_apart, guide, ids, x, all_ids=ids)
+    wanted = log_evidence(X, OF_ROW) - 0.5 * (0.9 / NOISE) ** 2 - np.log(NOISE * (2 * np.pi) ** 0.5)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+def rows_inside(x, rows=None, num_rows=3):
+    """Rows of a data plate with two measurements of each."""
+    loc = numpyro.sample("loc", dist.Normal(0, 2))
+    with lc.data_plate("people", num_rows, rows, dim=-2):
+        z = numpyro.sample("z", dist.Normal(loc, SD))
+        with numpyro.plate("twice", 2):
+            numpyro.sample("x", dist.Normal(z, NOISE), obs=x)
+
+
+def normal_guide(x, rows=None, num_rows=3):
+    """Normals that are not the posterior."""
+    numpyro.sample("loc", dist.Normal(0.4, 0.8))
+    with lc.data_plate("people", num_rows, rows, dim=-2):
+        scale = numpyro.param("scale", jnp.array(0.9))
+        numpyro.sample("z", dist.Normal(0.2, scale))
+
+
+TWICE = np.array([[0.3, 1.0], [-0.4, 0.1], [1.2, -0.8]])
+
+
+def test_padding_that_is_masked_counts_nothing():
+    """Of three people one has two measurements, and the others one; the guide is exact."""
+    made = np.array([[True, False], [True, True], [True, False]])
+    sums, number = (TWICE * made).sum(1), made.sum(1)
+    precision = (1 / SD**2 + number / NOISE**2)[:, None]
+
+    def model(x):
+        with lc.data_plate("people", 3, dim=-2):
+            z = numpyro.sample("z", dist.Normal(0, SD))
+            with numpyro.plate("twice", 2), numpyro.handlers.mask(mask=made):
+                numpyro.sample("x", dist.Normal(z, NOISE), obs=x)
+
+    def guide(x):
+        with lc.data_plate("people", 3, dim=-2):
+            mean = sums[:, None] / NOISE**2 / precision
+            numpyro.sample("z", dist.Normal(mean, precision**-0.5))
+
+    wanted = log_evidence(TWICE[made], np.repeat(np.arange(3), number))
+    np.testing.assert_allclose(-loss(model, guide, TWICE), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_draws", [1, 2])
+def test_the_value_is_that_of_the_equation(num_draws):
+    """Its mean over 40,000 keys is the integral by quadrature, within four standard errors."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    weights = weights / weights.sum()
+
+    def log_normal(x, mean, sd):
+        return -0.5 * ((x - mean) / sd) ** 2 - np.log(sd) - 0.5 * np.log(2 * np.pi)
+
+    def log_weight(loc, z, x):
+        ratio = log_normal(z, loc, SD) - log_normal(z, 0.2, 0.9)
+        return ratio + log_normal(x[0], z, NOISE) + log_normal(x[1], z, NOISE)
+
+    wanted = 0.0
+    for node, weight in zip(nodes, weights, strict=True):
+        loc = 0.4 + 0.8 * node
+        inner = log_normal(loc, 0, 2) - log_normal(loc, 0.4, 0.8)
+        for x in TWICE:
+            w = log_weight(loc, 0.2 + 0.9 * nodes, x)
+            if num_draws == 1:
+                inner += weights @ w
+            else:
+                pairs = logsumexp([w[:, None] + 0 * w, w + 0 * w[:, None]], axis=0) - np.log(2)
+                inner += weights @ pairs @ weights
+        wanted += weight * inner
+
+    elbo = lc.ImportanceWeighted_ELBO("people", num_draws)
+
+    @jax.jit
+    def many(keys):
+        one = lambda key: -elbo.loss(key, {}, rows_inside, normal_guide, TWICE)  # noqa: E731
+        return lax.map(one, keys, batch_size=1000)
+
+    values = np.asarray(many(random.split(random.key(3), 40_000)))
+    assert abs(values.mean() - wanted) < 4 * values.std() / 200
+
+
+def test_gradients_are_those_of_the_value():
+    """The checks on the way take no part in them."""
+    with jax.enable_x64(True):
+        check_grads(
+            lambda scale: loss(rows_inside, normal_guide, TWICE, params={"scale": scale}),
+            (jnp.array(0.9),),
+            order=1,
+            modes=("rev",),
+        )
+
+
+def test_particles_are_draws_of_the_dense_sites():
+    """Their mean, at once or one after the other, and under ``jit`` and ``vmap``."""
+    losses = []
+    for vectorized in (True, False):
+        elbo = lc.ImportanceWeighted_ELBO("people", 2, 3, vectorized)
+        losses.append(elbo.loss(random.key(1), {}, rows_inside, normal_guide, TWICE))
+        traced = jax.jit(
+            lambda key, elbo=elbo: elbo.loss(key, {}, rows_inside, normal_guide, TWICE)
+        )
+        losses.append(traced(random.key(1)))
+        losses.append(jax.vmap(traced)(random.key(1)[None])[0])
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
+
+
+def test_it_is_a_loss_of_numpyro_too():
+    """As with ``SVI``, where all rows are held."""
+    svi = SVI(
+        rows_inside, AutoNormal(rows_inside), optax.adam(0.05), lc.ImportanceWeighted_ELBO("people")
+    )
+    run = svi.run(random.key(0), 200, TWICE, progress_bar=False)
+    assert run.losses[-20:].mean() < run.losses[:20].mean()
+
+
+def test_subsampled_steps_in_a_scan_learn():
+    """Losses fall, all that a minibatch has not are rows of the tables."""
+    x = random.normal(random.key(0), (40, 2)) * 2
+    guide = lc.AutoRowNormal(rows_inside)
+    svi = lc.SubsampledSVI(
+        rows_inside, guide, optax.adam(0.05), lc.ImportanceWeighted_ELBO("people", 4)
+    )
+    state = svi.init(random.key(0), x[:8], np.arange(8), num_rows=40)
+
+    def step(state, key):
+        rows = random.choice(key, 40, (8,), replace=False)
+        return svi.update(state, x[rows], rows, num_rows=40)
+
+    _, losses = lax.scan(step, state, random.split(random.key(1), 300))
+    assert losses[-50:].mean() < losses[:50].mean()
+
+
+def test_memory_of_a_step_does_not_grow_with_the_people():
+    """The temporaries of a compiled step are the same with ten times as many."""
+    sizes = []
+    for size in (1_000, 10_000):
+        ids = np.arange(size)
+        kwargs = {"size": size, "all_ids": ids, "counts": lc.EntityCounts.of(size, ids)}
+        svi = lc.SubsampledSVI(
+            people_apart,
+            AutoNormal(people_apart),
+            optax.adam(0.1),
+            lc.ImportanceWeighted_ELBO("people"),
+            **kwargs,
+        )
+        batch = ids[:8], np.ones(8, np.float32), ids[:8]
+        state = svi.init(random.key(0), *batch)
+        step = jax.jit(svi.update, donate_argnums=0).lower(state, *batch).compile()
+        sizes.append(step.memory_analysis().temp_size_in_bytes)
+    assert sizes[0] == sizes[1]
+
+
+# --- What is refused ---------------------------------------------------------------------------
+
+
+def refused(model, guide, *args, **kwargs):
+    """The error of a loss outside of ``jit``, which is NaN inside for some key of twenty."""
+    keys = range(20)
+    with pytest.raises(ValueError) as error:
+        [loss(model, guide, *args, key=key, **kwargs) for key in keys]
+    traced = jax.jit(lambda key: loss(model, guide, *args, key=key, **kwargs))
+    assert any(np.isnan(traced(key)) for key in keys)
+    return str(error.value)
+
+
+def test_people_of_whom_observations_lack_are_refused():
+    """Person 2 has three, of which the minibatch has one."""
+    rows = np.array([4, 1, 3])
+    said = refused(people_apart, exact_guide, OF_ROW[rows], X[rows], rows)
+    assert "rows of plate 'people' have not the weight" in said
+
+
+def test_a_run_says_why_it_ended():
+    """In place of a general advice."""
+    guide = AutoNormal(people_apart)
+    svi = lc.SubsampledSVI(
+        people_apart, guide, optax.adam(0.1), lc.ImportanceWeighted_ELBO("people")
+    )
+    batches = lc.ArrayBatches(OF_ROW, X, batch_size=2)
+    with pytest.warns(
+        RuntimeWarning, match="ended at step 0 of 5: rows of plate 'people' have not"
+    ):
+        svi.run(random.key(0), 5, batches=batches, progress_bar=False)
+
+
+@pytest.mark.parametrize("of_others", [lambda z: z.mean(), lambda z: z[::-1], lambda z: z.max()])
+def test_observations_that_depend_on_other_rows_are_refused(of_others):
+    """By a mean, by place, or by an extreme."""
+
+    def model(x):
+        with numpyro.plate("people", 4):
+            z = numpyro.sample("z", dist.Normal(0, 1))
+            numpyro.sample("x", dist.Normal(z + of_others(z), 0.5), obs=x)
+
+    assert "depends on other rows" in refused(
+        model, AutoNormal(model), X[:4], params=_params(model, X[:4])
+    )
+
+
+def test_what_is_outside_and_depends_on_rows_is_refused():
+    """A sum that is to be near 0."""
+
+    def model(x):
+        with numpyro.plate("people", 4):
+            z = numpyro.sample("z", dist.Normal(0, 1))
+            numpyro.sample("x", dist.Normal(z, 0.5), obs=x)
+        numpyro.factor("sum", -(z.sum() ** 2))
+
+    assert "what is outside depends on any" in refused(
+        model, AutoNormal(model), X[:4], params=_params(model, X[:4])
+    )
+
+
+def test_observations_of_two_people_each_are_refused():
+    """They belong to no one row."""
+    pairs = np.array([[0, 1], [1, 2], [2, 0]])
+
+    def guide(x):
+        with lc.entity_plate("people", 3, pairs, lc.EntityCounts.of(3, pairs)) as read:
+            z = numpyro.sample("z", dist.Normal(0, 1))
+        return read, z
+
+    def model(x):
+        read, z = guide(x)
+        with lc.data_plate("data", 3):
+            numpyro.sample("x", dist.Normal(read.rows_of(z, pairs).sum(-1), 0.5), obs=x)
+
+    assert "one id for each" in refused(model, guide, X[:3])
+
+
+def test_a_guide_of_rows_that_depend_on_each_other_is_refused():
+    """Each row is drawn around the one before."""
+
+    def model(x):
+        with numpyro.plate("people", 4):
+            z = numpyro.sample("z", dist.Normal(0, 1))
+            numpyro.sample("x", dist.Normal(z, 0.5), obs=x)
+
+    class Chain(dist.Distribution):
+        support = dist.constraints.real
+        reparametrized_params = ()
+
+        def __init__(self):
+            super().__init__(batch_shape=(4,))
+
+        def sample(self, key, sample_shape=()):
+            return jnp.cumsum(random.normal(key, (*sample_shape, 4)), axis=-1)
+
+        def log_prob(self, value):
+            return dist.Normal(0, 1).log_prob(jnp.diff(value, prepend=0))
+
+    def guide(x):
+        with numpyro.plate("people", 4):
+            numpyro.sample("z", Chain())
+
+    assert "the guide draws rows" in refused(model, guide, X[:4])
+
+
+def test_a_guide_whose_dense_sites_follow_rows_is_refused():
+    """These would not be the same for all draws."""
+
+    def guide(x, rows=None, num_rows=3):
+        with lc.data_plate("people", num_rows, rows, dim=-2):
+            z = numpyro.sample("z", dist.Normal(0.2, 0.9))
+        numpyro.sample("loc", dist.Normal(z.mean(), 0.8))
+
+    assert "the guide draws rows" in refused(rows_inside, guide, TWICE)
+
+
+def test_a_handler_that_scales_rows_is_refused():
+    """The weights would be of another power."""
+    scaled = numpyro.handlers.scale(rows_inside, scale=0.5)
+    assert "a handler `scale` is around" in refused(scaled, normal_guide, TWICE)
+
+
+def test_sampled_classes_are_refused():
+    """The exponential of an estimate is too large on average."""
+
+    def sites(y):
+        with lc.class_plate("classes", 50, labels=y, num_sampled=5) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        with lc.data_plate("people", 4):
+            z = numpyro.sample("z", dist.Normal(0, 1))
+        return classes, z[:, None] * w
+
+    def model(y):
+        classes, utilities = sites(y)
+        with lc.data_plate("people", 4):
+            numpyro.sample("y", lc.UtilityCategorical(utilities, classes), obs=y)
+
+    with pytest.raises(NotImplementedError, match="plate 'classes' holds a sample of its classes"):
+        loss(model, sites, np.arange(4))
+
+
+def test_the_rows_of_a_class_plate_are_refused():
+    """Classes meet in each choice."""
+
+    def model(x):
+        with lc.class_plate("people", 4):
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        numpyro.sample("x", dist.Normal(w.sum(), 1), obs=x)
+
+    with pytest.raises(ValueError, match="must be one whose rows are independent"):
+        loss(model, AutoNormal(model), 0.3, params=_params(model, 0.3))
+
+
+def test_a_part_of_the_measurements_of_a_row_is_refused():
+    """They would stand for others, in an exponential."""
+
+    def model(x):
+        with numpyro.plate("people", 3, dim=-2):
+            z = numpyro.sample("z", dist.Normal(0, SD))
+            with numpyro.plate("many", 10, subsample_size=2):
+                numpyro.sample("x", dist.Normal(z, NOISE), obs=x)
+
+    def guide(x):
+        with numpyro.plate("people", 3, dim=-2):
+            numpyro.sample("z", dist.Normal(0, 1))
+
+    with pytest.raises(
+        NotImplementedError, match="in plate 'many' too, of which a step holds 2 of"
+    ):
+        loss(model, guide, TWICE)
+
+
+def test_a_guide_that_draws_rows_outside_of_their_plate_is_refused():
+    """They have no densities of their own then."""
+
+    def guide(x):
+        numpyro.sample("loc", dist.Normal(0, 1))
+        numpyro.sample("z", dist.Normal(jnp.zeros((3, 1)), 1).to_event(2))
+
+    with pytest.raises(ValueError, match="must draw site 'z' inside of plate 'people'"):
+        loss(rows_inside, guide, TWICE)
+
+
+def test_mutable_sites_are_refused():
+    """Each draw would move them in a way of its own."""
+
+    def model(x):
+        numpyro.primitives.mutable("seen", 0)
+        rows_inside(x)
+
+    with pytest.raises(NotImplementedError, match="the mutable sites \\['seen'\\]"):
+        loss(model, normal_guide, TWICE)
+
+
+@pytest.mark.parametrize(
+    ("plate", "num_draws", "error", "match"),
+    [
+        ("persons", 2, ValueError, "one of \\['people', 'twice'\\]; got 'persons'"),
+        ("twice", 2, ValueError, "plate 'twice' has no latent site"),
+        ("people", 0, ValueError, "`num_draws` must be at least 1"),
+        (3, 2, TypeError, "`plate` must be the name of a plate"),
+    ],
+)
+def test_arguments_are_checked(plate, num_draws, error, match):
+    """The plate, its sites and the number of draws."""
+    with pytest.raises(error, match=match):
+        loss(rows_inside, normal_guide, TWICE, plate=plate, num_draws=num_draws)
+
+
+def _params(model, *args):
+    """Start values of AutoNormal's parameters."""
+    svi = SVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO())
+    return svi.get_params(svi.init(random.key(0), *args))
+
+
+def test_a_point_estimate_of_rows_has_draws_all_alike():
+    """Then the bound is the ELBO, at any number of draws."""
+    guide = AutoDelta(rows_inside)
+    svi = SVI(rows_inside, guide, optax.adam(0.1), Trace_ELBO())
+    params = svi.get_params(svi.init(random.key(0), TWICE))
+    usual = Trace_ELBO().loss(random.key(0), params, rows_inside, guide, TWICE)
+    np.testing.assert_allclose(loss(rows_inside, guide, TWICE, params=params), usual, rtol=1e-5)
