@@ -23,6 +23,7 @@ from numpyro_largecat.reading.observed_choice import observed_choice, observed_i
 from numpyro_largecat.reading.parts_check import check_on_batches, check_on_rows
 from numpyro_largecat.reading.unfollowed_values import unfollowed_values
 from numpyro_largecat.svi.array_batches import ArrayBatches
+from numpyro_largecat.svi.importance_weighted_elbo import ImportanceWeighted_ELBO
 from numpyro_largecat.svi.plan import Plan
 
 
@@ -33,6 +34,11 @@ class Training(NamedTuple):
     iterates: Mapping[str, Any] = {}  # earlier values of some entries of each parameter
     plan: Plan | None = None
     state: Any = None  # the last one
+
+    @property
+    def weighs_rows(self) -> bool:
+        """Whether the loss is known to have weighed draws of rows."""
+        return self.plan is not None and isinstance(self.plan.loss, ImportanceWeighted_ELBO)
 
 
 def diagnose(
@@ -63,14 +69,18 @@ def diagnose(
     everything = observed
     if batches is not None:
         everything = observed_in_batches(fit, batches, choice.site)
-    if num_draws and batches is None:
-        ratios = check_on_rows(rng_key, batch, observed, num_draws)
-        findings += ratios.findings("give `batches`, and more `num_rows`")
-    elif num_draws and batches is not None:
-        ratios = check_on_batches(
-            rng_key, fit, everything, choice.num_categories, batches, num_draws, num_rows
-        )
-        findings += ratios.findings("give more `num_rows`")
+    if num_draws:
+        if_unknown = "give more `num_rows`"
+        if batches is None:
+            parts = check_on_rows(rng_key, batch, observed, num_draws)
+            if_unknown = "give `batches`, and more `num_rows`"
+        else:
+            parts = check_on_batches(
+                rng_key, fit, everything, choice.num_categories, batches, num_draws, num_rows
+            )
+        if training.weighs_rows:
+            parts = parts.of_weighted_rows()
+        findings += parts.findings(if_unknown)
     if labels is None:
         labels = np.asarray(everything.labels)[np.asarray(everything.rows.weights) > 0]
     labels = np.ravel(labels)

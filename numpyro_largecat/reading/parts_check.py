@@ -43,6 +43,16 @@ class PartsCheck(NamedTuple):
     class_shares: NDArray[np.float64] | None = None  # of the sd (T,), mean over a row
     why_unknown: str = ""  # of the small sites, if it is not that the rows are few
 
+    def of_weighted_rows(self) -> PartsCheck:
+        """Without what compares small sites with the model at rows of one draw each.
+
+        Where the loss weighs rows, small sites have what these leave open too.
+        """
+        if self.small_sites is None:
+            return self
+        why = "not told where the loss weighs draws of rows, as ImportanceWeighted_ELBO"
+        return self._replace(small_sites=np.nan, small_shares=None, why_unknown=why)
+
     def findings(self, if_unknown: str) -> list[Finding]:
         """Lines of a diagnosis."""
         findings = []

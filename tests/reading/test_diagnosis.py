@@ -316,3 +316,30 @@ def test_pareto_k_says_what_to_do():
     advice = "too few rows to tell: give more rows"
     assert [finding.advice for finding in unknown] == [advice, advice, ""]
     assert PartsCheck().findings("give more rows") == []
+
+
+def test_small_sites_of_a_fit_that_weighs_rows_are_not_compared_at_one_draw_of_these():
+    """Their posterior has what the rows leave open, which would look too wide."""
+    x = np.tile(np.arange(3.0), (8, 1))
+
+    def random_slopes(x, y=None):
+        sd = numpyro.sample("sd", dist.HalfNormal(1))
+        with lc.entity_plate(
+            "people", 8, np.arange(8), lc.EntityCounts.of(8, np.arange(8))
+        ) as read:
+            slope = numpyro.sample("slope", dist.Normal(0, 1))
+        with lc.class_plate("offers", 3) as classes:
+            x = x[:, classes.indices]
+        with lc.data_plate("data", 8):
+            utilities = x * read.rows_of(sd * slope, np.arange(8))[:, None]
+            numpyro.sample("y", lc.UtilityCategorical(utilities, classes), obs=y)
+
+    loss = lc.ImportanceWeighted_ELBO("people", 4)
+    svi = lc.SubsampledSVI(random_slopes, AutoNormal(random_slopes), optax.adam(0.05), loss)
+    y = np.arange(8) % 3
+    result = svi.run(jax.random.key(0), 50, x, y, progress_bar=False)
+    reading = lc.Fitted.from_svi(svi, result).on(x, y)
+    found = reading.diagnose(rng_key=jax.random.key(1), num_draws=100).findings
+    (pareto,) = (finding for finding in found if "Pareto k of the small" in finding.name)
+    assert np.isnan(pareto.value) and "weighs draws of rows" in pareto.advice
+    assert not any("best Gaussian" in finding.name for finding in found)
