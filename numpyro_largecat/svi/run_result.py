@@ -6,9 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax import Array
 from numpyro.infer.svi import SVIRunResult
 
+from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.svi.convergence import Convergence
 
 
@@ -41,6 +44,14 @@ class SubsampledSVIRunResult(SVIRunResult):
         result.iterates = {} if iterates is None else iterates
         result.scores = {} if scores is None else scores
         return result
+
+    def __repr__(self) -> str:
+        """How long the fit was, whether it has converged, and the shapes of its parameters."""
+        shapes = {name: jax.tree.map(jnp.shape, value) for name, value in self.params.items()}
+        lines = [f"{type(self).__name__}, {len(self.losses)} steps"]
+        if is_concrete(self.losses):
+            lines[0] += f"; {self.convergence}"
+        return "\n".join([*lines, *(f"  {name} {shape}" for name, shape in shapes.items())])
 
     @property
     def convergence(self) -> Convergence:

@@ -31,6 +31,9 @@ def test_a_fit_records_entries_of_what_it_moves():
     np.testing.assert_allclose(result.iterates["bias"], np.arange(1, 131)[:, None])
     assert result._replace(losses=None).iterates is result.iterates
     assert result._fields[:3] == SVIRunResult._fields
+    first, *shapes = repr(result).splitlines()
+    assert first.startswith("SubsampledSVIRunResult, 130 steps; the ELBO rose by")
+    assert shapes == ["  bias ()", "  table (1000, 3)"]
     again = svi.run(jax.random.key(0), 5, jnp.array([1, 2, 2]), progress_bar=False)
     assert (again.iterates["table"][-1] == 5).all()  # rows 1 and 2
 
