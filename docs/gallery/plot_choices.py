@@ -24,7 +24,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from numpyro.infer import MCMC, NUTS, Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer import MCMC, NUTS, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_largecat as lc
@@ -159,32 +159,37 @@ for name, values in (("logit", worth), ("probit", worth_of_probit)):
 # Is an hour worth the same to all?
 # ---------------------------------
 # A mixed logit: each person has a slope of time of their own, and how much these
-# differ is learned. A step touches the people of its minibatch; the guide lets each
-# follow the mean and spread of all.
+# differ is learned. Each step draws the people of its minibatch several times and
+# weighs the draws, so that mean and spread are right; for that all trips of a person
+# are in one row.
 
 P = person.max() + 1
-of_people = lc.EntityCounts.of(P, person)
+of_people = lc.EntityCounts.of(P, np.arange(P))
+places = lc.data.padded_lists(person, np.arange(N), P)
+is_trip = places >= 0
+columns = hours[places], cost[places], available[places], is_trip, choice[places]
 
 
-def tastes(person, hours, cost, available, choice=None, rows=None):
+def tastes(person, hours, cost, available, is_trip, choice=None, rows=None):
     by_mode = numpyro.sample("by_mode", dist.Normal(0, 3).expand([2]).to_event(1))
     mean = numpyro.sample("mean", dist.Normal(0, 3))
     spread = numpyro.sample("spread", dist.HalfNormal(3))
     of_cost = numpyro.sample("of_cost", dist.Normal(0, 3))
     with lc.entity_plate("people", P, person, of_people) as people:
         z = numpyro.sample("z", dist.Normal(0, 1))
-    of_time = people.rows_of(mean + spread * z, person)[:, None]
+    of_time = people.rows_of(mean + spread * z, person)[:, None, None]
     constants = jnp.stack([by_mode[0], jnp.zeros(()), by_mode[1]])
     utilities = constants + of_time * hours + of_cost * cost
-    with lc.data_plate("trips", N, rows):
-        chosen = lc.UtilityCategorical(jnp.where(available, utilities, -jnp.inf))
-        numpyro.sample("choice", chosen, obs=choice)
+    chosen = lc.UtilityCategorical(jnp.where(available, utilities, -jnp.inf))
+    with lc.data_plate("travellers", P, rows, dim=-2):
+        with numpyro.plate("trips", is_trip.shape[1]):
+            numpyro.sample("choice", chosen.mask(is_trip), obs=choice)
 
 
-guide = lc.AutoRowNormal(tastes, follow=["mean", "spread"])
+guide = lc.AutoRowNormal(tastes)
 rate = optax.adam(optax.cosine_decay_schedule(0.03, 3_000))
-svi = lc.SubsampledSVI(tastes, guide, rate, TraceMeanField_ELBO())
-batches = lc.ArrayBatches(person, hours, cost, available, choice, batch_size=400)
+svi = lc.SubsampledSVI(tastes, guide, rate, lc.ImportanceWeighted_ELBO("people"))
+batches = lc.ArrayBatches(np.arange(P), *columns, batch_size=50)
 result = svi.run(jax.random.key(3), 3_000, batches=batches, progress_bar=False)
 mixed = guide.sample_posterior(jax.random.key(4), result.params, sample_shape=(500,))
 of_time = mixed["mean"][:, None] + mixed["spread"][:, None] * mixed["z"]
@@ -197,7 +202,8 @@ axes.axvline(worth_of_probit.mean(), color="C1", ls="--", label="all alike, prob
 axes.set(xlabel="francs for an hour", ylabel="people")
 axes.legend()
 figure.tight_layout()
-print(f"spread of the slope of time: {mixed['spread'].mean():.2f}")
+spread = mixed["spread"]
+print(f"spread of the slope of time: {spread.mean():.2f}, sd {spread.std():.2f}")
 
 # %%
 # What if the fast line cost less?
