@@ -19,7 +19,11 @@ DEFAULT_ACTIVE = 8  # topics or components: next to dense for most data
 
 
 class BadDataError(ValueError):
-    """What a step was given and cannot take: not finite, out of range, or in parts."""
+    """Data or labels that no model could take, whatever it is: not finite, or out of range."""
+
+
+class UnsuitedModelError(ValueError):
+    """A model, guide or minibatch that a loss is not for, as its numbers show."""
 
 
 def is_concrete(value: Any) -> bool:

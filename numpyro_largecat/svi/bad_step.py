@@ -22,6 +22,7 @@ from numpyro_largecat.handlers.run_model import (
 from numpyro_largecat.handlers.sites import Site, log_prob_of
 from numpyro_largecat.handlers.static_arguments import split_arguments
 from numpyro_largecat.handlers.touched_rows import TouchedRows
+from numpyro_largecat.svi.importance_weighted_elbo import ImportanceWeighted_ELBO
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.state import SubsampledSVIState
 from numpyro_largecat.svi.step import gather_step, value_and_grad
@@ -45,16 +46,19 @@ def first_not_finite(
 
     Cost: that of a step and of compiling it.
 
-    Raises:
-        BadDataError: If it is the loss that refuses what it finds in the step.
-
     Args:
         plan: That of the fit.
         state: The state before the step, with its key.
         args: Arguments of the step, with its batch.
         kwargs: Its keyword arguments.
         forward_mode: Whether gradients are taken in forward mode.
+
+    Raises:
+        UnsuitedModelError: If the loss is NaN because it refuses what it finds.
     """
+    if isinstance(plan.loss, ImportanceWeighted_ELBO):
+        step = gather_step(plan, state, args, kwargs)
+        step.loss(step.params)  # outside of ``jit``, where it says why
     arrays, static = split_arguments((args, kwargs))
     described: list[tuple[str, list[str]]] = []  # strings leave the trace on their own
 
@@ -68,8 +72,6 @@ def first_not_finite(
     for (what, plates), found in zip(described, looks, strict=True):
         if found.bad.any():
             return f"{what} is {found.value}{_where(plates, found)}"
-    step = gather_step(plan, state, args, kwargs)
-    step.loss(step.params)  # one that is NaN where it refuses what it finds now says why
     return None
 
 

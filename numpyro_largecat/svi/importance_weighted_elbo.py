@@ -13,12 +13,12 @@ from jax.scipy.special import logsumexp
 from numpyro.infer.elbo import ELBO
 from numpyro.util import check_model_guide_match
 
-from numpyro_largecat._checks import BadDataError, check_count, check_kind, is_concrete
+from numpyro_largecat._checks import UnsuitedModelError, check_count, check_kind, is_concrete
 from numpyro_largecat.handlers.internals import check_model_trace
 from numpyro_largecat.handlers.new_draws_of_rows import new_draws_of_rows
 from numpyro_largecat.handlers.run_model import Around, as_drawn, at_values_of, sites_of
 from numpyro_largecat.handlers.sites import Sites
-from numpyro_largecat.svi.rows_of_plate import rows_of_plate
+from numpyro_largecat.svi.weighted_rows import Terms, weighted_rows
 
 
 class ImportanceWeighted_ELBO(ELBO):
@@ -37,23 +37,24 @@ class ImportanceWeighted_ELBO(ELBO):
     coefficients, and their intervals, that a usual ELBO makes too small**. A minibatch estimates it
     without bias, if it has all that is observed of its rows.
 
-    The guide of rows is then a proposal. Its draws are nearer to the posterior when weighted; it is
-    mostly somewhat wider than the guide that the ELBO finds.
+    **Read the dense sites.** What the fit has for the rows is a proposal, mostly somewhat wider
+    than their posterior, and so is what ``sample_posterior`` and ``lc.Fitted`` say of these people.
 
-    **The plate** is an ``entity_plate``, whose observations are in a plate with one id for each, or
-    a ``data_plate`` or plain plate with the observations inside. Where a minibatch has some of the
-    people, it must have all observations of each of these: give the model arrays with a row for
-    each person, padded and masked.
+    **The plate** is an ``entity_plate`` that observations read by one id each, or a ``data_plate``
+    or plain plate with the observations inside. Where a minibatch has some of the people, it must
+    have each of them in one row: give the model arrays with a row for each person, padded and
+    masked, and all rows alike likely.
 
     **What is refused.** Rows that depend on each other, in the model or in the guide; observations
     of several entities each; class plates of which a step holds a sample, since the exponential of
-    an unbiased estimate is biased. Two kinds show in numbers only: dependence on other rows, looked
-    for in each step by one run more with rows of two draws mixed at random, and people of whom a
-    minibatch lacks observations. Then the loss is NaN under ``jit`` (``SubsampledSVI.run`` says
-    why), and otherwise there is an error.
+    an unbiased estimate is biased. Three kinds show in numbers only: dependence on other rows,
+    looked for in each step by two more draws, which have a random half of the rows in common;
+    people of whom a minibatch lacks observations; and weights of ``numpyro.handlers.scale``. Then
+    the loss is NaN under ``jit`` (``SubsampledSVI.run`` says why), and otherwise there is an error.
+    A draw of no density (-inf) is a weight of 0, and its gradient is NaN.
 
-    Cost: M + 1 runs of the model in each step and M of the guide, in one; what they make of a
-    minibatch is M times in memory.
+    Cost: in each step M runs of guide and model, in one, which are differentiated, and two more,
+    which are not; what they make of a minibatch is M times in memory.
 
     Args:
         plate: Name of the plate.
@@ -127,8 +128,12 @@ class ImportanceWeighted_ELBO(ELBO):
         """
 
         def particle(rng_key: Array) -> tuple[Array, _Bad]:
-            run = _Particle(self.plate, rng_key, param_map, model, guide, args, kwargs)
-            return run.elbo(self.num_draws)
+            run_key, check_key = random.split(rng_key)
+            run = _Run(self.plate, run_key, param_map, model, guide, args, kwargs)
+            constant = lax.stop_gradient(param_map)
+            bad = _Run(self.plate, check_key, constant, model, guide, args, kwargs).bad()
+            # As a factor, so that gradients are NaN too.
+            return run.elbo(self.num_draws) * jnp.where(jnp.stack(bad).any(), jnp.nan, 1.0), bad
 
         if self.num_particles == 1:
             elbo, bad = particle(rng_key)
@@ -150,37 +155,26 @@ class _Bad(NamedTuple):
 def _refuse(plate: str, bad: _Bad) -> None:
     """Say what is bad, where it is known."""
     found = {
-        "are_scaled": f"rows of plate '{plate}' have not the weight of a minibatch with all of "
-        "their observations: it lacks some, or a handler `scale` is around. Give the model arrays "
-        "with one row for each row of the plate, padded and masked.",
+        "are_scaled": f"something of the rows of plate '{plate}' has not the weight of a minibatch "
+        "with all that is observed of them: it lacks some, has one of them in several rows, or is "
+        "in no plate that says how many there are; or a handler `scale` is around. Give the model "
+        "arrays with one row for each row of the plate, padded and masked, in an `lc.data_plate`.",
         "follows_rows": f"something of a row of plate '{plate}' depends on other rows, or what is "
         "outside depends on any, so that rows cannot be weighted one by one. Observations must be "
-        "in a plate with one id for each, in the order of the `ids` of the plate.",
+        "inside of the plate or, of an entity plate, in one with a single id for each row, in the "
+        "order of its `ids`.",
         "guide_follows_rows": f"the guide draws rows of plate '{plate}' that depend on each other, "
-        "or what is outside depends on them, so that rows cannot be weighted one by one.",
+        "or what is outside depends on them, so that rows cannot be weighted one by one. Take "
+        "AutoNormal; or AutoRowNormal with an `lc.entity_plate`, since values of plain plates that "
+        "hold all of their rows are dense to it.",
     }
     for what, is_bad in bad._asdict().items():
         if is_concrete(is_bad) and is_bad.any():
-            raise BadDataError(found[what])
+            raise UnsuitedModelError(found[what])
 
 
-class _Draws(NamedTuple):
-    """Draws of the rows."""
-
-    values: dict[str, Array]  # of the sites in the plate, (M + 1, ...)
-    of_rows: Array  # log densities, (M + 1, R)
-    others: dict[str, Array]  # values of the sites outside, which are to be the same, (M + 1, ...)
-
-
-class _Densities(NamedTuple):
-    """Log densities of the model at draws of the rows."""
-
-    of_rows: Array  # (M + 1, R)
-    elsewhere: Array  # (M + 1,)
-
-
-class _Particle:
-    """One draw of the dense sites, and M + 1 of the rows, the last of them for a check."""
+class _Run:
+    """Guide and model at one draw of the dense sites, and any draws of the rows."""
 
     def __init__(
         self,
@@ -194,57 +188,58 @@ class _Particle:
     ) -> None:
         self.plate, self.params = plate, params
         self.model, self.guide, self.args, self.kwargs = model, guide, args, kwargs
-        self.model_key, self.guide_key, self.row_key, self.mix_key = random.split(rng_key, 4)
-        self.first = self._guide_sites(self.row_key)
-        model_sites = self._model_sites({})
-        self.rows = rows_of_plate(plate, model_sites, self.first)
-        check_model_guide_match(model_sites, self.first)
-        check_model_trace(model_sites)
-        self.are_scaled = self.rows.are_scaled(model_sites)
+        self.model_key, self.guide_key, self.row_key, first_key = random.split(rng_key, 4)
+        self.of_guide = self._guide_sites(first_key)
+        self.of_model = self._model_sites({})
+        self.rows = weighted_rows(plate, self.of_model, self.of_guide)
+        check_model_guide_match(self.of_model, self.of_guide)
+        check_model_trace(self.of_model)
 
-    def elbo(self, num_draws: int) -> tuple[Array, _Bad]:
-        """The bound at this draw of the dense sites, NaN if something is bad; and what is."""
-        draws = jax.vmap(self._draw)(random.split(self.row_key, num_draws + 1))
-        is_first = random.bernoulli(self.mix_key, 0.5, (self.rows.num_rows,))
-        mixed = self._mixed(draws.values, is_first)
-        found = jax.vmap(self._at)(mixed)
-        bounds = logsumexp((found.of_rows - draws.of_rows)[:-1], axis=0) - jnp.log(num_draws)
-        dense = found.elsewhere[0] - self.rows.log_densities(self.first)[1]
-        elbo = dense + self.rows.scale * bounds.sum()
-        bad = self._bad(draws, found, mixed, is_first)
-        return jnp.where(jnp.stack(bad).any(), jnp.nan, elbo), bad
+    def elbo(self, num_draws: int) -> Array:
+        """The bound at this draw of the dense sites."""
+        weights, dense = jax.vmap(self._log_weights)(random.split(self.row_key, num_draws))
+        bounds = logsumexp(weights, axis=0) - jnp.log(num_draws)
+        return dense[0] + self.rows.scale * bounds.sum()
 
-    def _bad(
-        self, draws: _Draws, found: _Densities, mixed: dict[str, Array], is_first: Array
-    ) -> _Bad:
-        """Compare the last draw with the first, in the rows ``is_first`` that they share."""
-        close = float(jnp.finfo(found.of_rows.dtype).eps) ** 0.5
-        last = self._at_rows({name: values[-1] for name, values in mixed.items()})
-        of_guide, _ = self.rows.log_densities(self._guide_sites(self.row_key, last))
-        others_differ = [_differs(values, values[0], close) for values in draws.others.values()]
+    def bad(self) -> _Bad:
+        """Compare two draws of the rows that have half of them in common.
+
+        What belongs to these, and to no row, must be the same.
+        """
+        draw_key, half_key = random.split(self.row_key)
+        inside, outside = jax.vmap(self._draw)(random.split(draw_key))
+        num_rows = self.rows.num_rows
+        is_same = random.permutation(half_key, jnp.arange(num_rows) < (num_rows + 1) // 2)
+        for name, (first, other) in inside.items():
+            mixed = self.rows.choose(is_same, self.of_guide[name], first, other)
+            inside[name] = jnp.stack([first, mixed])
+        of_guide, of_model = jax.vmap(self._terms)(inside)
+        outside_moves = [(value[0] != value[1]).any() for value in outside.values()]
         return _Bad(
-            self.are_scaled,
-            _differs(found.of_rows[-1], found.of_rows[0], close, is_first)
-            | _differs(found.elsewhere, found.elsewhere[0], close),
-            # Drawn values are transformed back here, which rounds them.
-            _differs(of_guide, draws.of_rows[0], 100 * close, is_first)
-            | jnp.array(others_differ, bool).any(),
+            self.rows.are_scaled(self.of_model) | self.rows.are_scaled(self.of_guide),
+            self.rows.differ(self.of_model, of_model, is_same),
+            self.rows.differ(self.of_guide, of_guide, is_same)
+            | jnp.array(outside_moves, bool).any(),
         )
 
-    def _draw(self, row_key: Array) -> _Draws:
-        sites = self._guide_sites(row_key)
-        inside, outside = self.rows.latent_values(sites)
-        return _Draws(inside, self.rows.log_densities(sites)[0], outside)
+    def _draw(self, row_key: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+        """What the guide draws inside of the plate, and outside."""
+        return self.rows.latent_values(self._guide_sites(row_key))
 
-    def _at(self, values: dict[str, Array]) -> _Densities:
-        return _Densities(*self.rows.log_densities(self._model_sites(values)))
+    def _log_weights(self, row_key: Array) -> tuple[Array, Array]:
+        """Log weight of each row at a draw, (R,), and the log ratio of the dense sites."""
+        drawn = self._guide_sites(row_key)
+        inside, _ = self.rows.latent_values(drawn)
+        sites = self._model_sites(inside)
+        of_model, of_guide = (self.rows.terms(s) for s in (sites, drawn))
+        weights = self.rows.of_rows(sites, of_model) - self.rows.of_rows(drawn, of_guide)
+        dense = self.rows.elsewhere(sites, of_model) - self.rows.elsewhere(drawn, of_guide)
+        return weights, dense
 
-    def _mixed(self, values: dict[str, Array], is_first: Array) -> dict[str, Array]:
-        """The same draws, but that the last has the rows of the first where ``is_first``."""
-        return {
-            name: draws.at[-1].set(self.rows.where(is_first, self.first[name], draws[0], draws[-1]))
-            for name, draws in values.items()
-        }
+    def _terms(self, values: dict[str, Array]) -> tuple[Terms, Terms]:
+        """Log densities of guide and model at these rows."""
+        guide_sites = self._guide_sites(self.row_key, self._at_rows(values))
+        return self.rows.terms(guide_sites), self.rows.terms(self._model_sites(values))
 
     def _guide_sites(self, row_key: Array, around: Around = as_drawn) -> Sites:
         """Sites of the guide, the rows drawn by a key of their own."""
@@ -259,12 +254,5 @@ class _Particle:
         return sites_of(self.model, self.args, self.kwargs, **given, around=around)
 
     def _at_rows(self, values: dict[str, Array]) -> Around:
-        drawn = {name: {**self.first[name], "value": value} for name, value in values.items()}
-        return at_values_of(self.first | drawn)
-
-
-def _differs(a: Array, b: Array, tolerance: float, where: Array | bool = True) -> Array:
-    """Whether finite log densities differ by more than rounding."""
-    a, b = lax.stop_gradient((a, b))
-    apart = jnp.abs(a - b) > tolerance * (1 + jnp.abs(a) + jnp.abs(b))
-    return (apart & jnp.isfinite(a) & jnp.isfinite(b) & where).any()
+        drawn = {name: {**self.of_guide[name], "value": value} for name, value in values.items()}
+        return at_values_of(self.of_guide | drawn)

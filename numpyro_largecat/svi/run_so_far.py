@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_largecat._checks import BadDataError, check_arguments
+from numpyro_largecat._checks import BadDataError, UnsuitedModelError, check_arguments
 from numpyro_largecat._result_so_far import handled_signals, held_signals
 from numpyro_largecat.data.checkpoints import CheckpointWriter, Reached
 from numpyro_largecat.handlers.closed_over_arrays import compiled
@@ -191,7 +191,7 @@ class RunSoFar:
         try:
             check_arguments(self.plan.model, args, kwargs)
             found = first_not_finite(self.plan, before, args, kwargs, forward_mode=forward_mode)
-        except BadDataError as error:
+        except (BadDataError, UnsuitedModelError) as error:
             self.log.stop(str(error).rstrip("."), self.log.num_taken - 1)
             return
         except Exception as error:  # the fit ends in good order, whatever keeps us from its reason

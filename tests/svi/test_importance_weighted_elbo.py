@@ -18,6 +18,7 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
 import numpyro_largecat as lc
+from numpyro_largecat.svi.step import gather_step
 
 SD, NOISE = 1.5, 0.7
 PEOPLE = 5
@@ -138,8 +139,12 @@ def test_padding_that_is_masked_counts_nothing():
 
 
 @pytest.mark.parametrize("num_draws", [1, 2])
-def test_the_value_is_that_of_the_equation(num_draws):
-    """Its mean over 40,000 keys is the integral by quadrature, within four standard errors."""
+@pytest.mark.parametrize("batches", [[[0, 1, 2]], [[0], [1], [2]]], ids=["all", "minibatches"])
+def test_the_value_is_that_of_the_equation(num_draws, batches):
+    """Its mean over 40,000 keys is the integral by quadrature, within four standard errors.
+
+    So is the mean over minibatches of one row each, with keys of their own.
+    """
     nodes, weights = np.polynomial.hermite_e.hermegauss(40)
     weights = weights / weights.sum()
 
@@ -165,11 +170,14 @@ def test_the_value_is_that_of_the_equation(num_draws):
 
     elbo = lc.ImportanceWeighted_ELBO("people", num_draws)
 
-    @jax.jit
-    def many(keys):
-        one = lambda key: -elbo.loss(key, {}, rows_inside, normal_guide, TWICE)  # noqa: E731
-        return lax.map(one, keys, batch_size=1000)
+    def one(key):
+        keys = random.split(key, len(batches))
+        return -sum(
+            elbo.loss(own, {}, rows_inside, normal_guide, TWICE[rows], np.array(rows))
+            for own, rows in zip(keys, batches, strict=True)
+        ) / len(batches)
 
+    many = jax.jit(lambda keys: lax.map(one, keys, batch_size=1000))
     values = np.asarray(many(random.split(random.key(3), 40_000)))
     assert abs(values.mean() - wanted) < 4 * values.std() / 200
 
@@ -177,26 +185,45 @@ def test_the_value_is_that_of_the_equation(num_draws):
 def test_gradients_are_those_of_the_value():
     """The checks on the way take no part in them."""
     with jax.enable_x64(True):
-        check_grads(
-            lambda scale: loss(rows_inside, normal_guide, TWICE, params={"scale": scale}),
-            (jnp.array(0.9),),
-            order=1,
-            modes=("rev",),
-        )
+        value = jax.jit(lambda x: loss(rows_inside, normal_guide, TWICE, params={"scale": x}))
+        check_grads(value, (jnp.array(0.9),), order=1, modes=("rev",))
 
 
 def test_particles_are_draws_of_the_dense_sites():
     """Their mean, at once or one after the other, and under ``jit`` and ``vmap``."""
-    losses = []
+    args = rows_inside, normal_guide, TWICE
+    single = lc.ImportanceWeighted_ELBO("people", 2)
+    one = jax.jit(lambda key: single.loss(key, {}, *args))
+    wanted = np.mean([one(key) for key in random.split(random.key(1), 3)])
     for vectorized in (True, False):
         elbo = lc.ImportanceWeighted_ELBO("people", 2, 3, vectorized)
-        losses.append(elbo.loss(random.key(1), {}, rows_inside, normal_guide, TWICE))
-        traced = jax.jit(
-            lambda key, elbo=elbo: elbo.loss(key, {}, rows_inside, normal_guide, TWICE)
+        traced = jax.jit(lambda key, elbo=elbo: elbo.loss(key, {}, *args))
+        np.testing.assert_allclose(traced(random.key(1)), wanted, rtol=1e-5)
+        np.testing.assert_allclose(jax.vmap(traced)(random.key(1)[None])[0], wanted, rtol=1e-5)
+
+
+def test_gradients_of_all_parameters_are_those_of_the_value():
+    """Of constrained rows too, whose covariance and dense sites are guided by AutoRowNormal."""
+
+    def model(x, rows=None):
+        rate = numpyro.sample("rate", dist.HalfNormal(1))
+        ids = np.arange(3)
+        with lc.entity_plate("people", 3, ids, lc.EntityCounts.of(3, ids)) as read:
+            z = numpyro.sample("z", dist.Gamma(2.0, rate))
+            p = numpyro.sample("p", dist.Dirichlet(jnp.ones(2)))
+        with lc.data_plate("data", 3, rows):
+            mean = read.rows_of(z[:, None] * p, ids)
+            numpyro.sample("x", dist.Normal(mean, NOISE).to_event(1), obs=x)
+
+    with jax.enable_x64(True):
+        guide = lc.AutoRowNormal(model, follow=["rate"])
+        svi = lc.SubsampledSVI(
+            model, guide, optax.sgd(1.0), lc.ImportanceWeighted_ELBO("people", 3)
         )
-        losses.append(traced(random.key(1)))
-        losses.append(jax.vmap(traced)(random.key(1)[None])[0])
-    np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
+        state = svi.init(random.key(0), TWICE)
+        step = gather_step(svi.plan, state, (TWICE,), {})
+        value = jax.jit(lambda params: step.loss(params)[0])
+        check_grads(value, (step.params,), order=1, modes=("rev",))
 
 
 def test_it_is_a_loss_of_numpyro_too():
@@ -249,20 +276,43 @@ def test_memory_of_a_step_does_not_grow_with_the_people():
 
 
 def refused(model, guide, *args, **kwargs):
-    """The error of a loss outside of ``jit``, which is NaN inside for some key of twenty."""
-    keys = range(20)
-    with pytest.raises(ValueError) as error:
-        [loss(model, guide, *args, key=key, **kwargs) for key in keys]
-    traced = jax.jit(lambda key: loss(model, guide, *args, key=key, **kwargs))
-    assert any(np.isnan(traced(key)) for key in keys)
-    return str(error.value)
+    """The error of a loss outside of ``jit``, which is NaN inside, as its gradient is.
+
+    Of twenty keys, which draw halves of the rows, at least five must show it.
+    """
+    traced = jax.jit(
+        jax.value_and_grad(
+            lambda c, key: loss(*_shifted(model, c), guide, *args, key=key, **kwargs)
+        )
+    )
+    said, num_nan = [], 0
+    for key in range(20):
+        value, slope = traced(0.0, key)
+        assert np.isnan(value) == np.isnan(slope)
+        num_nan += np.isnan(value)
+        try:
+            loss(model, guide, *args, key=key, **kwargs)
+        except ValueError as error:
+            said.append(str(error))
+    assert min(num_nan, len(said)) >= 5 and len(set(said)) == 1
+    return said[0]
+
+
+def _shifted(model, constant):
+    """The model with a factor that depends on something to be differentiated."""
+
+    def shifted(*args, **kwargs):
+        numpyro.factor("constant", jnp.asarray(constant))
+        model(*args, **kwargs)
+
+    return (shifted,)
 
 
 def test_people_of_whom_observations_lack_are_refused():
     """Person 2 has three, of which the minibatch has one."""
     rows = np.array([4, 1, 3])
     said = refused(people_apart, exact_guide, OF_ROW[rows], X[rows], rows)
-    assert "rows of plate 'people' have not the weight" in said
+    assert "rows of plate 'people' has not the weight" in said
 
 
 def test_a_run_says_why_it_ended():
@@ -273,7 +323,7 @@ def test_a_run_says_why_it_ended():
     )
     batches = lc.ArrayBatches(OF_ROW, X, batch_size=2)
     with pytest.warns(
-        RuntimeWarning, match="ended at step 0 of 5: rows of plate 'people' have not"
+        RuntimeWarning, match="ended at step 0 of 5: something of the rows of plate 'people' has"
     ):
         svi.run(random.key(0), 5, batches=batches, progress_bar=False)
 
@@ -281,15 +331,14 @@ def test_a_run_says_why_it_ended():
 @pytest.mark.parametrize("of_others", [lambda z: z.mean(), lambda z: z[::-1], lambda z: z.max()])
 def test_observations_that_depend_on_other_rows_are_refused(of_others):
     """By a mean, by place, or by an extreme."""
+    x = np.zeros(8, np.float32)
 
     def model(x):
-        with numpyro.plate("people", 4):
+        with numpyro.plate("people", 8):
             z = numpyro.sample("z", dist.Normal(0, 1))
             numpyro.sample("x", dist.Normal(z + of_others(z), 0.5), obs=x)
 
-    assert "depends on other rows" in refused(
-        model, AutoNormal(model), X[:4], params=_params(model, X[:4])
-    )
+    assert "depends on other rows" in refused(model, AutoNormal(model), x, params=_params(model, x))
 
 
 def test_what_is_outside_and_depends_on_rows_is_refused():
@@ -320,7 +369,145 @@ def test_observations_of_two_people_each_are_refused():
         with lc.data_plate("data", 3):
             numpyro.sample("x", dist.Normal(read.rows_of(z, pairs).sum(-1), 0.5), obs=x)
 
-    assert "one id for each" in refused(model, guide, X[:3])
+    assert "a single id for each" in refused(model, guide, X[:3])
+
+
+@pytest.mark.parametrize("num_rows", [2, 300])
+def test_dependence_shows_beside_large_log_densities(num_rows):
+    """And of two rows; a sum of squares of 100,000 observations is outside."""
+    big = np.asarray(random.normal(random.key(0), (100_000,)))
+
+    def model(x):
+        with numpyro.plate("people", num_rows):
+            z = numpyro.sample("z", dist.Normal(0, 1))
+            numpyro.sample("x", dist.Normal(z, 0.5), obs=x)
+        numpyro.factor("sum", -0.5 * (z.mean() / 0.01) ** 2)
+        with numpyro.plate("others", len(big)):
+            numpyro.sample("big", dist.Normal(0, 1), obs=big)
+
+    x = np.zeros(num_rows, np.float32)
+    said = refused(model, AutoNormal(model), x, params=_params(model, x))
+    assert "what is outside depends on any" in said
+
+
+def test_a_hard_constraint_on_all_rows_is_refused():
+    """It is 0 or -inf."""
+
+    def model(x):
+        with numpyro.plate("people", 4):
+            z = numpyro.sample("z", dist.Normal(0, 1))
+            numpyro.sample("x", dist.Normal(z, 0.5), obs=x)
+        numpyro.factor("sum", jnp.where(z.sum() > 0.6, 0.0, -jnp.inf))
+
+    def guide(x):
+        with numpyro.plate("people", 4):
+            numpyro.sample("z", dist.Normal(0, 1))
+
+    found = [loss_or_error(model, guide, X[:4], key) for key in range(40)]
+    assert sum("depends on any" in str(one) for one in found) >= 8
+
+
+def loss_or_error(model, guide, x, key):
+    """The loss, or what is said in its place."""
+    try:
+        return loss(model, guide, x, key=key)
+    except ValueError as error:
+        return error
+
+
+def test_rows_on_a_simplex_are_not_refused():
+    """Drawn values that are transformed back lose all digits in float32."""
+
+    def model(x):
+        with numpyro.plate("people", 40):
+            z = numpyro.sample("z", dist.Dirichlet(jnp.full(50, 0.05)))
+            numpyro.sample("x", dist.Multinomial(total_count=100, probs=z), obs=x)
+
+    x = np.full((40, 50), 2)
+    guide = AutoNormal(model)
+    params = _params(model, x)
+    traced = jax.jit(lambda key: loss(model, guide, x, key=key, params=params))
+    assert not any(np.isnan(traced(key)) for key in range(20))
+
+
+def test_a_full_class_plate_as_long_as_the_minibatch_reads_no_rows():
+    """Three classes, three people: their prior belongs to no row."""
+    ids = np.arange(3)
+    counts = lc.EntityCounts.of(3, ids)
+
+    def sites():
+        with lc.class_plate("classes", 3) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.entity_plate("people", 3, ids, counts) as read:
+            z = numpyro.sample("z", dist.Normal(0, 1))
+        return classes, b, read.rows_of(z, ids)
+
+    def model(y):
+        classes, b, z = sites()
+        for name in ("first", "second"):  # two plates that read
+            with numpyro.plate(name, 3):
+                utilities = lc.UtilityCategorical(b + z[:, None] * np.arange(3.0), classes)
+                numpyro.sample(f"y_{name}", utilities, obs=y)
+
+    guide = lambda y: sites()  # noqa: E731
+    losses = [loss(model, guide, ids, key=key) for key in range(20)]
+    assert np.isfinite(losses).all()
+
+
+def test_two_plates_that_may_read_need_a_data_plate():
+    """As many times as people."""
+    ids = np.arange(3)
+    counts = lc.EntityCounts.of(3, ids)
+
+    def guide(x):
+        with lc.entity_plate("people", 3, ids, counts) as read:
+            z = numpyro.sample("z", dist.Normal(0, SD))
+        return read.rows_of(z, ids)
+
+    def model(x, plate=numpyro.plate):
+        z = guide(x)
+        with plate("data", 3, dim=-2), numpyro.plate("times", 3):
+            numpyro.sample("x", dist.Normal(z[:, None], NOISE), obs=x)
+
+    x = np.ones((3, 3), np.float32)
+    with pytest.raises(
+        ValueError, match="is in the plates \\['data', 'times'\\], which have as many"
+    ):
+        loss(model, guide, x)
+    model.__defaults__ = (lc.data_plate,)
+    assert np.isfinite(loss(model, guide, x))
+
+
+def test_people_in_several_rows_of_a_minibatch_are_refused():
+    """Of two with 1 and 9 observations a minibatch of one does not say how many there are."""
+    ids = np.repeat([0, 1], [1, 9])
+    x = np.zeros(9, np.float32)
+    said = refused(people_apart, exact_two, ids[1:], x, np.arange(1, 10), size=2, all_ids=ids)
+    assert "has one of them in several rows" in said
+
+
+def exact_two(ids, x, rows=None, size=2, all_ids=None):
+    """A guide of two people."""
+    with lc.entity_plate("people", size, ids, lc.EntityCounts.of(size, all_ids)):
+        numpyro.sample("z", dist.Normal(0, 1))
+
+
+def test_a_minibatch_in_no_data_plate_is_refused():
+    """The likelihood would count for these rows alone."""
+    ids = np.arange(6)
+    counts = lc.EntityCounts.of(6, ids)
+
+    def guide(some, x):
+        with lc.entity_plate("people", 6, some, counts) as read:
+            z = numpyro.sample("z", dist.Normal(0, 1))
+        return read.rows_of(z, some)
+
+    def model(some, x):
+        z = guide(some, x)
+        with numpyro.plate("data", 3):
+            numpyro.sample("x", dist.Normal(z, 0.5), obs=x)
+
+    assert "what is outside depends on any" in refused(model, guide, ids[:3], X[:3])
 
 
 def test_a_guide_of_rows_that_depend_on_each_other_is_refused():
@@ -363,9 +550,21 @@ def test_a_guide_whose_dense_sites_follow_rows_is_refused():
 
 
 def test_a_handler_that_scales_rows_is_refused():
-    """The weights would be of another power."""
+    """The weights would be of another power; around the observations alone too."""
+
+    def scaled_observations(x):
+        with lc.data_plate("people", 3, dim=-2):
+            z = numpyro.sample("z", dist.Normal(0, SD))
+            with numpyro.plate("twice", 2), numpyro.handlers.scale(scale=2.0):
+                numpyro.sample("x", dist.Normal(z, NOISE), obs=x)
+
+    def guide(x):
+        with lc.data_plate("people", 3, dim=-2):
+            numpyro.sample("z", dist.Normal(0, 1))
+
     scaled = numpyro.handlers.scale(rows_inside, scale=0.5)
     assert "a handler `scale` is around" in refused(scaled, normal_guide, TWICE)
+    assert "a handler `scale` is around" in refused(scaled_observations, guide, TWICE)
 
 
 def test_sampled_classes_are_refused():

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a log density belongs to each row of a plate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_largecat.handlers.plate_facts import (
+    PlateFacts,
+    class_plates,
+    plate_facts,
+    rows_request,
+)
+from numpyro_largecat.handlers.sites import (
+    Site,
+    Sites,
+    is_latent,
+    log_prob_of,
+    mutable_values,
+    of_type,
+    plates_of,
+    scale_of,
+)
+
+Terms = dict[str, Array]  # log densities of sites, with their scales, at each place of their batch
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedRows:
+    """Rows of a plate that are independent of each other given what is outside of it.
+
+    Attributes:
+        plate: Name of the plate.
+        num_rows: Number of rows R that are held.
+        scale: What the log density of each row is multiplied by.
+        is_part: Whether there are more rows than those, for which they stand.
+        readers: Names of the plates of observations that read one row each.
+        row_read: The row that each of these reads, shape (B,).
+    """
+
+    plate: str
+    num_rows: int
+    scale: float
+    is_part: bool
+    readers: frozenset[str] = frozenset()
+    row_read: Array | None = None
+
+    def terms(self, sites: Sites) -> Terms:
+        """What each site of a trace adds to the log density."""
+        samples = of_type("sample", sites).items()
+        return {name: scale_of(site) * log_prob_of(site) for name, site in samples}
+
+    def of_rows(self, sites: Sites, terms: Terms) -> Array:
+        """Sum of what belongs to each row, without ``scale``, shape (R,)."""
+        total = jnp.zeros(self.num_rows)
+        for name, term in terms.items():
+            dim, is_read = self._dim(sites[name])
+            if dim is not None:
+                others = [axis for axis in range(term.ndim) if axis != term.ndim + dim]
+                by_row = term.sum(axis=others) / self.scale
+                total = total.at[self.row_read].add(by_row) if is_read else total + by_row
+        return total
+
+    def elsewhere(self, sites: Sites, terms: Terms) -> Array:
+        """Sum of what belongs to no row."""
+        outside = [term.sum() for n, term in terms.items() if self._dim(sites[n])[0] is None]
+        return sum(outside, start=jnp.zeros(()))
+
+    def differ(self, sites: Sites, pairs: Terms, is_same: Array) -> Array:
+        """Whether two values differ, other than of rows that are not ``is_same``, (R,)."""
+        found = []
+        for name, (a, b) in pairs.items():
+            dim, is_read = self._dim(sites[name])
+            differs = _differ(a, b)
+            if dim is not None:
+                same = is_same[self.row_read] if is_read else is_same
+                differs &= same.reshape(-1, *(1,) * (-dim - 1))
+            found.append(differs.any())
+        return jnp.array(found, bool).any()
+
+    def latent_values(self, sites: Sites) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Values of the latent sites in the plate, and of those outside of it, by name."""
+        latent = {name: site for name, site in sites.items() if is_latent(site)}
+        inside = {n: s["value"] for n, s in latent.items() if self.plate in plates_of(s)}
+        return inside, {n: s["value"] for n, s in latent.items() if n not in inside}
+
+    def choose(self, is_first: Array, site: Site, first: Array, other: Array) -> Array:
+        """Values of a site with the rows of the ``first`` where ``is_first``, (R,)."""
+        axes_after = -_dims(site)[self.plate] - 1 + site["fn"].event_dim
+        return jnp.where(is_first.reshape(-1, *(1,) * axes_after), first, other)
+
+    def are_scaled(self, sites: Sites) -> Array:
+        """Whether something of a row counts other than ``scale`` times, or 0, as that of padding.
+
+        Or a row is there with some of what is observed of it: of rows that stand for others each
+        must be in one row of the data, since their number is not known else.
+        """
+        is_scaled = []
+        for site in of_type("sample", sites).values():
+            if self._dim(site)[0] is not None:
+                ratio = jnp.asarray(scale_of(site)) / self.scale
+                is_scaled.append(((ratio != 0) & (jnp.abs(ratio - 1) > 1e-4)).any())
+        if self.is_part and self.row_read is not None:
+            is_scaled.append((jnp.zeros(self.num_rows).at[self.row_read].add(1) > 1).any())
+        return jnp.stack(is_scaled).any()
+
+    def _dim(self, site: Site) -> tuple[int | None, bool]:
+        """Batch dimension of what belongs to rows, and whether it is that of readers."""
+        dims = _dims(site)
+        if self.plate in dims:
+            return dims[self.plate], False
+        reading = self.readers & dims.keys()
+        return (dims[min(reading)], True) if reading else (None, False)
+
+
+def weighted_rows(plate: str, model_sites: Sites, guide_sites: Sites) -> WeightedRows:
+    """Learn which rows a plate holds, and which observations read them.
+
+    Raises:
+        ValueError: If there is no such plate, or it is one of classes, or has no latent sites, if
+            the guide draws these outside of it, or observations are in two plates that may read.
+        NotImplementedError: If classes are sampled, or there are mutable sites.
+    """
+    plates = of_type("plate", model_sites)
+    if plate not in plates:
+        names = sorted(name for name, site in plates.items() if rows_request(site) is None)
+        raise ValueError(f"`plate` must be a plate of the model, one of {names}; got '{plate}'.")
+    facts, rows = plate_facts(plates[plate]), plates[plate]["value"]
+    _refuse_classes(plate, model_sites, facts)
+    _refuse_mutable(model_sites | guide_sites)
+    _check_latent_sites(plate, model_sites, guide_sites)
+    scale = _rows_for_each(plates[plate]) if facts.stands_for is None else facts.stands_for
+    readers, row_read = _readers(plate, rows, scale, facts, model_sites)
+    _refuse_estimates(plate, readers, model_sites)
+    return WeightedRows(plate, len(rows), scale, scale != 1, readers, row_read)
+
+
+def _check_latent_sites(plate: str, model_sites: Sites, guide_sites: Sites) -> None:
+    latent = [n for n, s in model_sites.items() if is_latent(s) and plate in plates_of(s)]
+    if not latent:
+        raise ValueError(f"plate '{plate}' has no latent site, whose draws could be weighted.")
+    for name in latent:
+        if name not in guide_sites or plate not in plates_of(guide_sites[name]):
+            raise ValueError(
+                f"the guide must draw site '{name}' inside of plate '{plate}', as the model does."
+            )
+
+
+def _refuse_classes(plate: str, sites: Sites, facts: PlateFacts) -> None:
+    if facts.kind == "classes":
+        raise ValueError(
+            f"`plate` must be one whose rows are independent given what is outside; those of the "
+            f"class plate '{plate}' meet in each choice. Weigh the rows of people or groups."
+        )
+    for name, of_plate in class_plates(sites).items():
+        if of_plate.is_sampled:
+            raise NotImplementedError(
+                f"plate '{name}' holds a sample of its classes, so that likelihoods are estimates, "
+                "whose exponentials would be weights that are too large on average. Open it in "
+                "full, `num_sampled=None`."
+            )
+
+
+def _refuse_estimates(plate: str, readers: frozenset[str], sites: Sites) -> None:
+    """Refuse likelihoods of a row that stand for others too."""
+    plates = of_type("plate", sites)
+    for name, site in of_type("sample", sites).items():
+        within = plates_of(site)
+        if not within & {plate, *readers}:
+            continue
+        for other in within - {plate, *readers}:
+            if plate_facts(plates[other]).kind != "entities" and _rows_for_each(plates[other]) != 1:
+                raise NotImplementedError(
+                    f"site '{name}' is in plate '{other}' too, of which a step holds "
+                    f"{len(plates[other]['value'])} of {plates[other]['args'][0]} rows, so that "
+                    f"the weights of the rows of '{plate}' would be exponentials of estimates, too "
+                    "large on average. Hold all rows of that plate."
+                )
+
+
+def _refuse_mutable(sites: Sites) -> None:
+    if mutable := sorted(mutable_values(sites)):
+        raise NotImplementedError(
+            f"each draw would move the mutable sites {mutable}, such as batch statistics, in a way "
+            "of its own. Keep them fixed, or take Trace_ELBO."
+        )
+
+
+def _readers(
+    plate: str, rows: Array, scale: float, facts: PlateFacts, sites: Sites
+) -> tuple[frozenset[str], Array | None]:
+    """The plates of observations with one id each, and the row that each reads."""
+    labels = facts.labels
+    if labels is None:
+        return frozenset(), None
+    found = {
+        name: plate_facts(site).kind
+        for name, site in of_type("plate", sites).items()
+        if rows_request(site) is None
+        and plate_facts(site).kind in ("data", "plain")
+        and len(site["value"]) == len(labels)
+        and np.isclose(_rows_for_each(site), scale)
+    }
+    for name, site in of_type("sample", sites).items():
+        own = plates_of(site) & found.keys()
+        if len(own) > 1 and plate not in plates_of(site):
+            of_data = [reader for reader in own if found[reader] == "data"]
+            if len(of_data) != 1:
+                raise ValueError(
+                    f"site '{name}' is in the plates {sorted(own)}, which have as many rows as "
+                    f"plate '{plate}' has ids. Make the one whose rows have these ids an "
+                    "`lc.data_plate`."
+                )
+            found = {n: kind for n, kind in found.items() if n in of_data or n not in own}
+    # Of a padded row and one before it that holds the same entity, the first is meant.
+    order = jnp.argsort(rows, stable=True)
+    return frozenset(found), order[jnp.searchsorted(rows[order], labels)]
+
+
+def _rows_for_each(plate: Site) -> float:
+    """Rows that a plate has for each that it holds."""
+    return float(plate["args"][0]) / len(plate["value"])
+
+
+def _dims(site: Site) -> dict[str, int]:
+    """Batch dimensions of the plates of a site."""
+    return {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+
+
+def _differ(a: Array, b: Array) -> Array:
+    """Where log densities of the same arithmetic differ by more than rounding."""
+    gap = jnp.abs(a - b)  # infinite, or NaN, where one is not finite
+    tolerance = 100 * jnp.finfo(gap.dtype).eps * (1 + jnp.minimum(jnp.abs(a), jnp.abs(b)))
+    are_close = (gap <= tolerance) | (a == b) | (jnp.isnan(a) & jnp.isnan(b))
+    return ~are_close
