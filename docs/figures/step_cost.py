@@ -13,10 +13,10 @@ import matplotlib.pyplot as plt
 
 CLASSES = [10**3, 10**4, 10**5, 10**6]
 MILLISECONDS = {  # of a step, from the least number of classes on
-    "numpyro.infer.SVI, all classes": ("C7", "-", [1.95, 25.4, 592]),
-    "PyTorch, all classes, a point": ("C1", "-", [2.61, 24.6, 406]),
-    "PyTorch, 100 sampled, a point": ("C1", ":", [1.00, 1.84, 1.34, 1.89]),
-    "lc.SubsampledSVI, 100 sampled": ("C0", "-", [2.00, 1.58, 1.61, 1.82]),
+    "numpyro.infer.SVI, all classes": ("C7", "-", [1.85, 22.9, 475]),
+    "PyTorch, all classes, a point": ("C1", "-", [2.03, 23.4, 409]),
+    "PyTorch, 100 sampled, a point": ("C1", ":", [0.81, 1.05, 1.12, 1.25]),
+    "lc.SubsampledSVI, 100 sampled": ("C0", "-", [1.55, 1.26, 1.34, 1.45]),
 }
 
 
