@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -57,7 +59,9 @@ def first_not_finite(
         UnsuitedModelError: If the loss is NaN because it refuses what it finds.
     """
     if isinstance(plan.loss, ImportanceWeighted_ELBO):
-        step = gather_step(plan, state, args, kwargs)
+        loss = copy(plan.loss)
+        loss.num_draws = 1  # what it refuses does not depend on how many there are
+        step = gather_step(replace(plan, loss=loss), state, args, kwargs)
         step.loss(step.params)  # outside of ``jit``, where it says why
     arrays, static = split_arguments((args, kwargs))
     described: list[tuple[str, list[str]]] = []  # strings leave the trace on their own

@@ -397,8 +397,9 @@ def _check_loss(loss: Any, sites: dict[str, StoredParam], kinds: dict[str, str])
     local = [name for name, site in sites.items() if site.rule is not None]
     if local and not isinstance(loss, (Trace_ELBO, TraceMeanField_ELBO)):
         raise NotImplementedError(
-            f"the update rule of param '{local[0]}' cannot run under {type(loss).__name__}: it "
-            "needs the mean over particles, Trace_ELBO or TraceMeanField_ELBO."
+            f"the update rule of param '{local[0]}', as those of `sample_choice`, cannot run under "
+            f"{type(loss).__name__}: it needs the mean over particles, Trace_ELBO "
+            "or TraceMeanField_ELBO."
         )
 
 

@@ -37,8 +37,13 @@ class ImportanceWeighted_ELBO(ELBO):
     coefficients, and their intervals, that a usual ELBO makes too small**. A minibatch estimates it
     without bias, if it has all that is observed of its rows.
 
-    **Read the dense sites.** What the fit has for the rows is a proposal, mostly somewhat wider
-    than their posterior, and so is what ``sample_posterior`` and ``lc.Fitted`` say of these people.
+    **One table is weighted.** What is learned of the scale of another one, which is drawn once, is
+    as too sure as with any ELBO. A small one is best in a plain plate that holds all of its rows:
+    ``AutoRowNormal`` takes its values for dense, together with their scale.
+
+    **Read the dense sites.** What the fit has for the rows is a proposal, a tenth to a half wider
+    than their posterior, some rows twice, and so is what ``sample_posterior`` and ``lc.Fitted`` say
+    of these people; predict them by a fit with another loss.
 
     **The plate** is an ``entity_plate`` that observations read by one id each, or a ``data_plate``
     or plain plate with the observations inside. Where a minibatch has some of the people, it must
@@ -58,8 +63,8 @@ class ImportanceWeighted_ELBO(ELBO):
 
     Args:
         plate: Name of the plate.
-        num_draws: Number of draws of each row M, 1 or more. The gap falls as 1 / M; 16 was enough
-            for tastes in six dimensions.
+        num_draws: Number of draws of each row M, 1 or more. The gap falls as 1 / M. With 16
+            posterior standard deviations were 0.8 to 0.95 of NUTS's, with 64 0.9 to 1.
         num_particles: Number of draws of the dense sites in each step.
         vectorize_particles: Draws of the dense sites at once (True), one after the other (False),
             or by a function that takes the place of ``jax.vmap``.
@@ -99,7 +104,7 @@ class ImportanceWeighted_ELBO(ELBO):
         num_particles: int = 1,
         vectorize_particles: bool | Callable[..., Any] = True,
     ) -> None:
-        check_kind("plate", plate, str, "the name of a plate")
+        check_kind("plate", plate, str, "the name of the one plate whose rows are weighted")
         self.plate = plate
         self.num_draws = check_count("num_draws", num_draws, 1)
         super().__init__(num_particles=num_particles, vectorize_particles=vectorize_particles)

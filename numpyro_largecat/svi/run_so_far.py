@@ -182,7 +182,11 @@ class RunSoFar:
             self.iterates.add(taken.values, self.log.add(losses))
 
     def explain_bad_step(self) -> None:
-        """Say what the step that ended the fit was given, or has made, that is not finite."""
+        """Say what the step that ended the fit was given, or has made, that is not finite.
+
+        Raises:
+            UnsuitedModelError: If the loss is not for the model and no step has been taken.
+        """
         assert self.state is not None
         args, kwargs = arguments_of_step(self.plan, *self.arguments, self.state.num_steps - 1)
         args, kwargs = self.plan.fetched((args, kwargs))
@@ -192,6 +196,8 @@ class RunSoFar:
             check_arguments(self.plan.model, args, kwargs)
             found = first_not_finite(self.plan, before, args, kwargs, forward_mode=forward_mode)
         except (BadDataError, UnsuitedModelError) as error:
+            if isinstance(error, UnsuitedModelError) and self.log.num_taken == 1:
+                raise
             self.log.stop(str(error).rstrip("."), self.log.num_taken - 1)
             return
         except Exception as error:  # the fit ends in good order, whatever keeps us from its reason

@@ -135,6 +135,7 @@ def weighted_rows(plate: str, model_sites: Sites, guide_sites: Sites) -> Weighte
     _check_latent_sites(plate, model_sites, guide_sites)
     scale = _rows_for_each(plates[plate]) if facts.stands_for is None else facts.stands_for
     readers, row_read = _readers(plate, rows, scale, facts, model_sites)
+    _check_observed(plate, readers, model_sites)
     _refuse_estimates(plate, readers, model_sites)
     return WeightedRows(plate, len(rows), scale, scale != 1, readers, row_read)
 
@@ -150,6 +151,17 @@ def _check_latent_sites(plate: str, model_sites: Sites, guide_sites: Sites) -> N
             )
 
 
+def _check_observed(plate: str, readers: frozenset[str], sites: Sites) -> None:
+    observed = [site for site in of_type("sample", sites).values() if not is_latent(site)]
+    if not any(plates_of(site) & {plate, *readers} for site in observed):
+        raise ValueError(
+            f"nothing that is observed is known to belong to a row of plate '{plate}'. Put it "
+            f"inside; or read rows by `with lc.entity_plate('{plate}', size, ids, counts) as read` "
+            "and `read.rows_of(values, ids)`, with one id in `ids` for each row of an "
+            "`lc.data_plate` that what is observed is in, also where a step has all rows."
+        )
+
+
 def _refuse_classes(plate: str, sites: Sites, facts: PlateFacts) -> None:
     if facts.kind == "classes":
         raise ValueError(
@@ -160,8 +172,9 @@ def _refuse_classes(plate: str, sites: Sites, facts: PlateFacts) -> None:
         if of_plate.is_sampled:
             raise NotImplementedError(
                 f"plate '{name}' holds a sample of its classes, so that likelihoods are estimates, "
-                "whose exponentials would be weights that are too large on average. Open it in "
-                "full, `num_sampled=None`."
+                "whose exponentials would be weights that are too large on average. Take "
+                "TraceMeanField_ELBO and `lc.AutoRowNormal(model, follow=[...])` with the learned "
+                "means and scales; or, of few classes, open it in full, `num_sampled=None`."
             )
 
 
