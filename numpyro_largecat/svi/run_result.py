@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from numpyro.infer.svi import SVIRunResult
 
@@ -50,7 +51,8 @@ class SubsampledSVIRunResult(SVIRunResult):
         shapes = {name: jax.tree.map(jnp.shape, value) for name, value in self.params.items()}
         lines = [f"{type(self).__name__}, {len(self.losses)} steps"]
         if is_concrete(self.losses):
-            lines[0] += f"; {self.convergence}"
+            ended = len(self.losses) > 0 and not np.isfinite(self.losses[-1])
+            lines[0] += "; the loss of the last is not finite" * ended + f"; {self.convergence}"
         return "\n".join([*lines, *(f"  {name} {shape}" for name, shape in shapes.items())])
 
     @property

@@ -34,6 +34,8 @@ def test_a_fit_records_entries_of_what_it_moves():
     first, *shapes = repr(result).splitlines()
     assert first.startswith("SubsampledSVIRunResult, 130 steps; the ELBO rose by")
     assert shapes == ["  bias ()", "  table (1000, 3)"]
+    ended = repr(result._replace(losses=jnp.array([1.0, jnp.nan])))
+    assert ended.startswith("SubsampledSVIRunResult, 2 steps; the loss of the last is not finite;")
     again = svi.run(jax.random.key(0), 5, jnp.array([1, 2, 2]), progress_bar=False)
     assert (again.iterates["table"][-1] == 5).all()  # rows 1 and 2
 
