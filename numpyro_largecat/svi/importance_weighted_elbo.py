@@ -55,8 +55,9 @@ class ImportanceWeighted_ELBO(ELBO):
     an unbiased estimate is biased. Three kinds show in numbers only: dependence on other rows,
     looked for in each step by two more draws, which have a random half of the rows in common;
     people of whom a minibatch lacks observations; and weights of ``numpyro.handlers.scale``. Then
-    the loss is NaN under ``jit`` (``SubsampledSVI.run`` says why), and otherwise there is an error.
-    A draw of no density (-inf) is a weight of 0, and its gradient is NaN.
+    the loss is NaN under ``jit``, and otherwise there is an error; ``SubsampledSVI.run`` has the
+    error at its first step, and ends with a warning that says the same at a later one. A draw of no
+    density (-inf) is a weight of 0, and its gradient is NaN.
 
     Cost: in each step M runs of guide and model, in one, which are differentiated, and two more,
     which are not; what they make of a minibatch is M times in memory.
@@ -72,7 +73,8 @@ class ImportanceWeighted_ELBO(ELBO):
     Raises:
         TypeError: If ``plate`` is not a string.
         ValueError: If ``num_draws`` is below 1. At the first step: if the model has no such plate,
-            it is a class plate, or the guide draws its sites outside of it; and as above.
+            it is a class plate, nothing that is observed is known to belong to its rows, or the
+            guide draws its sites outside of it; and as above.
         NotImplementedError: At the first step: if a class plate is sampled, or a site is mutable.
 
     Example:

@@ -482,7 +482,9 @@ def test_a_full_class_plate_as_long_as_the_minibatch_reads_no_rows():
                 utilities = lc.UtilityCategorical(b + z[:, None] * np.arange(3.0), classes)
                 numpyro.sample(f"y_{name}", utilities, obs=y)
 
-    guide = lambda y: sites()  # noqa: E731
+    def guide(y):
+        sites()
+
     losses = [loss(model, guide, ids, key=key) for key in range(20)]
     assert np.isfinite(losses).all()
 
