@@ -53,6 +53,8 @@ from numpyro_largecat.svi.held_out import HeldOut
 from numpyro_largecat.svi.importance_weighted_elbo import ImportanceWeighted_ELBO
 from numpyro_largecat.svi.streamed_batches import StreamedBatches
 from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
+from numpyro_largecat.svi.weighted_posterior import weighted_posterior
+from numpyro_largecat.svi.weighted_run import WeightedDraws
 from numpyro_largecat.top_l.hide_enumerated import hide_enumerated
 from numpyro_largecat.top_l.top_l_categorical import TopLCategorical
 from numpyro_largecat.top_l.top_l_elbo import TopL_ELBO
@@ -103,6 +105,8 @@ __all__ = [  # noqa: RUF022  grouped by idea
     "averaged_params",
     # what a fit says
     "Fitted",
+    "weighted_posterior",
+    "WeightedDraws",
     "TopClasses",
     "Diagnosis",
     "simulation_based_calibration",

@@ -23,7 +23,7 @@ _HELPER = "_rows"  # how the names of helper sites end
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("row_weights", "labels", "reads", "row_ids"),
+    data_fields=("row_weights", "labels", "are_nobody", "reads", "row_ids"),
     meta_fields=(
         "kind",
         "is_full",
@@ -51,6 +51,7 @@ class PlateFacts:
             holds others now.
         labels: The classes, or entities, that a plate was asked for, as one axis; None if none
             were.
+        are_nobody: Which of the labels of an entity plate stand for ids of -1, which read no row.
         reads: The classes that a class plate reads by id, as one axis, -1 for none; None if none
             were given.
         row_ids: The ids that a data plate was given, shape (M,); None if it was given none.
@@ -65,6 +66,7 @@ class PlateFacts:
     num_scored: int | None = None
     is_sampled: bool = False
     labels: Array | None = None
+    are_nobody: Array | None = None
     reads: Array | None = None
     row_ids: Array | None = None
     stands_for: float | None = None

@@ -106,12 +106,15 @@ class entity_plate(indexed_plate):
         given = None if ids is None else _checked(name, size, ids, counts)
         self.entities, reply = _choose_entities(name, size, given, counts)
         is_chosen = reply.request.is_chosen
+        labels = None if given is None else jnp.concatenate([ids.ravel() for ids in given])
         facts = PlateFacts(
             "entities",
             is_full=given is None and not is_chosen,
             is_distinct=is_chosen,
             row_weights=None if given is None or is_chosen else self.entities.weights,
-            labels=None if given is None else _as_labels(given),
+            # With entity 0 in the place of none.
+            labels=None if labels is None else jnp.where(labels == NO_ID, 0, labels),
+            are_nobody=None if labels is None else labels == NO_ID,
             stands_for=None if given is None else _ratio(given, counts),
         )
         self._is_own = not (facts.is_full or is_chosen or reply.is_shared)
@@ -218,9 +221,3 @@ def _ratio(ids: list[Array], counts: EntityCounts | None) -> float:
     """Ids of the whole data for each id of the minibatch, N / B."""
     assert counts is not None
     return counts.num_ids / sum(given.size for given in ids)
-
-
-def _as_labels(ids: list[Array]) -> Array:
-    """All ids as one axis, with entity 0 in the place of none."""
-    flat = jnp.concatenate([given.ravel() for given in ids])
-    return jnp.where(flat == NO_ID, 0, flat)

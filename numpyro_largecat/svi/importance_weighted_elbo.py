@@ -4,21 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
-from jax.scipy.special import logsumexp
 from numpyro.infer.elbo import ELBO
-from numpyro.util import check_model_guide_match
 
-from numpyro_largecat._checks import UnsuitedModelError, check_count, check_kind, is_concrete
-from numpyro_largecat.handlers.internals import check_model_trace
-from numpyro_largecat.handlers.new_draws_of_rows import new_draws_of_rows
-from numpyro_largecat.handlers.run_model import Around, as_drawn, at_values_of, sites_of
-from numpyro_largecat.handlers.sites import Sites
-from numpyro_largecat.svi.weighted_rows import Terms, weighted_rows
+from numpyro_largecat._checks import check_count, check_kind
+from numpyro_largecat.svi.weighted_run import Bad, WeightedRun
 
 
 class ImportanceWeighted_ELBO(ELBO):
@@ -41,9 +34,9 @@ class ImportanceWeighted_ELBO(ELBO):
     as too sure as with any ELBO. A small one is best in a plain plate that holds all of its rows:
     ``AutoRowNormal`` takes its values for dense, together with their scale.
 
-    **Read the dense sites.** What the fit has for the rows is a proposal, a tenth to a half wider
-    than their posterior, some rows twice, and so is what ``sample_posterior`` and ``lc.Fitted`` say
-    of these people; predict them by a fit with another loss.
+    **Read it by** ``weighted_posterior``. What the guide has for the rows is a proposal, a tenth to
+    a half wider than their posterior, some rows twice, and so is what ``sample_posterior`` and
+    ``lc.Fitted`` say of them.
 
     **The plate** is an ``entity_plate`` that observations read by one id each, or a ``data_plate``
     or plain plate with the observations inside. Where a minibatch has some of the people, it must
@@ -134,132 +127,18 @@ class ImportanceWeighted_ELBO(ELBO):
             A dict of "loss" and "mutable_state", which is None.
         """
 
-        def particle(rng_key: Array) -> tuple[Array, _Bad]:
+        def particle(rng_key: Array) -> tuple[Array, Bad]:
             run_key, check_key = random.split(rng_key)
-            run = _Run(self.plate, run_key, param_map, model, guide, args, kwargs)
+            run = WeightedRun(self.plate, run_key, param_map, model, guide, args, kwargs)
             constant = lax.stop_gradient(param_map)
-            bad = _Run(self.plate, check_key, constant, model, guide, args, kwargs).bad()
+            bad = WeightedRun(self.plate, check_key, constant, model, guide, args, kwargs).bad()
             # As a factor, so that gradients are NaN too.
-            return run.elbo(self.num_draws) * jnp.where(jnp.stack(bad).any(), jnp.nan, 1.0), bad
+            return run.elbo(self.num_draws) * jnp.where(bad.any, jnp.nan, 1.0), bad
 
         if self.num_particles == 1:
             elbo, bad = particle(rng_key)
         else:
             keys = random.split(rng_key, self.num_particles)
             elbo, bad = self.vectorize_particles_fn(particle, keys)
-        _refuse(self.plate, bad)
+        bad.refuse(self.plate)
         return {"loss": -jnp.mean(elbo), "mutable_state": None}
-
-
-class _Bad(NamedTuple):
-    """What the numbers show of a model that the bound is not for."""
-
-    are_scaled: Array
-    follows_rows: Array  # in the model
-    guide_follows_rows: Array
-
-
-def _refuse(plate: str, bad: _Bad) -> None:
-    """Say what is bad, where it is known."""
-    found = {
-        "are_scaled": f"something of the rows of plate '{plate}' has not the weight of a minibatch "
-        "with all that is observed of them: it lacks some, has one of them in several rows, or is "
-        "in no plate that says how many there are; or a handler `scale` is around. Give the model "
-        "arrays with one row for each row of the plate, padded and masked, in an `lc.data_plate`.",
-        "follows_rows": f"something of a row of plate '{plate}' depends on other rows, or what is "
-        "outside depends on any, so that rows cannot be weighted one by one. Observations must be "
-        "inside of the plate or, of an entity plate, in one with a single id for each row, in the "
-        "order of its `ids`.",
-        "guide_follows_rows": f"the guide draws rows of plate '{plate}' that depend on each other, "
-        "or what is outside depends on them, so that rows cannot be weighted one by one. Take "
-        "AutoNormal; or AutoRowNormal with an `lc.entity_plate`, since values of plain plates that "
-        "hold all of their rows are dense to it.",
-    }
-    for what, is_bad in bad._asdict().items():
-        if is_concrete(is_bad) and is_bad.any():
-            raise UnsuitedModelError(found[what])
-
-
-class _Run:
-    """Guide and model at one draw of the dense sites, and any draws of the rows."""
-
-    def __init__(
-        self,
-        plate: str,
-        rng_key: Array,
-        params: dict[str, Any],
-        model: Callable[..., Any],
-        guide: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-    ) -> None:
-        self.plate, self.params = plate, params
-        self.model, self.guide, self.args, self.kwargs = model, guide, args, kwargs
-        self.model_key, self.guide_key, self.row_key, first_key = random.split(rng_key, 4)
-        self.of_guide = self._guide_sites(first_key)
-        self.of_model = self._model_sites({})
-        self.rows = weighted_rows(plate, self.of_model, self.of_guide)
-        check_model_guide_match(self.of_model, self.of_guide)
-        check_model_trace(self.of_model)
-
-    def elbo(self, num_draws: int) -> Array:
-        """The bound at this draw of the dense sites."""
-        weights, dense = jax.vmap(self._log_weights)(random.split(self.row_key, num_draws))
-        bounds = logsumexp(weights, axis=0) - jnp.log(num_draws)
-        return dense[0] + self.rows.scale * bounds.sum()
-
-    def bad(self) -> _Bad:
-        """Compare two draws of the rows that have half of them in common.
-
-        What belongs to these, and to no row, must be the same.
-        """
-        draw_key, half_key = random.split(self.row_key)
-        inside, outside = jax.vmap(self._draw)(random.split(draw_key))
-        num_rows = self.rows.num_rows
-        is_same = random.permutation(half_key, jnp.arange(num_rows) < (num_rows + 1) // 2)
-        for name, (first, other) in inside.items():
-            mixed = self.rows.choose(is_same, self.of_guide[name], first, other)
-            inside[name] = jnp.stack([first, mixed])
-        of_guide, of_model = jax.vmap(self._terms)(inside)
-        outside_moves = [(value[0] != value[1]).any() for value in outside.values()]
-        return _Bad(
-            self.rows.are_scaled(self.of_model) | self.rows.are_scaled(self.of_guide),
-            self.rows.differ(self.of_model, of_model, is_same),
-            self.rows.differ(self.of_guide, of_guide, is_same)
-            | jnp.array(outside_moves, bool).any(),
-        )
-
-    def _draw(self, row_key: Array) -> tuple[dict[str, Array], dict[str, Array]]:
-        """What the guide draws inside of the plate, and outside."""
-        return self.rows.latent_values(self._guide_sites(row_key))
-
-    def _log_weights(self, row_key: Array) -> tuple[Array, Array]:
-        """Log weight of each row at a draw, (R,), and the log ratio of the dense sites."""
-        drawn = self._guide_sites(row_key)
-        inside, _ = self.rows.latent_values(drawn)
-        sites = self._model_sites(inside)
-        of_model, of_guide = (self.rows.terms(s) for s in (sites, drawn))
-        weights = self.rows.of_rows(sites, of_model) - self.rows.of_rows(drawn, of_guide)
-        dense = self.rows.elsewhere(sites, of_model) - self.rows.elsewhere(drawn, of_guide)
-        return weights, dense
-
-    def _terms(self, values: dict[str, Array]) -> tuple[Terms, Terms]:
-        """Log densities of guide and model at these rows."""
-        guide_sites = self._guide_sites(self.row_key, self._at_rows(values))
-        return self.rows.terms(guide_sites), self.rows.terms(self._model_sites(values))
-
-    def _guide_sites(self, row_key: Array, around: Around = as_drawn) -> Sites:
-        """Sites of the guide, the rows drawn by a key of their own."""
-        fn = new_draws_of_rows(self.guide, self.plate, row_key)
-        given = {"rng_key": self.guide_key, "params": self.params}
-        return sites_of(fn, self.args, self.kwargs, **given, around=around)
-
-    def _model_sites(self, values: dict[str, Array]) -> Sites:
-        """Sites of the model at the draw of the guide, but for these values of rows."""
-        given = {"rng_key": self.model_key, "params": self.params}
-        around = self._at_rows(values)
-        return sites_of(self.model, self.args, self.kwargs, **given, around=around)
-
-    def _at_rows(self, values: dict[str, Array]) -> Around:
-        drawn = {name: {**self.of_guide[name], "value": value} for name, value in values.items()}
-        return at_values_of(self.of_guide | drawn)

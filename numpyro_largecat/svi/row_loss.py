@@ -86,13 +86,17 @@ class RowLoss:
         num_particles = self.plan.loss.num_particles
         key = random.split(self.step_key, num_particles)[0] if num_particles > 1 else self.step_key
         model_key, guide_key = random.split(key)
-        values = self._values(params) | (self.mutable_state or {})
-        model, guide = self._around(_Particle(values, dict(self.local_rows)))
+        values, model, guide = self.at_rows(params)
         run = partial(sites_of, args=self.args, kwargs=self.kwargs)
         guide_sites = run(guide, rng_key=guide_key, params=values, around=as_drawn)
         values |= mutable_values(guide_sites)
         around = at_values_of(guide_sites)
         return guide_sites, run(model, rng_key=model_key, params=values, around=around)
+
+    def at_rows(self, params: Any) -> tuple[dict[str, Any], Any, Any]:
+        """Values of parameters at these rows, and the model and the guide that take them."""
+        values = self._values(params) | (self.mutable_state or {})
+        return values, *self._around(_Particle(values, dict(self.local_rows)))
 
     def _particle(
         self, elbo: Any, values: dict[str, Any], rng_key: Array

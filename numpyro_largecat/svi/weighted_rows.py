@@ -39,7 +39,8 @@ class WeightedRows:
         scale: What the log density of each row is multiplied by.
         is_part: Whether there are more rows than those, for which they stand.
         readers: Names of the plates of observations that read one row each.
-        row_read: The row that each of these reads, shape (B,).
+        row_read: The row that each of these reads, shape (B,); any for one that reads none.
+        are_nobody: Which of them read none, shape (B,).
     """
 
     plate: str
@@ -48,6 +49,7 @@ class WeightedRows:
     is_part: bool
     readers: frozenset[str] = frozenset()
     row_read: Array | None = None
+    are_nobody: Array | None = None
 
     def terms(self, sites: Sites) -> Terms:
         """What each site of a trace adds to the log density."""
@@ -93,6 +95,21 @@ class WeightedRows:
         axes_after = -_dims(site)[self.plate] - 1 + site["fn"].event_dim
         return jnp.where(is_first.reshape(-1, *(1,) * axes_after), first, other)
 
+    def each_from(self, draw_of_row: Array, site: Site, draws: Array) -> Array:
+        """Values of a site with each row from the draw that is named for it, (R,), in order."""
+        axis = -_dims(site)[self.plate] + site["fn"].event_dim
+        place = jnp.broadcast_to(draw_of_row.reshape(-1, *(1,) * (axis - 1)), draws.shape[1:])
+        values = jnp.take_along_axis(draws, place[None], axis=0)[0]
+        return self.in_order(values, values.ndim - axis)
+
+    def in_order(self, values: Array, axis: int = 0) -> Array:
+        """Values of rows in the order in which ids read them, if they do; NaN for nobody's."""
+        if self.row_read is None or self.are_nobody is None:
+            return values
+        taken = jnp.take(values, self.row_read, axis=axis)
+        of_nobody = self.are_nobody.reshape(-1, *(1,) * (values.ndim - axis - 1))
+        return jnp.where(of_nobody, jnp.nan, taken)
+
     def are_scaled(self, sites: Sites) -> Array:
         """Whether something of a row counts other than ``scale`` times, or 0, as that of padding.
 
@@ -104,8 +121,9 @@ class WeightedRows:
             if self._dim(site)[0] is not None:
                 ratio = jnp.asarray(scale_of(site)) / self.scale
                 is_scaled.append(((ratio != 0) & (jnp.abs(ratio - 1) > 1e-4)).any())
-        if self.is_part and self.row_read is not None:
-            is_scaled.append((jnp.zeros(self.num_rows).at[self.row_read].add(1) > 1).any())
+        if self.is_part and self.row_read is not None and self.are_nobody is not None:
+            reads = jnp.zeros(self.num_rows).at[self.row_read].add(~self.are_nobody)
+            is_scaled.append((reads > 1).any())
         return jnp.stack(is_scaled).any()
 
     def _dim(self, site: Site) -> tuple[int | None, bool]:
@@ -137,7 +155,7 @@ def weighted_rows(plate: str, model_sites: Sites, guide_sites: Sites) -> Weighte
     readers, row_read = _readers(plate, rows, scale, facts, model_sites)
     _check_observed(plate, readers, model_sites)
     _refuse_estimates(plate, readers, model_sites)
-    return WeightedRows(plate, len(rows), scale, scale != 1, readers, row_read)
+    return WeightedRows(plate, len(rows), scale, scale != 1, readers, row_read, facts.are_nobody)
 
 
 def _check_latent_sites(plate: str, model_sites: Sites, guide_sites: Sites) -> None:

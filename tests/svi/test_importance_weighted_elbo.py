@@ -97,6 +97,27 @@ def test_observations_of_nobody_count_as_they_do():
     np.testing.assert_allclose(got, wanted, rtol=1e-5)
 
 
+def test_nobody_may_be_in_several_rows_of_a_minibatch():
+    """Two minibatches, one of two people, the other of somebody and twice of nobody."""
+    ids = np.array([2, 0, 1, 3, -1, -1])
+    x = np.append(X[:4], np.float32([0.9, -0.3]))
+    precision = 1 / SD**2 + 1 / NOISE**2
+    of_person = jnp.zeros(4).at[ids[:4]].set(X[:4] / NOISE**2 / precision)
+
+    def guide(ids_of_rows, x, rows=None, size=4, all_ids=ids):
+        counts = lc.EntityCounts.of(size, all_ids)
+        with lc.entity_plate("people", size, ids_of_rows, counts) as read:
+            numpyro.sample("z", dist.Normal(of_person[read.indices], precision**-0.5))
+
+    parts = [
+        -loss(people_apart, guide, ids[rows], x[rows], rows, size=4, all_ids=ids)
+        for rows in (np.array([0, 1, 2]), np.array([3, 4, 5]))
+    ]
+    nobody = -0.5 * (x[4:] / NOISE) ** 2 - np.log(NOISE * (2 * np.pi) ** 0.5)
+    wanted = log_evidence(X[:4], np.arange(4)) + nobody.sum()
+    np.testing.assert_allclose(np.mean(parts), wanted, rtol=1e-5)
+
+
 def rows_inside(x, rows=None, num_rows=3):
     """Rows of a data plate with two measurements of each."""
     loc = numpyro.sample("loc", dist.Normal(0, 2))

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws of the posterior of a fit by ``ImportanceWeighted_ELBO``, each row by its weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+
+from numpyro_largecat._checks import check_count, check_random_key
+from numpyro_largecat._conversions import with_arrays
+from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.handlers.static_arguments import with_jax_arrays
+from numpyro_largecat.svi.importance_weighted_elbo import ImportanceWeighted_ELBO
+from numpyro_largecat.svi.state import SubsampledSVIState
+from numpyro_largecat.svi.step import gather_step
+from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
+from numpyro_largecat.svi.weighted_run import Bad, WeightedDraws, WeightedRun
+
+
+def weighted_posterior(
+    rng_key: Array,
+    svi: SubsampledSVI,
+    state: SubsampledSVIState,
+    *args: Any,
+    num_samples: int,
+    num_draws: int = 64,
+    **kwargs: Any,
+) -> WeightedDraws:
+    r"""Draw from the posterior of a fit by ``ImportanceWeighted_ELBO``, its rows by their weights.
+
+    For each of the draws of the dense sites :math:`\theta`, each row e is drawn M times by the
+    guide, and one of them is chosen, by sampling importance resampling,
+
+    .. math:: z_e = z_e^m \ \text{with probability} \propto
+              \frac{p(y_e, z_e^m \mid \theta)}{q(z_e^m \mid \theta)} .
+
+    What the guide has for the rows is a proposal, wider than their posterior; what is chosen is the
+    posterior of each row given :math:`\theta`, up to a bias of the order of 1 / M.
+
+    Cost: for each sample M + 2 runs of guide and model on the rows given, in memory at once.
+
+    Args:
+        rng_key: A JAX random key.
+        svi: The ``SubsampledSVI`` of the fit.
+        state: Its state, such as ``result.state``.
+        *args: Arguments of the model as in training, with what is observed of the rows to draw:
+            some or all of them.
+        num_samples: Number of samples.
+        num_draws: Number of draws M that each row of a sample is chosen from.
+        **kwargs: Keyword arguments of the model.
+
+    Returns:
+        ``values`` of the latent sites; those of the rows are in the order of the arguments, and NaN
+        where an id is that of nobody. ``effective_draws`` of each row, between 1 and M: where they
+        are a few, raise ``num_draws``.
+
+    Raises:
+        ValueError: If the loss of the fit is another one. As the loss does, of a model or of
+            arguments that it is not for; under ``jit`` the values are NaN then.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
+        >>> import numpyro_largecat as lc
+        >>> def model(x, rows=None):
+        ...     sd = numpyro.sample("sd", dist.HalfNormal(2))
+        ...     with lc.data_plate("people", 100, rows):
+        ...         z = numpyro.sample("z", dist.Normal(0, sd))
+        ...         numpyro.sample("x", dist.Normal(z, 1.0), obs=x)
+        >>> x = 2.0 * jax.random.normal(jax.random.key(0), (100,))
+        >>> guide = numpyro.infer.autoguide.AutoNormal(model)
+        >>> svi = lc.SubsampledSVI(
+        ...     model, guide, optax.adam(0.03), lc.ImportanceWeighted_ELBO("people")
+        ... )
+        >>> batches = lc.ArrayBatches(x, batch_size=25)
+        >>> state = svi.run(jax.random.key(1), 500, batches=batches, progress_bar=False).state
+        >>> some = x[:5], jnp.arange(5)
+        >>> draws = lc.weighted_posterior(jax.random.key(2), svi, state, *some, num_samples=200)
+        >>> draws.values["z"].shape
+        (200, 5)
+
+    References:
+        Rubin, Using the SIR algorithm to simulate posterior distributions, 1988.
+    """
+    loss, plan = svi.loss, svi.plan
+    if not isinstance(loss, ImportanceWeighted_ELBO):
+        raise ValueError(
+            "`svi` must be of a fit by `lc.ImportanceWeighted_ELBO`, whose rows are a proposal; "
+            f"its loss is {type(loss).__name__}. Take `guide.sample_posterior`."
+        )
+    check_random_key(rng_key)
+    check_count("num_samples", num_samples, 1)
+    check_count("num_draws", num_draws, 1)
+    args, kwargs = with_jax_arrays(with_arrays((args, kwargs)))
+
+    def draw(rng_key: Array) -> tuple[WeightedDraws, Bad]:
+        gather_key, run_key, chosen_key, check_key = random.split(rng_key, 4)
+        step = gather_step(plan, state._replace(rng_key=gather_key), args, kwargs)
+        values, model, guide = step.loss.at_rows(step.params)
+        rest = loss.plate, values, model, guide, args, step.loss.kwargs
+        run, check = (WeightedRun(rest[0], key, *rest[1:]) for key in (run_key, check_key))
+        return run.resampled(chosen_key, num_draws), check.bad()
+
+    draws, bad = compiled(lambda keys: lax.map(draw, keys))(random.split(rng_key, num_samples))
+    bad.refuse(loss.plate)
+    return jax.tree.map(lambda x: jnp.where(bad.any, jnp.nan, x), draws)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws of rows by their weights, beside posteriors in closed form."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpyro.infer import Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_largecat as lc
+from tests.memory import temp_bytes
+
+SD, NOISE = 1.5, 0.7
+PEOPLE = 5
+IDS = np.array([3, 0, 4, 1])  # nothing is observed of person 2
+X = np.array([-1.2, 0.4, 2.0, 0.9], np.float32)
+LOSS = lc.ImportanceWeighted_ELBO("people")
+
+
+def people_by_id(ids, x, rows=None, size=PEOPLE, counts=None):
+    """One observation of each person, around a loc that is learned."""
+    loc = numpyro.sample("loc", dist.Normal(0, 2))
+    counts = lc.EntityCounts.of(size, IDS) if counts is None else counts
+    with lc.entity_plate("people", size, ids, counts) as read:
+        z = numpyro.sample("z", dist.Normal(loc, SD))
+    with lc.data_plate("data", len(IDS), rows):
+        numpyro.sample("x", dist.Normal(read.rows_of(z, ids), NOISE), obs=x)
+
+
+def wide_guide(ids, x, rows=None, size=PEOPLE, counts=None):
+    """No posterior of any row."""
+    at = numpyro.param("at", 0.3)
+    numpyro.sample("loc", dist.Normal(at, 0.1))
+    counts = lc.EntityCounts.of(size, IDS) if counts is None else counts
+    with lc.entity_plate("people", size, ids, counts):
+        scale = numpyro.param("scale", 2.0 * jnp.ones(size), event_dim=0)
+        numpyro.sample("z", dist.Normal(0.0, scale))
+
+
+def fitted(model, guide, *args, loss=LOSS):
+    """An SVI and its first state."""
+    svi = lc.SubsampledSVI(model, guide, optax.sgd(0.0), loss)
+    return svi, svi.init(random.key(0), *args)
+
+
+def exact(loc, x):
+    """Mean and standard deviation of a person's z, given loc."""
+    precision = 1 / SD**2 + 1 / NOISE**2
+    return (loc / SD**2 + x / NOISE**2) / precision, precision**-0.5
+
+
+def test_rows_have_their_posterior_in_the_order_of_the_ids():
+    """Whose draws are of which mean and spread; 1 of 10^4 correct programs fails."""
+    svi, state = fitted(people_by_id, wide_guide, IDS, X)
+    options = {"num_samples": 4000, "num_draws": 200}
+    draws = lc.weighted_posterior(random.key(1), svi, state, IDS, X, **options)
+    z, loc = (np.asarray(draws.values[name]) for name in ("z", "loc"))
+    assert z.shape == (4000, 4)
+    means, sd = exact(loc[:, None], X)
+    standard = (z - means) / sd
+    # With 200 draws the bias is below the noise of 4,000 samples.
+    assert (np.abs(standard.mean(0)) < 4.5 / 4000**0.5).all()
+    assert (np.abs(standard.std(0) - 1) < 4.5 / 8000**0.5).all()
+
+
+def test_dense_sites_are_drawn_by_the_guide():
+    """loc is Normal(0.3, 0.1) there; 1 of 10^5 correct programs fails."""
+    svi, state = fitted(people_by_id, wide_guide, IDS, X)
+    draws = lc.weighted_posterior(random.key(1), svi, state, IDS, X, num_samples=1000, num_draws=2)
+    loc = np.asarray(draws.values["loc"])
+    assert abs(loc.mean() - 0.3) < 0.1 * 4.5 / 1000**0.5
+    assert abs(loc.std() / 0.1 - 1) < 4.5 / 2000**0.5
+
+
+def test_some_of_the_people_have_the_posterior_that_they_have_among_all():
+    """In a minibatch of two, in an order of its own; 1 of 10^4 correct programs fails."""
+    svi, state = fitted(people_by_id, wide_guide, IDS, X)
+    some = np.array([2, 0])
+    args = IDS[some], X[some], some
+    options = {"num_samples": 4000, "num_draws": 200}
+    draws = lc.weighted_posterior(random.key(1), svi, state, *args, **options)
+    means, sd = exact(np.asarray(draws.values["loc"])[:, None], X[some])
+    standard = (np.asarray(draws.values["z"]) - means) / sd
+    assert (np.abs(standard.mean(0)) < 4.5 / 4000**0.5).all()
+
+
+def test_nobody_has_no_value():
+    """An id of -1 reads no row."""
+    ids = np.array([3, -1, 4, 1])
+    svi, state = fitted(people_by_id, wide_guide, ids, X)
+    draws = lc.weighted_posterior(random.key(1), svi, state, ids, X, num_samples=3)
+    assert np.isnan(draws.values["z"]).all(axis=0).tolist() == [False, True, False, False]
+    assert np.isnan(draws.effective_draws).all(axis=0).tolist() == [False, True, False, False]
+
+
+def two_sites(x, rows=None):
+    """Of a row two sites, one of which has two values, and measurements on a plate of their own."""
+    with lc.data_plate("people", 3, rows, dim=-2):
+        a = numpyro.sample("a", dist.Normal(0, SD))
+        b = numpyro.sample("b", dist.Normal(0, SD).expand([2]).to_event(1))
+        with numpyro.plate("twice", 2):
+            numpyro.sample("x", dist.Normal(a + b[..., 0], NOISE), obs=x)
+
+
+def same_in_both(x, rows=None):
+    """The sites of a draw have the same value."""
+    with lc.data_plate("people", 3, rows, dim=-2):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        same = jnp.stack([a, -a], axis=-1)
+        numpyro.sample("b", dist.Normal(same, 1e-3).to_event(1))
+
+
+def test_the_sites_of_a_row_are_of_one_draw():
+    """Whichever is chosen, whatever the axes of the sites."""
+    x = np.array([[0.3, 1.0], [-0.4, 0.1], [1.2, -0.8]], np.float32)
+    svi, state = fitted(two_sites, same_in_both, x)
+    draws = lc.weighted_posterior(random.key(1), svi, state, x, num_samples=50)
+    a, b = draws.values["a"], draws.values["b"]
+    assert a.shape == (50, 3, 1)
+    assert b.shape == (50, 3, 1, 2)
+    np.testing.assert_allclose(b[..., 0], a, atol=0.01)
+    np.testing.assert_allclose(b[..., 1], -a, atol=0.01)
+
+
+def test_effective_draws_are_all_for_an_exact_guide_and_few_for_a_narrow_one():
+    """1 / sum of squared shares."""
+    narrow = jnp.ones(PEOPLE).at[4].set(0.02)
+
+    def guide(ids, x, rows=None):
+        loc = numpyro.sample("loc", dist.Normal(0.3, 0.1))
+        with lc.entity_plate("people", PEOPLE, ids, lc.EntityCounts.of(PEOPLE, IDS)) as read:
+            mean, sd = exact(loc, jnp.zeros(PEOPLE).at[IDS].set(X)[read.indices])
+            scale = numpyro.param("narrow", narrow, event_dim=0)
+            numpyro.sample("z", dist.Normal(mean, sd * scale))
+
+    svi, state = fitted(people_by_id, guide, IDS, X)
+    draws = lc.weighted_posterior(random.key(1), svi, state, IDS, X, num_samples=9, num_draws=30)
+    of_ids = np.asarray(draws.effective_draws).mean(0)
+    np.testing.assert_allclose(of_ids[[0, 1, 3]], 30, rtol=1e-3)
+    assert of_ids[2] < 29
+
+
+def test_it_is_the_same_under_jit():
+    """With the state as an argument."""
+    svi, state = fitted(people_by_id, wide_guide, IDS, X)
+
+    def draw(state):
+        return lc.weighted_posterior(random.key(1), svi, state, IDS, X, num_samples=5)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), jax.jit(draw)(state), draw(state)
+    )
+
+
+def test_arrays_of_numpy_may_be_indexed_by_rows():
+    """As in a fit, where minibatches are arrays of JAX."""
+
+    def model(x, rows=None):
+        with lc.data_plate("people", 3, rows) as rows:
+            z = numpyro.sample("z", dist.Normal(0, SD))
+            numpyro.sample("x", dist.Normal(z, NOISE), obs=x[rows.indices])
+
+    x = np.array([0.3, -0.4, 1.2], np.float32)
+    svi, state = fitted(model, AutoNormal(model), x)
+    draws = lc.weighted_posterior(random.key(1), svi, state, x, num_samples=2)
+    assert np.isfinite(draws.values["z"]).all()
+
+
+def test_it_costs_the_rows_that_are_given():
+    """Of 10^6 people four are drawn; a table of them has 4 MB."""
+    size = 10**6
+    options = {"size": size, "counts": lc.EntityCounts.of(size, IDS)}
+    model, guide = partial(people_by_id, **options), partial(wide_guide, **options)
+    svi, state = fitted(model, guide, IDS, X)
+
+    def draw(state):
+        return lc.weighted_posterior(random.key(1), svi, state, IDS, X, num_samples=5)
+
+    assert temp_bytes(draw, state) < 10**6
+
+
+def test_a_fit_by_another_loss_is_refused():
+    """Its rows are no proposal."""
+    svi, state = fitted(people_by_id, wide_guide, IDS, X, loss=Trace_ELBO())
+    with pytest.raises(ValueError, match="its loss is Trace_ELBO"):
+        lc.weighted_posterior(random.key(1), svi, state, IDS, X, num_samples=5)
+
+
+def scaled(*args, **kwargs):
+    """Rows that count twice."""
+    with numpyro.handlers.scale(scale=2.0):
+        people_by_id(*args, **kwargs)
+
+
+def test_what_the_loss_refuses_is_refused():
+    """Outside of ``jit`` with the error of the loss; inside all is NaN."""
+    svi, state = fitted(scaled, wide_guide, IDS, X)
+
+    def draw(state):
+        return lc.weighted_posterior(random.key(1), svi, state, IDS, X, num_samples=5)
+
+    with pytest.raises(ValueError, match="a handler `scale` is around"):
+        draw(state)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(jax.jit(draw)(state)))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_samples": 0}, "`num_samples` must be at least 1"),
+        ({"num_samples": 2, "num_draws": 0}, "`num_draws` must be at least 1"),
+    ],
+)
+def test_arguments_are_checked(options, match):
+    """Numbers of samples and of draws."""
+    svi, state = fitted(people_by_id, wide_guide, IDS, X)
+    with pytest.raises(ValueError, match=match):
+        lc.weighted_posterior(random.key(1), svi, state, IDS, X, **options)
