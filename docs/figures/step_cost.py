@@ -2,7 +2,7 @@
 """Draw the README's picture of recorded figures: ``python docs/figures/step_cost.py``.
 
 The figures are the medians that one run of ``python -m benchmarks.step_cost`` printed
-on two CPU cores, JAX 0.10 and PyTorch 2.13: the table of docs/measured_steps.md.
+on two CPU cores, JAX 0.12 and PyTorch 2.13: the table of docs/measured_steps.md.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import matplotlib.pyplot as plt
 
 CLASSES = [10**3, 10**4, 10**5, 10**6]
 MILLISECONDS = {  # of a step, from the least number of classes on
-    "numpyro.infer.SVI, all classes": ("C7", "-", [1.85, 22.9, 475]),
-    "PyTorch, all classes, a point": ("C1", "-", [2.03, 23.4, 409]),
-    "PyTorch, 100 sampled, a point": ("C1", ":", [0.81, 1.05, 1.12, 1.25]),
-    "lc.SubsampledSVI, 100 sampled": ("C0", "-", [1.55, 1.26, 1.34, 1.45]),
+    "numpyro.infer.SVI, all classes": ("C7", "-", [1.84, 24.6, 384]),
+    "PyTorch, all classes, a point": ("C1", "-", [1.95, 23.2, 404]),
+    "PyTorch, 100 sampled, a point": ("C1", ":", [0.81, 1.02, 1.07, 1.28]),
+    "lc.SubsampledSVI, 100 sampled": ("C0", "-", [1.61, 1.30, 1.38, 1.51]),
 }
 
 

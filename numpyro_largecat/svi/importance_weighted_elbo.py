@@ -58,7 +58,7 @@ class ImportanceWeighted_ELBO(ELBO):
     Args:
         plate: Name of the plate.
         num_draws: Number of draws of each row M, 1 or more. The gap falls as 1 / M. With 16
-            posterior standard deviations were 0.8 to 0.95 of NUTS's, with 64 0.9 to 1.
+            posterior standard deviations were 0.75 to 0.95 of NUTS's, with 64 0.9 to 1.
         num_particles: Number of draws of the dense sites in each step.
         vectorize_particles: Draws of the dense sites at once (True), one after the other (False),
             or by a function that takes the place of ``jax.vmap``.
