@@ -45,6 +45,7 @@ from numpyro_largecat.reading.fitted import Fitted
 from numpyro_largecat.reading.metrics import score_predictions
 from numpyro_largecat.reading.predictions import TopClasses
 from numpyro_largecat.reading.save_netcdf import save_netcdf
+from numpyro_largecat.reading.weighted_posterior import WeightedDraws, weighted_posterior
 from numpyro_largecat.svi.adaptive_steps import adaptive_steps
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.averaging import average_iterates, averaged_params
@@ -53,8 +54,6 @@ from numpyro_largecat.svi.held_out import HeldOut
 from numpyro_largecat.svi.importance_weighted_elbo import ImportanceWeighted_ELBO
 from numpyro_largecat.svi.streamed_batches import StreamedBatches
 from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
-from numpyro_largecat.svi.weighted_posterior import weighted_posterior
-from numpyro_largecat.svi.weighted_run import WeightedDraws
 from numpyro_largecat.top_l.hide_enumerated import hide_enumerated
 from numpyro_largecat.top_l.top_l_categorical import TopLCategorical
 from numpyro_largecat.top_l.top_l_elbo import TopL_ELBO

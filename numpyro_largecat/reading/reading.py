@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,16 @@ class Reading:
 
     def __init__(self, fit: BoundFit, training: Training) -> None:
         self._fit, self._training = fit, training
+
+    def _warn_of_proposal(self) -> None:
+        """Say that rows which the loss weighs are wider here than their posterior."""
+        if self._training.weighs_rows:
+            message = (
+                "the loss of this fit weighs draws of rows, for which the guide has a proposal, "
+                "wider than their posterior; so is what is read here of these rows. Draw them by "
+                "`lc.weighted_posterior`."
+            )
+            warnings.warn(message, UserWarning, stacklevel=3)
 
     def top_classes(
         self,
@@ -103,6 +114,7 @@ class Reading:
             See ``lc.Fitted``. Over draws:
             ``fitted.on(x).top_classes(5, rng_key=jax.random.key(1), num_draws=50)``.
         """
+        self._warn_of_proposal()
         utilities = ChunkedUtilities.of(self._fit, is_drawn=rng_key is not None)
         classes = utilities.num_categories
         num_top = check_count("num_top", num_top, 1, classes, "number of classes")
@@ -135,6 +147,7 @@ class Reading:
                 ``top_classes``.
             TypeError: If ``obs`` are not integers.
         """
+        self._warn_of_proposal()
         utilities = ChunkedUtilities.of(self._fit, is_drawn=rng_key is not None)
         labels = predictions.labels_of_rows(obs, utilities)
         return predictions.log_likelihood(utilities, labels, _draw_keys(rng_key, num_draws))
@@ -181,6 +194,7 @@ class Reading:
             McKay, Beckman and Conover, A Comparison of Three Methods for Selecting Values of Input
             Variables in the Analysis of Output from a Computer Code, 1979 (Latin hypercubes).
         """
+        self._warn_of_proposal()
         keys = _split(rng_key, num_draws)
         utilities = ChunkedUtilities.of(self._fit, is_drawn=True)
         labels = predictions.labels_of_rows(obs, utilities)
@@ -204,6 +218,7 @@ class Reading:
         Raises:
             ValueError: As ``Fitted``.
         """
+        self._warn_of_proposal()
         keys = _split(rng_key, num_draws)
         utilities = ChunkedUtilities.of(self._fit, is_drawn=True)
         return predictions.draw_choices(utilities, keys, utilities.batch_shape)
@@ -287,6 +302,7 @@ class Reading:
             >>> data["posterior"]["b"].sel(classes="three").shape
             (1, 500)
         """
+        self._warn_of_proposal()
         return to_arviz(
             self._fit,
             _split(rng_key, num_draws),

@@ -87,7 +87,7 @@ def to_arviz(
         groups |= _groups_of_choice(choice, obs, keys)
     if constants:
         groups["constant_data"] = constants
-    return _from_groups(groups, labels, site_dims)
+    return arviz_from_groups(groups, labels, site_dims)
 
 
 def _choice_and_rows(
@@ -142,7 +142,7 @@ def _constants(
     return constants | {"elbo": -np.asarray(losses)}, names | {"elbo": ["step"]}
 
 
-def _from_groups(groups: Any, coords: Any, dims: Any) -> Any:
+def arviz_from_groups(groups: Any, coords: Any, dims: Any) -> Any:
     """Make the object of the installed ArviZ, whose signature changed with version 1."""
     import arviz as az  # slow to import, so only where it is used
 

@@ -36,7 +36,7 @@ class ImportanceWeighted_ELBO(ELBO):
 
     **Read it by** ``weighted_posterior``. What the guide has for the rows is a proposal, a tenth to
     a half wider than their posterior, some rows twice, and so is what ``sample_posterior`` and
-    ``lc.Fitted`` say of them.
+    ``lc.Fitted`` say of them, which warns.
 
     **The plate** is an ``entity_plate`` that observations read by one id each, or a ``data_plate``
     or plain plate with the observations inside. Where a minibatch has some of the people, it must

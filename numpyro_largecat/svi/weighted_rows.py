@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +30,19 @@ from numpyro_largecat.handlers.sites import (
 Terms = dict[str, Array]  # log densities of sites, with their scales, at each place of their batch
 
 
+class RowsRead(NamedTuple):
+    """The row of an entity plate that each of its ids reads."""
+
+    row: Array  # (B,), any for an id that reads none
+    are_nobody: Array  # (B,), which read none
+
+    def in_order(self, values: Array, axis: int) -> Array:
+        """Values of the rows on ``axis`` in the order in which they are read; NaN for nobody's."""
+        taken = jnp.take(values, self.row, axis=axis)
+        of_nobody = self.are_nobody.reshape(-1, *(1,) * (values.ndim - axis - 1))
+        return jnp.where(of_nobody, jnp.nan, taken) if _is_float(values) else taken
+
+
 @dataclass(frozen=True, eq=False)
 class WeightedRows:
     """Rows of a plate that are independent of each other given what is outside of it.
@@ -38,18 +52,26 @@ class WeightedRows:
         num_rows: Number of rows R that are held.
         scale: What the log density of each row is multiplied by.
         is_part: Whether there are more rows than those, for which they stand.
+        are_drawn: Whether the plate draws them, anew for each key.
         readers: Names of the plates of observations that read one row each.
-        row_read: The row that each of these reads, shape (B,); any for one that reads none.
-        are_nobody: Which of them read none, shape (B,).
+        read: The rows of this and other entity plates that their ids read, by name.
     """
 
     plate: str
     num_rows: int
     scale: float
     is_part: bool
+    are_drawn: bool
     readers: frozenset[str] = frozenset()
-    row_read: Array | None = None
-    are_nobody: Array | None = None
+    read: dict[str, RowsRead] = field(default_factory=dict)
+
+    def check_are_given(self) -> None:
+        """Refuse rows of which nobody knows whose they are."""
+        if self.are_drawn:
+            raise ValueError(
+                f"plate '{self.plate}' draws other rows each time. Make it an `lc.data_plate` that "
+                "is given `rows`, or hold all of its rows."
+            )
 
     def terms(self, sites: Sites) -> Terms:
         """What each site of a trace adds to the log density."""
@@ -64,7 +86,7 @@ class WeightedRows:
             if dim is not None:
                 others = [axis for axis in range(term.ndim) if axis != term.ndim + dim]
                 by_row = term.sum(axis=others) / self.scale
-                total = total.at[self.row_read].add(by_row) if is_read else total + by_row
+                total = total.at[self._row_read].add(by_row) if is_read else total + by_row
         return total
 
     def elsewhere(self, sites: Sites, terms: Terms) -> Array:
@@ -79,7 +101,7 @@ class WeightedRows:
             dim, is_read = self._dim(sites[name])
             differs = _differ(a, b)
             if dim is not None:
-                same = is_same[self.row_read] if is_read else is_same
+                same = is_same[self._row_read] if is_read else is_same
                 differs &= same.reshape(-1, *(1,) * (-dim - 1))
             found.append(differs.any())
         return jnp.array(found, bool).any()
@@ -96,19 +118,22 @@ class WeightedRows:
         return jnp.where(is_first.reshape(-1, *(1,) * axes_after), first, other)
 
     def each_from(self, draw_of_row: Array, site: Site, draws: Array) -> Array:
-        """Values of a site with each row from the draw that is named for it, (R,), in order."""
+        """Values of a site with each row from the draw that is named for it, (R,)."""
         axis = -_dims(site)[self.plate] + site["fn"].event_dim
         place = jnp.broadcast_to(draw_of_row.reshape(-1, *(1,) * (axis - 1)), draws.shape[1:])
-        values = jnp.take_along_axis(draws, place[None], axis=0)[0]
-        return self.in_order(values, values.ndim - axis)
+        return jnp.take_along_axis(draws, place[None], axis=0)[0]
 
-    def in_order(self, values: Array, axis: int = 0) -> Array:
-        """Values of rows in the order in which ids read them, if they do; NaN for nobody's."""
-        if self.row_read is None or self.are_nobody is None:
-            return values
-        taken = jnp.take(values, self.row_read, axis=axis)
-        of_nobody = self.are_nobody.reshape(-1, *(1,) * (values.ndim - axis - 1))
-        return jnp.where(of_nobody, jnp.nan, taken)
+    def known(self, are_known: Array, site: Site, values: Array) -> Array:
+        """Values of a site, NaN in the rows that are not known, (R,)."""
+        nothing = jnp.full_like(values, jnp.nan) if _is_float(values) else values
+        return self.choose(are_known, site, values, nothing)
+
+    def in_order(self, site: Site, values: Array) -> Array:
+        """Values of a site with the rows of its entity plates in the order of their ids."""
+        for plate, dim in _dims(site).items():
+            if plate in self.read:
+                values = self.read[plate].in_order(values, values.ndim + dim - site["fn"].event_dim)
+        return values
 
     def are_scaled(self, sites: Sites) -> Array:
         """Whether something of a row counts other than ``scale`` times, or 0, as that of padding.
@@ -120,11 +145,15 @@ class WeightedRows:
         for site in of_type("sample", sites).values():
             if self._dim(site)[0] is not None:
                 ratio = jnp.asarray(scale_of(site)) / self.scale
-                is_scaled.append(((ratio != 0) & (jnp.abs(ratio - 1) > 1e-4)).any())
-        if self.is_part and self.row_read is not None and self.are_nobody is not None:
-            reads = jnp.zeros(self.num_rows).at[self.row_read].add(~self.are_nobody)
-            is_scaled.append((reads > 1).any())
+                is_scaled.append(((ratio != 0) & ~(jnp.abs(ratio - 1) <= 1e-4)).any())
+        if self.is_part and self.plate in self.read:
+            rows, are_nobody = self.read[self.plate]
+            is_scaled.append((jnp.zeros(self.num_rows).at[rows].add(~are_nobody) > 1).any())
         return jnp.stack(is_scaled).any()
+
+    @property
+    def _row_read(self) -> Array:
+        return self.read[self.plate].row
 
     def _dim(self, site: Site) -> tuple[int | None, bool]:
         """Batch dimension of what belongs to rows, and whether it is that of readers."""
@@ -152,10 +181,12 @@ def weighted_rows(plate: str, model_sites: Sites, guide_sites: Sites) -> Weighte
     _refuse_mutable(model_sites | guide_sites)
     _check_latent_sites(plate, model_sites, guide_sites)
     scale = _rows_for_each(plates[plate]) if facts.stands_for is None else facts.stands_for
-    readers, row_read = _readers(plate, rows, scale, facts, model_sites)
+    readers = _readers(plate, scale, facts, model_sites)
+    _check_given(readers, model_sites, guide_sites)
     _check_observed(plate, readers, model_sites)
     _refuse_estimates(plate, readers, model_sites)
-    return WeightedRows(plate, len(rows), scale, scale != 1, readers, row_read, facts.are_nobody)
+    are_drawn = facts.kind == "plain" and scale != 1
+    return WeightedRows(plate, len(rows), scale, scale != 1, are_drawn, readers, _rows_read(plates))
 
 
 def _check_latent_sites(plate: str, model_sites: Sites, guide_sites: Sites) -> None:
@@ -178,6 +209,16 @@ def _check_observed(plate: str, readers: frozenset[str], sites: Sites) -> None:
             "and `read.rows_of(values, ids)`, with one id in `ids` for each row of an "
             "`lc.data_plate` that what is observed is in, also where a step has all rows."
         )
+
+
+def _check_given(readers: frozenset[str], model_sites: Sites, guide_sites: Sites) -> None:
+    """Refuse outcomes that are drawn by the model, whose densities would count as data."""
+    for name, site in model_sites.items():
+        if is_latent(site) and plates_of(site) & readers and name not in guide_sites:
+            raise ValueError(
+                f"site '{name}' is neither observed nor drawn by the guide. Give its values, or "
+                "leave its statement out where there are none: `if y is not None: ...`."
+            )
 
 
 def _refuse_classes(plate: str, sites: Sites, facts: PlateFacts) -> None:
@@ -221,13 +262,11 @@ def _refuse_mutable(sites: Sites) -> None:
         )
 
 
-def _readers(
-    plate: str, rows: Array, scale: float, facts: PlateFacts, sites: Sites
-) -> tuple[frozenset[str], Array | None]:
-    """The plates of observations with one id each, and the row that each reads."""
+def _readers(plate: str, scale: float, facts: PlateFacts, sites: Sites) -> frozenset[str]:
+    """The plates of observations with one id each."""
     labels = facts.labels
     if labels is None:
-        return frozenset(), None
+        return frozenset()
     found = {
         name: plate_facts(site).kind
         for name, site in of_type("plate", sites).items()
@@ -247,9 +286,20 @@ def _readers(
                     "`lc.data_plate`."
                 )
             found = {n: kind for n, kind in found.items() if n in of_data or n not in own}
-    # Of a padded row and one before it that holds the same entity, the first is meant.
-    order = jnp.argsort(rows, stable=True)
-    return frozenset(found), order[jnp.searchsorted(rows[order], labels)]
+    return frozenset(found)
+
+
+def _rows_read(plates: Sites) -> dict[str, RowsRead]:
+    """Of each entity plate with ids the row that each of them reads."""
+    found = {}
+    for name, site in plates.items():
+        facts, rows = plate_facts(site), site["value"]
+        if facts.labels is not None and facts.are_nobody is not None:
+            # Of a padded row and one before it that holds the same entity, the first is meant.
+            order = jnp.argsort(rows, stable=True)
+            row = order[jnp.searchsorted(rows[order], facts.labels)]
+            found[name] = RowsRead(row, facts.are_nobody)
+    return found
 
 
 def _rows_for_each(plate: Site) -> float:
@@ -260,6 +310,10 @@ def _rows_for_each(plate: Site) -> float:
 def _dims(site: Site) -> dict[str, int]:
     """Batch dimensions of the plates of a site."""
     return {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+
+
+def _is_float(values: Array) -> bool:
+    return jnp.issubdtype(values.dtype, jnp.floating)
 
 
 def _differ(a: Array, b: Array) -> Array:

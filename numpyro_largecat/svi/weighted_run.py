@@ -20,19 +20,6 @@ from numpyro_largecat.handlers.sites import Sites
 from numpyro_largecat.svi.weighted_rows import Terms, weighted_rows
 
 
-class WeightedDraws(NamedTuple):
-    """Draws of the posterior, with rows that are weighted; ``weighted_posterior`` makes them.
-
-    Example:
-        >>> import numpyro_largecat as lc
-        >>> lc.WeightedDraws._fields
-        ('values', 'effective_draws')
-    """
-
-    values: dict[str, Array]  # by latent site, (num_samples, ...)
-    effective_draws: Array  # of each row, of those it is chosen from, (num_samples, R)
-
-
 class Bad(NamedTuple):
     """What the numbers show of a model that the bound is not for."""
 
@@ -99,15 +86,32 @@ class WeightedRun:
         bounds = logsumexp(weights, axis=0) - jnp.log(num_draws)
         return dense[0] + self.rows.scale * bounds.sum()
 
-    def resampled(self, rng_key: Array, num_draws: int) -> WeightedDraws:
-        """This draw of the dense sites, and of each row one of several, by its weight."""
+    def resampled(self, rng_key: Array, num_draws: int) -> tuple[dict[str, Array], Array]:
+        """This draw of the dense sites, and of each row one of several, by its weight.
+
+        Returns:
+            Values of the latent sites by name; and how many of the draws count, of each row.
+
+        Raises:
+            ValueError: If the plate draws its rows.
+        """
+        self.rows.check_are_given()
         weights, _, inside = self._weighted_draws(num_draws)
         _, values = self.rows.latent_values(self.of_guide)
         chosen = random.categorical(rng_key, weights, axis=0)
+        are_known = jnp.isfinite(logsumexp(weights, axis=0))
         for name, draws in inside.items():
-            values[name] = self.rows.each_from(chosen, self.of_guide[name], draws)
-        shares = jax.nn.softmax(weights, axis=0)
-        return WeightedDraws(values, self.rows.in_order(1 / (shares**2).sum(axis=0)))
+            site = self.of_guide[name]
+            values[name] = self.rows.known(
+                are_known, site, self.rows.each_from(chosen, site, draws)
+            )
+        kept = {
+            n: v for n, v in values.items() if not self.of_guide[n]["infer"].get("is_auxiliary")
+        }
+        values = {name: self.rows.in_order(self.of_guide[name], v) for name, v in kept.items()}
+        effective = 1 / (jax.nn.softmax(weights, axis=0) ** 2).sum(axis=0)
+        read = self.rows.read.get(self.plate)
+        return values, effective if read is None else read.in_order(effective, 0)
 
     def bad(self) -> Bad:
         """Compare two draws of the rows that have half of them in common.
@@ -117,7 +121,7 @@ class WeightedRun:
         draw_key, half_key = random.split(self.row_key)
         inside, outside = jax.vmap(self._draw)(random.split(draw_key))
         num_rows = self.rows.num_rows
-        is_same = random.permutation(half_key, jnp.arange(num_rows) < (num_rows + 1) // 2)
+        is_same = random.permutation(half_key, jnp.arange(num_rows) < num_rows // 2)
         for name, (first, other) in inside.items():
             mixed = self.rows.choose(is_same, self.of_guide[name], first, other)
             inside[name] = jnp.stack([first, mixed])

@@ -132,7 +132,7 @@ def test_the_sites_of_a_row_are_of_one_draw():
 
 
 def test_effective_draws_are_all_for_an_exact_guide_and_few_for_a_narrow_one():
-    """1 / sum of squared shares."""
+    """1 / sum of squared shares; what is too narrow by far still has some that count."""
     narrow = jnp.ones(PEOPLE).at[4].set(0.02)
 
     def guide(ids, x, rows=None):
@@ -147,6 +147,107 @@ def test_effective_draws_are_all_for_an_exact_guide_and_few_for_a_narrow_one():
     of_ids = np.asarray(draws.effective_draws).mean(0)
     np.testing.assert_allclose(of_ids[[0, 1, 3]], 30, rtol=1e-3)
     assert of_ids[2] < 29
+
+
+def test_a_row_of_which_no_draw_has_a_density_is_nan():
+    """Not the guide's first draw."""
+
+    def model(x, rows=None):
+        with lc.data_plate("people", 3, rows):
+            z = numpyro.sample("z", dist.LogNormal(0, 1))
+            numpyro.sample("x", dist.Normal(z, NOISE), obs=x)
+
+    def guide(x, rows=None):
+        with lc.data_plate("people", 3, rows):
+            at = numpyro.param("at", jnp.array([1.0, -3.0, 0.5]), event_dim=0)
+            numpyro.sample("z", dist.Uniform(at - 0.4, at + 0.4))
+
+    x = np.array([0.3, -0.4, 0.2], np.float32)
+    svi, state = fitted(model, guide, x)
+    draws = lc.weighted_posterior(random.key(1), svi, state, x, num_samples=4)
+    assert np.isnan(draws.values["z"]).all(axis=0).tolist() == [False, True, False]
+
+
+def test_whoever_was_not_counted_is_refused():
+    """Their weights are not known; under ``jit`` all is NaN."""
+    svi, state = fitted(people_by_id, wide_guide, IDS, X)
+
+    def draw(state):
+        ids, rows = np.array([2, 0]), np.array([0, 1])
+        return lc.weighted_posterior(random.key(1), svi, state, ids, X[:2], rows, num_samples=5)
+
+    with pytest.raises(ValueError, match="has not the weight of a minibatch"):
+        draw(state)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(jax.jit(draw)(state)))
+
+
+def test_rows_of_a_second_table_are_in_the_order_of_their_ids_too():
+    """Each item's value is ten times its id."""
+    items = np.array([6, 1, 6, 0])
+
+    def tables(guide, people_ids, item_ids):
+        with lc.entity_plate("items", 7, item_ids, lc.EntityCounts.of(7, items)) as of_items:
+            at = 10.0 * of_items.indices if guide else 0.0
+            u = numpyro.sample("u", dist.Normal(at, 1e-3 if guide else 100.0))
+        with lc.entity_plate("people", PEOPLE, people_ids, lc.EntityCounts.of(PEOPLE, IDS)) as read:
+            z = numpyro.sample("z", dist.Normal(0, SD))
+        return of_items.rows_of(u, item_ids) + read.rows_of(z, people_ids)
+
+    def model(ids, item_ids, x):
+        loc = tables(False, ids, item_ids)
+        with lc.data_plate("data", len(IDS)):
+            numpyro.sample("x", dist.Normal(loc, NOISE), obs=x)
+
+    def guide(ids, item_ids, x):
+        tables(True, ids, item_ids)
+
+    svi, state = fitted(model, guide, IDS, items, X)
+    draws = lc.weighted_posterior(random.key(1), svi, state, IDS, items, X, num_samples=3)
+    np.testing.assert_allclose(draws.values["u"].mean(0), 10 * items, atol=0.1)
+
+
+def test_a_plate_that_draws_its_rows_is_refused():
+    """Nobody would know whose values these are."""
+
+    def model(x):
+        with numpyro.plate("people", 6, subsample_size=3):
+            z = numpyro.sample("z", dist.Normal(0, SD))
+            numpyro.sample("x", dist.Normal(z, NOISE), obs=numpyro.subsample(x, event_dim=0))
+
+    x = np.arange(6, dtype=np.float32)
+    svi, state = fitted(model, AutoNormal(model), x)
+    with pytest.raises(ValueError, match="plate 'people' draws other rows each time"):
+        lc.weighted_posterior(random.key(1), svi, state, x, num_samples=3)
+
+
+def test_an_outcome_that_is_left_out_is_refused():
+    """The model would draw it, and its density count as one of data."""
+
+    def model(ids, x, y=None):
+        with lc.entity_plate("people", PEOPLE, ids, lc.EntityCounts.of(PEOPLE, IDS)) as read:
+            z = numpyro.sample("z", dist.Normal(0, SD))
+        with lc.data_plate("data", len(IDS)):
+            numpyro.sample("x", dist.Normal(read.rows_of(z, ids), NOISE), obs=x)
+            numpyro.sample("y", dist.Normal(0, jnp.exp(read.rows_of(z, ids))), obs=y)
+
+    svi, state = fitted(model, AutoNormal(model), IDS, X, X)
+    with pytest.raises(ValueError, match="site 'y' is neither observed nor drawn by the guide"):
+        lc.weighted_posterior(random.key(1), svi, state, IDS, X, num_samples=3)
+
+
+def test_one_row_is_looked_at_too():
+    """What is outside of the plate must not depend on it."""
+
+    def model(x, rows=None):
+        with lc.data_plate("people", 5, rows):
+            z = numpyro.sample("z", dist.Normal(0, SD))
+            numpyro.sample("x", dist.Normal(z, NOISE), obs=x)
+        numpyro.sample("total", dist.Normal(z.sum(), 0.3), obs=30.0)
+
+    x = np.arange(5, dtype=np.float32)
+    svi, state = fitted(model, AutoNormal(model), x)
+    with pytest.raises(ValueError, match="depends on other rows, or what is outside"):
+        lc.weighted_posterior(random.key(1), svi, state, x[:1], np.array([0]), num_samples=3)
 
 
 def test_it_is_the_same_under_jit():
@@ -211,6 +312,60 @@ def test_what_the_loss_refuses_is_refused():
     with pytest.raises(ValueError, match="a handler `scale` is around"):
         draw(state)
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(jax.jit(draw)(state)))
+
+
+def test_lists_are_taken_as_arrays():
+    """As by a fit."""
+    svi, state = fitted(people_by_id, wide_guide, IDS, X)
+    draws = lc.weighted_posterior(
+        random.key(1), svi, state, IDS.tolist(), X.tolist(), num_samples=2
+    )
+    assert draws.values["z"].shape == (2, 4)
+
+
+def test_names_in_the_place_of_ids_are_refused():
+    """With the argument that has them."""
+    svi, state = fitted(people_by_id, wide_guide, IDS, X)
+    with pytest.raises(TypeError, match="`ids` must be an array of numbers"):
+        lc.weighted_posterior(
+            random.key(1), svi, state, np.array(["a", "b", "c", "d"]), X, num_samples=2
+        )
+
+
+def test_they_are_there_for_arviz():
+    """One chain, with names of people."""
+    svi, state = fitted(people_by_id, wide_guide, IDS, X)
+    draws = lc.weighted_posterior(random.key(1), svi, state, IDS, X, num_samples=5)
+    names = {"people": ["d", "a", "e", "b"]}
+    posterior = draws.to_arviz(coords=names, dims={"z": ["people"]}).posterior
+    assert posterior["loc"].shape == (1, 5)
+    np.testing.assert_array_equal(posterior["z"].sel(people="e")[0], draws.values["z"][:, 2])
+
+
+def test_other_readings_warn_that_rows_are_a_proposal():
+    """Where it is known how the fit came about."""
+
+    def model(ids, y=None, rows=None):
+        with lc.entity_plate("people", PEOPLE, ids, lc.EntityCounts.of(PEOPLE, IDS)) as read:
+            z = numpyro.sample("z", dist.Normal(0, 1))
+        with lc.class_plate("classes", 2) as classes:
+            utilities = read.rows_of(z, ids)[:, None] * classes.indices
+        with lc.data_plate("data", len(IDS), rows):
+            numpyro.sample("y", lc.UtilityCategorical(utilities, classes), obs=y)
+
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(0.1), LOSS)
+    y = np.array([0, 1, 1, 0])
+    result = svi.run(random.key(0), 2, IDS, y, progress_bar=False)
+    reading = lc.Fitted.from_svi(svi, result).on(IDS)
+    with pytest.warns(UserWarning, match="wider than their posterior"):
+        reading.log_likelihood(y)
+
+
+def test_params_are_not_taken_for_a_state():
+    """The message says where the state is."""
+    svi, state = fitted(people_by_id, wide_guide, IDS, X)
+    with pytest.raises(TypeError, match=r"such as `result.state`"):
+        lc.weighted_posterior(random.key(1), svi, svi.get_params(state), IDS, X, num_samples=5)
 
 
 @pytest.mark.parametrize(
