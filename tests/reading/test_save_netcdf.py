@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import numpyro_largecat as lc
-from numpyro_largecat.reading.to_arviz import _from_groups
+from numpyro_largecat.reading.to_arviz import arviz_from_groups
 from tests.full_disk import full_disk
 
 
@@ -22,7 +22,7 @@ def make(value: float) -> Any:
         "observed_data": {"y": np.arange(4)},
     }
     coords = {"classes": ["a", "b", "c"]}
-    return _from_groups(groups, coords, {"w": ["classes"], "y": ["data"]})
+    return arviz_from_groups(groups, coords, {"w": ["classes"], "y": ["data"]})
 
 
 def check(path: Path, value: float) -> None:
