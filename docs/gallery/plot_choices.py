@@ -191,7 +191,11 @@ rate = optax.adam(optax.cosine_decay_schedule(0.03, 3_000))
 svi = lc.SubsampledSVI(tastes, guide, rate, lc.ImportanceWeighted_ELBO("people"))
 batches = lc.ArrayBatches(np.arange(P), *columns, batch_size=50)
 result = svi.run(jax.random.key(3), 3_000, batches=batches, progress_bar=False)
-mixed = guide.sample_posterior(jax.random.key(4), result.params, sample_shape=(500,))
+key, people = jax.random.key(4), np.arange(P)
+weighted = lc.weighted_posterior(
+    key, svi, result.state, people, *columns, num_samples=500
+)
+mixed = weighted.values
 of_time = mixed["mean"][:, None] + mixed["spread"][:, None] * mixed["z"]
 by_person = 100 * np.asarray((of_time / mixed["of_cost"][:, None]).mean(axis=0))
 
