@@ -105,7 +105,7 @@ def weighted_posterior(
         enough: one that is too narrow, as of rows that training has not met, has many too.
 
     Raises:
-        TypeError: If ``svi`` or ``state`` are none.
+        TypeError: If ``svi`` or ``state`` is of another type.
         ValueError: If the loss of the fit is another one, or the plate draws its rows. As the loss
             does, of a model or of arguments that it is not for; under ``jit`` the values are NaN
             then.
