@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from numpyro_largecat.svi.importance_weighted_elbo import ImportanceWeighted_ELB
 from numpyro_largecat.svi.state import SubsampledSVIState
 from numpyro_largecat.svi.step import gather_step
 from numpyro_largecat.svi.subsampled_svi import SubsampledSVI
+from numpyro_largecat.svi.weighted_rows import unknown_as
 from numpyro_largecat.svi.weighted_run import Bad, WeightedRun
 
 
@@ -99,10 +99,12 @@ def weighted_posterior(
     Returns:
         ``values`` of the latent sites, shape (num_samples, ...), as the guide draws them: after
         ``lc.not_centred`` a site z is there as z_decentered. Rows of entity plates are in the order
-        of the ids, others in that of the plate's rows; they are NaN where an id is that of nobody,
-        or where no draw has a density. ``effective_draws`` of each row, between 1 and M: where they
-        are a few, raise ``num_draws``. That they are many does not show that the guide is wide
-        enough: one that is too narrow, as of rows that training has not met, has many too.
+        of the ids, others in that of the plate's rows. They are NaN (integers -1) where an id is
+        that of nobody, or where no draw has a density.
+
+        ``effective_draws`` of each row, between 1 and M: where they are a few, raise ``num_draws``.
+        That they are many does not show that the guide is wide enough: one that is too narrow, as
+        of rows that training has not met, has many too.
 
     Raises:
         TypeError: If ``svi`` or ``state`` is of another type.
@@ -161,10 +163,4 @@ def weighted_posterior(
 
     draws, bad = compiled(lambda keys: lax.map(draw, keys))(random.split(rng_key, num_samples))
     bad.refuse(loss.plate)
-    return jax.tree.map(partial(_unless, bad.any), draws)
-
-
-def _unless(are_bad: Array, values: Array) -> Array:
-    """Values, or NaN; integers have none."""
-    is_float = jnp.issubdtype(values.dtype, jnp.floating)
-    return jnp.where(are_bad, jnp.nan, values) if is_float else values
+    return jax.tree.map(lambda x: jnp.where(bad.any, unknown_as(x), x), draws)

@@ -37,10 +37,10 @@ class RowsRead(NamedTuple):
     are_nobody: Array  # (B,), which read none
 
     def in_order(self, values: Array, axis: int) -> Array:
-        """Values of the rows on ``axis`` in the order in which they are read; NaN for nobody's."""
+        """Values of the rows on ``axis`` in the order in which they are read; nobody's unknown."""
         taken = jnp.take(values, self.row, axis=axis)
         of_nobody = self.are_nobody.reshape(-1, *(1,) * (values.ndim - axis - 1))
-        return jnp.where(of_nobody, jnp.nan, taken) if _is_float(values) else taken
+        return jnp.where(of_nobody, unknown_as(taken), taken)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,9 +124,8 @@ class WeightedRows:
         return jnp.take_along_axis(draws, place[None], axis=0)[0]
 
     def known(self, are_known: Array, site: Site, values: Array) -> Array:
-        """Values of a site, NaN in the rows that are not known, (R,)."""
-        nothing = jnp.full_like(values, jnp.nan) if _is_float(values) else values
-        return self.choose(are_known, site, values, nothing)
+        """Values of a site, unknown in the rows that are not ``are_known``, (R,)."""
+        return self.choose(are_known, site, values, unknown_as(values))
 
     def in_order(self, site: Site, values: Array) -> Array:
         """Values of a site with the rows of its entity plates in the order of their ids."""
@@ -312,8 +311,10 @@ def _dims(site: Site) -> dict[str, int]:
     return {frame.name: frame.dim for frame in site["cond_indep_stack"]}
 
 
-def _is_float(values: Array) -> bool:
-    return jnp.issubdtype(values.dtype, jnp.floating)
+def unknown_as(values: Array) -> Array:
+    """A scalar that stands for no value, of this type: NaN or, of integers, -1."""
+    is_float = jnp.issubdtype(values.dtype, jnp.floating)
+    return jnp.asarray(jnp.nan if is_float else -1, values.dtype)
 
 
 def _differ(a: Array, b: Array) -> Array:

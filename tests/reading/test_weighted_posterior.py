@@ -168,6 +168,29 @@ def test_a_row_of_which_no_draw_has_a_density_is_nan():
     assert np.isnan(draws.values["z"]).all(axis=0).tolist() == [False, True, False]
 
 
+@pytest.mark.filterwarnings("ignore:site 'kind' is discrete")  # no gradients, but weights
+def test_integers_that_are_not_known_are_minus_one():
+    """They have no NaN, and keep their type."""
+    ids = np.array([3, -1, 4, 1])
+
+    def choose(prior):
+        with lc.entity_plate("people", PEOPLE, ids, lc.EntityCounts.of(PEOPLE, ids)) as read:
+            kind = numpyro.sample("kind", dist.Bernoulli(prior))
+        return read.rows_of(kind.astype(float), ids)
+
+    def model(x):
+        loc = choose(0.5)
+        with lc.data_plate("data", len(ids)):
+            numpyro.sample("x", dist.Normal(loc, NOISE), obs=x)
+
+    svi, state = fitted(model, lambda x: choose(0.3), X)
+    draws = lc.weighted_posterior(random.key(1), svi, state, X, num_samples=20)
+    kind = np.asarray(draws.values["kind"])
+    assert kind.dtype.kind == "i"
+    assert set(kind[:, [0, 2, 3]].ravel()) == {0, 1}
+    assert set(kind[:, 1]) == {-1}
+
+
 def test_whoever_was_not_counted_is_refused():
     """Their weights are not known; under ``jit`` all is NaN."""
     svi, state = fitted(people_by_id, wide_guide, IDS, X)
