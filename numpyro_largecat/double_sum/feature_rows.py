@@ -61,9 +61,9 @@ class DenseRows(NamedTuple):
 
     def add(self, w: Array, k: Array, keep: Array | None, add: Array) -> Array:
         """Table with ``keep * w[k] + add * x`` in row k, for one row x."""
-        # The row is read from the table that is written; read any earlier, XLA copies the table.
-        old = take_one(w, k) if keep is None else keep * take_one(w, k)
-        return lax.dynamic_update_index_in_dim(w, old + add * self.x, k, 0)
+        if keep is not None:
+            w = lax.dynamic_update_index_in_dim(w, keep * take_one(w, k), k, 0)
+        return w.at[k].add(add * self.x, mode="promise_in_bounds")
 
     def utilities(self, w: Array) -> Array:
         """``x @ w.T``."""

@@ -255,6 +255,7 @@ def test_u_max_keeps_to_where_the_optimum_is():
     ids=repr,
 )
 @pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.smoke  # JAX before 0.10.2 once copied the table twice in each step
 @pytest.mark.some_cases(2)
 def test_scratch_memory_does_not_grow_with_categories(rule, ridge, is_sparse):
     """A copy of the table in each step would show, or one number for each class."""
