@@ -159,14 +159,15 @@ class WeightedRun:
     def _guide_sites(self, row_key: Array, around: Around = as_drawn) -> Sites:
         """Sites of the guide, the rows drawn by a key of their own."""
         fn = new_draws_of_rows(self.guide, self.plate, row_key)
-        given = {"rng_key": self.guide_key, "params": self.params}
-        return sites_of(fn, self.args, self.kwargs, **given, around=around)
+        return self._sites(fn, self.guide_key, around)
 
     def _model_sites(self, values: dict[str, Array]) -> Sites:
         """Sites of the model at the draw of the guide, but for these values of rows."""
-        given = {"rng_key": self.model_key, "params": self.params}
-        around = self._at_rows(values)
-        return sites_of(self.model, self.args, self.kwargs, **given, around=around)
+        return self._sites(self.model, self.model_key, self._at_rows(values))
+
+    def _sites(self, fn: Callable[..., Any], key: Array, around: Around) -> Sites:
+        params = self.params
+        return sites_of(fn, self.args, self.kwargs, rng_key=key, params=params, around=around)
 
     def _at_rows(self, values: dict[str, Array]) -> Around:
         drawn = {name: {**self.of_guide[name], "value": value} for name, value in values.items()}
