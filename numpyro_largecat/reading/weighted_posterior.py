@@ -42,7 +42,7 @@ class WeightedDraws(NamedTuple):
         (1, 100)
     """
 
-    values: dict[str, Array]  # by latent site, (num_samples, ...)
+    values: dict[str, Array]  # by latent or deterministic site, (num_samples, ...)
     effective_draws: Array  # of each row, of those it is chosen from, (num_samples, R)
 
     def to_arviz(
@@ -83,7 +83,7 @@ def weighted_posterior(
     posterior of each row given :math:`\theta`, all that is drawn outside of the plate, up to a bias
     of the order of 1 / M.
 
-    Cost: for each sample M + 4 runs of guide and model on the rows given, in memory at once.
+    Cost: for each sample M + 6 runs of guide and model on the rows given, in memory at once.
 
     Args:
         rng_key: A JAX random key.
@@ -97,10 +97,11 @@ def weighted_posterior(
         **kwargs: Keyword arguments of the model.
 
     Returns:
-        ``values`` of the latent sites, shape (num_samples, ...), as the guide draws them: after
-        ``lc.not_centred`` a site z is there as z_decentered. Rows of entity plates are in the order
-        of the ids, others in that of the plate's rows. They are NaN (integers -1) where an id is
-        that of nobody, or where no draw has a density.
+        ``values`` of the latent sites, shape (num_samples, ...), and of the deterministic sites in
+        no plate but those of latent ones. Rows of entity plates are in the order of the ids, others
+        in that of the plate's rows. They are NaN (integers and booleans -1) where an id is that of
+        nobody, or where no draw has a density. So are deterministic sites that move with other
+        rows, unless the arguments have all rows, by no ids.
 
         ``effective_draws`` of each row, between 1 and M: where they are a few, raise ``num_draws``.
         That they are many does not show that the guide is wide enough: one that is too narrow, as

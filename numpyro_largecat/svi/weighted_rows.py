@@ -114,25 +114,48 @@ class WeightedRows:
 
     def choose(self, is_first: Array, site: Site, first: Array, other: Array) -> Array:
         """Values of a site with the rows of the ``first`` where ``is_first``, (R,)."""
-        axes_after = -_dims(site)[self.plate] - 1 + site["fn"].event_dim
+        axes_after = -1 - _axis(site, self.plate)
         return jnp.where(is_first.reshape(-1, *(1,) * axes_after), first, other)
 
     def each_from(self, draw_of_row: Array, site: Site, draws: Array) -> Array:
         """Values of a site with each row from the draw that is named for it, (R,)."""
-        axis = -_dims(site)[self.plate] + site["fn"].event_dim
-        place = jnp.broadcast_to(draw_of_row.reshape(-1, *(1,) * (axis - 1)), draws.shape[1:])
+        axes_after = -1 - _axis(site, self.plate)
+        place = jnp.broadcast_to(draw_of_row.reshape(-1, *(1,) * axes_after), draws.shape[1:])
         return jnp.take_along_axis(draws, place[None], axis=0)[0]
 
-    def known(self, are_known: Array, site: Site, values: Array) -> Array:
-        """Values of a site, unknown in the rows that are not ``are_known``, (R,)."""
-        return self.choose(are_known, site, values, unknown_as(values))
+    def as_read(self, are_known: Array, site: Site, values: Array) -> Array:
+        """Values of a site, rows of entity plates in the order of their ids.
 
-    def in_order(self, site: Site, values: Array) -> Array:
-        """Values of a site with the rows of its entity plates in the order of their ids."""
-        for plate, dim in _dims(site).items():
-            if plate in self.read:
-                values = self.read[plate].in_order(values, values.ndim + dim - site["fn"].event_dim)
+        Those of the plate are unknown in the rows that are not ``are_known``, (R,).
+        """
+        if self.plate in plates_of(site):
+            values = self.choose(are_known, site, values, unknown_as(values))
+        for plate in plates_of(site) & self.read.keys():
+            values = self.read[plate].in_order(values, values.ndim + _axis(site, plate))
         return values
+
+    def deterministic(self, sites: Sites) -> Sites:
+        """Sites in no plate but those of latent sites, with an axis for each of their plates."""
+        latent = [plates_of(site) for site in sites.values() if is_latent(site)]
+        return {
+            name: site
+            for name, site in of_type("deterministic", sites).items()
+            if plates_of(site) <= set().union(*latent)
+            and all(
+                -_axis(site, frame.name) <= jnp.ndim(site["value"])
+                and jnp.shape(site["value"])[_axis(site, frame.name)] == frame.size
+                for frame in site["cond_indep_stack"]
+            )
+        }
+
+    def other_rows_move(self, site: Site, first: Array, other: Array, is_same: Array) -> Array:
+        """Whether a value differs, other than in rows that are not ``is_same``, (R,)."""
+        if not self.is_part and self.plate not in self.read:
+            return jnp.array(False)  # it is of all rows, in their order
+        differs = _differ(first, other)
+        if self.plate in plates_of(site):
+            differs = self.choose(is_same, site, differs, jnp.zeros_like(differs))
+        return differs.any()
 
     def are_scaled(self, sites: Sites) -> Array:
         """Whether something of a row counts other than ``scale`` times, or 0, as that of padding.
@@ -311,6 +334,14 @@ def _dims(site: Site) -> dict[str, int]:
     return {frame.name: frame.dim for frame in site["cond_indep_stack"]}
 
 
+def _axis(site: Site, plate: str) -> int:
+    """The axis of a plate in the values of a site, counted from the end."""
+    dims = _dims(site)
+    if site["type"] == "sample":
+        return dims[plate] - int(site["fn"].event_dim)
+    return dims[plate] - (jnp.ndim(site["value"]) + min(dims.values()))
+
+
 def unknown_as(values: Array) -> Array:
     """A scalar that stands for no value, of this type: NaN or, of integers, -1."""
     is_float = jnp.issubdtype(values.dtype, jnp.floating)
@@ -318,7 +349,9 @@ def unknown_as(values: Array) -> Array:
 
 
 def _differ(a: Array, b: Array) -> Array:
-    """Where log densities of the same arithmetic differ by more than rounding."""
+    """Where values of the same arithmetic differ by more than rounding."""
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+        return a != b
     gap = jnp.abs(a - b)  # infinite, or NaN, where one is not finite
     tolerance = 100 * jnp.finfo(gap.dtype).eps * (1 + jnp.minimum(jnp.abs(a), jnp.abs(b)))
     are_close = (gap <= tolerance) | (a == b) | (jnp.isnan(a) & jnp.isnan(b))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +17,8 @@ from numpyro_largecat._checks import UnsuitedModelError, is_concrete
 from numpyro_largecat.handlers.internals import check_model_trace
 from numpyro_largecat.handlers.new_draws_of_rows import new_draws_of_rows
 from numpyro_largecat.handlers.run_model import Around, as_drawn, at_values_of, sites_of
-from numpyro_largecat.handlers.sites import Sites
-from numpyro_largecat.svi.weighted_rows import Terms, weighted_rows
+from numpyro_largecat.handlers.sites import Sites, is_latent
+from numpyro_largecat.svi.weighted_rows import Terms, unknown_as, weighted_rows
 
 
 class Bad(NamedTuple):
@@ -73,7 +74,8 @@ class WeightedRun:
     ) -> None:
         self.plate, self.params = plate, params
         self.model, self.guide, self.args, self.kwargs = model, guide, args, kwargs
-        self.model_key, self.guide_key, self.row_key, first_key = random.split(rng_key, 4)
+        keys = random.split(rng_key, 5)
+        self.model_key, self.guide_key, self.row_key, self.half_key, first_key = keys
         self.of_guide = self._guide_sites(first_key)
         self.of_model = self._model_sites({})
         self.rows = weighted_rows(plate, self.of_model, self.of_guide)
@@ -90,38 +92,58 @@ class WeightedRun:
         """This draw of the dense sites, and of each row one of several, by its weight.
 
         Returns:
-            Values of the latent sites by name; and how many of the draws count, of each row.
+            Values of the latent and deterministic sites by name; and how many of the draws count,
+            of each row.
 
         Raises:
             ValueError: If the plate draws its rows.
         """
         self.rows.check_are_given()
-        weights, _, inside = self._weighted_draws(num_draws)
-        _, values = self.rows.latent_values(self.of_guide)
-        chosen = random.categorical(rng_key, weights, axis=0)
+        weights, _, draws = self._weighted_draws(num_draws)
+        draw_of_row = random.categorical(rng_key, weights, axis=0)
         are_known = jnp.isfinite(logsumexp(weights, axis=0))
-        for name, draws in inside.items():
-            site = self.of_guide[name]
-            values[name] = self.rows.known(
-                are_known, site, self.rows.each_from(chosen, site, draws)
-            )
-        kept = {
-            n: v for n, v in values.items() if not self.of_guide[n]["infer"].get("is_auxiliary")
+        inside = {
+            name: self.rows.each_from(draw_of_row, self.of_guide[name], of_site)
+            for name, of_site in draws.items()
         }
-        values = {name: self.rows.in_order(self.of_guide[name], v) for name, v in kept.items()}
+        chosen = self._model_sites(inside)
+        latent = {n: s for n, s in chosen.items() if is_latent(s) and n in self.of_guide}
+        read = partial(self.rows.as_read, are_known)
+        values = {name: read(site, site["value"]) for name, site in latent.items()}
+        computed = self._computed(chosen, inside)
+        values |= {name: read(chosen[name], value) for name, value in computed.items()}
         effective = 1 / (jax.nn.softmax(weights, axis=0) ** 2).sum(axis=0)
-        read = self.rows.read.get(self.plate)
-        return values, effective if read is None else read.in_order(effective, 0)
+        rows_read = self.rows.read.get(self.plate)
+        return values, effective if rows_read is None else rows_read.in_order(effective, 0)
+
+    def _computed(self, chosen: Sites, inside: dict[str, Array]) -> dict[str, Array]:
+        """Values of deterministic sites, unknown where they are not of their row alone."""
+        is_same = self._half_of_rows()
+        drawn, _ = self.rows.latent_values(self.of_guide)
+        mixed = {
+            name: self.rows.choose(is_same, self.of_guide[name], inside[name], drawn[name])
+            for name in drawn
+        }
+        again = self._model_sites(mixed)
+        found = {}
+        for name, site in self.rows.deterministic(chosen).items():
+            value = jnp.asarray(site["value"])
+            value = value.astype(int) if value.dtype == bool else value
+            moves = self.rows.other_rows_move(site, value, again[name]["value"], is_same)
+            found[name] = jnp.where(moves, unknown_as(value), value)
+        return found
+
+    def _half_of_rows(self) -> Array:
+        num_rows = self.rows.num_rows
+        return random.permutation(self.half_key, jnp.arange(num_rows) < num_rows // 2)
 
     def bad(self) -> Bad:
         """Compare two draws of the rows that have half of them in common.
 
         What belongs to these, and to no row, must be the same.
         """
-        draw_key, half_key = random.split(self.row_key)
-        inside, outside = jax.vmap(self._draw)(random.split(draw_key))
-        num_rows = self.rows.num_rows
-        is_same = random.permutation(half_key, jnp.arange(num_rows) < num_rows // 2)
+        inside, outside = jax.vmap(self._draw)(random.split(self.row_key))
+        is_same = self._half_of_rows()
         for name, (first, other) in inside.items():
             mixed = self.rows.choose(is_same, self.of_guide[name], first, other)
             inside[name] = jnp.stack([first, mixed])

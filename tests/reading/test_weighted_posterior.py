@@ -403,3 +403,72 @@ def test_arguments_are_checked(options, match):
     svi, state = fitted(people_by_id, wide_guide, IDS, X)
     with pytest.raises(ValueError, match=match):
         lc.weighted_posterior(random.key(1), svi, state, IDS, X, **options)
+
+
+def with_computed_sites(ids, x, rows=None):
+    """Deterministic sites of a row, of dense sites, of many rows, and of observations."""
+    loc = numpyro.sample("loc", dist.Normal(0, 2))
+    numpyro.deterministic("twice", 2 * loc)
+    counts = lc.EntityCounts.of(PEOPLE, IDS)
+    with lc.entity_plate("people", PEOPLE, ids, counts) as read:
+        z = numpyro.sample("z", dist.Normal(loc, SD))
+        numpyro.deterministic("powers", jnp.stack([z, z**2], -1))
+        numpyro.deterministic("is_high", z > 0)
+        numpyro.deterministic("from_mean", z - z.mean())
+    numpyro.deterministic("mean", z.mean())
+    with lc.data_plate("data", len(IDS), rows):
+        mean = numpyro.deterministic("mean_of_x", read.rows_of(z, ids))
+        numpyro.sample("x", dist.Normal(mean, NOISE), obs=x)
+
+
+def computed_draws(ids=IDS[:2], x=X[:2], rows=(0, 1), model=with_computed_sites):
+    """Values of a fit of the model above."""
+    guide = AutoNormal(model)
+    svi, state = fitted(model, guide, IDS, X)
+    rows = None if rows is None else jnp.array(rows)
+    return lc.weighted_posterior(random.key(3), svi, state, ids, x, rows, num_samples=50).values
+
+
+def test_deterministic_sites_are_those_of_the_rows_that_are_chosen():
+    values = computed_draws()
+    z = values["z"]
+    np.testing.assert_allclose(values["twice"], 2 * values["loc"], rtol=1e-6)
+    np.testing.assert_allclose(values["powers"], np.stack([z, z**2], -1), rtol=1e-6)
+    np.testing.assert_array_equal(values["is_high"], z > 0)
+
+
+def test_deterministic_sites_that_move_with_other_rows_are_not_known():
+    values = computed_draws()
+    assert np.isnan(values["from_mean"]).all() and np.isnan(values["mean"]).all()
+
+
+def test_deterministic_sites_of_observations_are_left_out():
+    assert "mean_of_x" not in computed_draws()
+
+
+def test_deterministic_sites_of_nobody_are_not_known():
+    values = computed_draws(np.array([3, -1]), X[:2])
+    assert np.isnan(values["powers"][:, 1]).all() and (values["is_high"][:, 1] == -1).all()
+    assert np.isfinite(values["powers"][:, 0]).all()
+
+
+def test_a_mean_of_all_rows_is_known():
+    def model(x, rows=None):
+        with lc.data_plate("people", len(X), rows):
+            z = numpyro.sample("z", dist.Normal(0, SD))
+            numpyro.sample("x", dist.Normal(z, NOISE), obs=x)
+        numpyro.deterministic("mean", z.mean())
+
+    svi, state = fitted(model, AutoNormal(model), X)
+    values = lc.weighted_posterior(random.key(3), svi, state, X, num_samples=50).values
+    np.testing.assert_allclose(values["mean"], values["z"].mean(-1), rtol=1e-5)
+
+
+def test_values_that_are_not_centred_are_there_with_what_they_make():
+    @lc.not_centred
+    def model(ids, x, rows=None):
+        return with_computed_sites(ids, x, rows)
+
+    values = computed_draws(model=model)
+    made = values["loc"][:, None] + SD * values["z_decentered"]
+    np.testing.assert_allclose(values["z"], made, rtol=1e-5, atol=1e-6)
