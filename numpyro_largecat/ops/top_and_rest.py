@@ -1,174 +1,187 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes with the highest scores, and draws of what the exponentials of all others add up to.
+r"""The classes with the highest scores, and the moments of what all others add up to.
+
+Of Gaussian utilities that are independent over classes, the exponentials have the sum R with
+
+.. math:: E R = \sum_k \exp(\mu_k + \sigma_k^2 / 2), \qquad
+          \mathrm{Var}\, R = \sum_k \exp(2 \mu_k + 2 \sigma_k^2) - \exp(2 \mu_k + \sigma_k^2) .
+
+Without the classes that are most of it, R hardly varies, next to the sum over all.
 
 A class must not be part of the sum that it is compared with, since nothing takes it out again:
-where it is nearly all of a sum, nothing is left of the others in floating point. So the sums are of
-what is outside of the highest blocks of classes, of which each has a sum of its own, that is added
-when others come before it. Which blocks these are is known before a chunk is added up: so one pass
-over the classes finds all.
+where it is nearly all of a sum, nothing is left of the others in floating point. So the moments are
+of what is outside of the highest blocks of classes, of which each has moments of its own, that are
+added when others come before it. Which blocks these are is known before a chunk is added up: so one
+pass over the classes finds all.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_largecat.ops.gaussian_softmax import shift_of
 from numpyro_largecat.ops.running_top import Kept, RunningTop, block_size
 
 BLOCK = 16  # classes: sums of so many are fast, and those of the blocks that are kept are few
 FEW = 64  # blocks of this size; of more, they are smaller
-_DRAWS = 8  # whose sums of a chunk's blocks are in memory together
 _ROWS = 16  # whose blocks are drawn together at the end
 
 
+class LogMoments(NamedTuple):
+    """The logs of mean and variance of a sum of exponentials."""
+
+    mean: Array
+    variance: Array
+
+    @staticmethod
+    def of_nothing(shape: tuple[int, ...], dtype: Any) -> LogMoments:
+        """Those of sums over no class."""
+        return LogMoments(jnp.full(shape, -jnp.inf, dtype), jnp.full(shape, -jnp.inf, dtype))
+
+    def plus(self, *others: LogMoments) -> LogMoments:
+        """Those of the sum of independent sums."""
+        return LogMoments(*(_log_sum(parts) for parts in zip(self, *others, strict=True)))
+
+    def of_some(self, are_some: Array) -> LogMoments:
+        """Those of the sum over the last axis, where ``are_some``."""
+        kept = (jnp.where(are_some, x, -jnp.inf) for x in self)
+        return LogMoments(*(jax.nn.logsumexp(x, axis=-1) for x in kept))
+
+
 class TopAndRest(NamedTuple):
-    """The n blocks of B classes with the highest scores, and T draws of sums of exponentials."""
+    """The n blocks of B classes with the highest scores, and moments of sums of exponentials."""
 
     top: RunningTop  # of scores
-    mean: Array  # (..., n, B), of the classes of the blocks
-    scale: Array  # (..., n, B), their standard deviations
-    log_sums: Array  # (T, ..., n), of the blocks
-    log_rest: Array  # (T, ...), of all classes that are in none of them
+    mean: Array  # (..., n, B), of the utilities of the classes of the blocks
+    variance: Array  # (..., n, B), theirs
+    blocks: LogMoments  # (..., n), of their sums
+    rest: LogMoments  # (...), of the sum over all classes that are in none of them
 
     @staticmethod
     def start(
-        batch_shape: tuple[int, ...],
-        num_top: int,
-        num_draws: int,
-        num_classes: int,
-        chunk_size: int,
-        dtype: Any,
+        batch_shape: tuple[int, ...], num_top: int, num_classes: int, chunk_size: int, dtype: Any
     ) -> TopAndRest:
         """No classes yet, of ``num_classes`` with those that fill chunks."""
         is_few = num_top <= FEW
         size = math.gcd(chunk_size, BLOCK) if is_few else block_size(num_top, chunk_size)
         num_blocks = min(num_top, num_classes // size)
         top = RunningTop.start(batch_shape, num_blocks, chunk_size, dtype, size)
-        log_sums = jnp.full((num_draws, *batch_shape, num_blocks), -jnp.inf, dtype)
-        mean, scale = jnp.full_like(top.values, -jnp.inf), jnp.zeros_like(top.values)
-        return TopAndRest(top, mean, scale, log_sums, log_sums[..., 0])
+        mean, variance = jnp.full_like(top.values, -jnp.inf), jnp.zeros_like(top.values)
+        blocks = LogMoments.of_nothing((*batch_shape, num_blocks), dtype)
+        return TopAndRest(top, mean, variance, blocks, LogMoments.of_nothing(batch_shape, dtype))
 
-    def include(
-        self, scores: Array, mean: Array, scale: Array, normals: Array, first: Array
-    ) -> TopAndRest:
-        """Take in the classes from ``first`` on, later ones, with standard normal draws (T, M).
+    def include(self, scores: Array, mean: Array, variance: Array, first: Array) -> TopAndRest:
+        """Take in the classes from ``first`` on, later ones.
 
-        Cost: T exponentials for each of M classes and each row, in a single pass; in two for the
-        first chunk, and where one would overflow or underflow, with scales of some tens.
+        Cost: two exponentials for each of M classes and each row, in a single pass; in two for the
+        first chunk, and where one would overflow, with scales of some tens.
         """
+        scores = lax.optimization_barrier(scores)  # computed once, and not block by block
         top, kept = self.top.include_and_tell(scores, first)
-        chunk = _Chunk.of(mean, scale, kept, self.top.values.shape[-1])
-        is_left, _ = kept.left(chunk.mean.shape[-2])
-        log_rest = self._rest_with(is_left)
-        means = kept.values(self.mean, chunk.mean)
-        is_empty = kept.is_old | (means == -jnp.inf).all(axis=-1)
-        log_sums, added = chunk.log_sums(normals, log_rest, is_empty)
+        old_left, new_left = kept.left(mean.shape[-1] // self.top.values.shape[-1])
+        rest = self.rest.plus(self.blocks.of_some(old_left))
+        own, added = _moments_of_chunk(mean, variance, kept, new_left, rest.mean)
         return TopAndRest(
             top,
-            means,
-            kept.values(self.scale, chunk.scale),
-            kept.old_or(self.log_sums, log_sums),
-            jnp.logaddexp(log_rest, added),
+            kept.values(self.mean, self._in_blocks(mean)),
+            kept.values(self.variance, self._in_blocks(variance)),
+            LogMoments(*map(kept.old_or, self.blocks, own)),
+            rest.plus(added),
         )
+
+    def _in_blocks(self, values: Array) -> Array:
+        return values.reshape(*values.shape[:-1], -1, self.top.values.shape[-1])
 
     def merge(self, other: TopAndRest) -> TopAndRest:
         """The highest blocks of two, of which the other has later classes, and all else."""
         top, kept = self.top.merge_and_tell(other.top)
-        is_left, others_left = kept.left(other.log_sums.shape[-1])
+        left, others_left = kept.left(other.blocks.mean.shape[-1])
         return TopAndRest(
             top,
             kept.values(self.mean, other.mean),
-            kept.values(self.scale, other.scale),
-            kept.old_or(self.log_sums, kept.of_new(other.log_sums)),
-            jnp.logaddexp(self._rest_with(is_left), other._rest_with(others_left)),
+            kept.values(self.variance, other.variance),
+            LogMoments(*map(kept.entries, self.blocks, other.blocks)),
+            self.rest.plus(
+                self.blocks.of_some(left), other.rest, other.blocks.of_some(others_left)
+            ),
         )
 
     def finish(
         self, num_top: int, draw: Callable[[Array], Array]
-    ) -> tuple[Array, Array, tuple[Array, ...]]:
-        """The highest scores, their classes, and the means, scales and log sums of all others.
+    ) -> tuple[Array, Array, Array, Array, Array]:
+        """The highest scores, their classes, and means, variances and log sums of all others.
 
-        ``draw`` gives the draws (T, ...) of classes (...). The means and scales are of shape
-        (..., num_top), the sums (T, ...).
+        ``draw`` gives standard normal draws (T, ...) of classes (...). The means and variances are
+        of shape (..., num_top), the sums (T, ...): draws of the blocks, and the mean of the rest.
         """
         best, place = self.top.places(num_top)
         size = self.top.values.shape[-1]
         ids = (self.top.first[..., None] + jnp.arange(size)).reshape(*best.shape[:-1], -1)
-        mean, scale = self.mean.reshape(ids.shape), self.scale.reshape(ids.shape)
+        mean, variance = self.mean.reshape(ids.shape), self.variance.reshape(ids.shape)
         others = jnp.put_along_axis(mean, place, -jnp.inf, axis=-1, inplace=False)
 
         def of_row(row: tuple[Array, Array, Array]) -> Array:
-            ids, mean, scale = row
-            return jax.nn.logsumexp(mean + scale * draw(ids), axis=-1)
+            ids, mean, variance = row
+            return jax.nn.logsumexp(mean + jnp.sqrt(variance) * draw(ids), axis=-1)
 
-        flat = tuple(x.reshape(-1, ids.shape[-1]) for x in (ids, others, scale))
-        in_blocks = lax.map(of_row, flat, batch_size=_ROWS).T.reshape(self.log_rest.shape)
-        classes, mean, scale = (jnp.take_along_axis(x, place, axis=-1) for x in (ids, mean, scale))
-        return best, classes, (mean, scale, jnp.logaddexp(self.log_rest, in_blocks))
-
-    def _rest_with(self, is_left: Array) -> Array:
-        left = jnp.where(is_left, self.log_sums, -jnp.inf)
-        return jnp.logaddexp(self.log_rest, jax.nn.logsumexp(left, axis=-1))
+        flat = tuple(x.reshape(-1, ids.shape[-1]) for x in (ids, others, variance))
+        by_row = lax.map(of_row, flat, batch_size=_ROWS)
+        in_blocks = jnp.moveaxis(by_row, -1, 0).reshape(-1, *best.shape[:-1])
+        found = (jnp.take_along_axis(x, place, axis=-1) for x in (ids, mean, variance))
+        return best, *found, jnp.logaddexp(self.rest.mean, in_blocks)
 
 
-class _Chunk(NamedTuple):
-    """The classes of a chunk in blocks, of which some are kept."""
+def _moments_of_chunk(
+    mean: Array, variance: Array, kept: Kept, is_left: Array, shift: Array
+) -> tuple[LogMoments, LogMoments]:
+    """Of blocks of classes: the moments of the kept ones, and of the sum of all others.
 
-    mean: Array  # (..., M / B, B)
-    scale: Array  # (..., M / B, B)
-    is_left: Array  # (..., M / B), whether a block is not kept
-    kept: Kept
+    Args:
+        mean: Means of the utilities (..., M).
+        variance: Their variances.
+        kept: Which blocks are kept.
+        is_left: Which are not, (..., M / B).
+        shift: Log of the mean of what others add, (...); what is nothing beside it is left out.
+    """
 
-    @classmethod
-    def of(cls, mean: Array, scale: Array, kept: Kept, size: int) -> _Chunk:
-        mean, scale = (x.reshape(*x.shape[:-1], -1, size) for x in (mean, scale))
-        return cls(mean, scale, kept.left(mean.shape[-2])[1], kept)
+    def in_blocks(values: Array) -> Array:
+        return values.reshape(*is_left.shape, -1)
 
-    def log_sums(self, normals: Array, log_rest: Array, is_empty: Array) -> tuple[Array, Array]:
-        """Log sums for each draw of the kept blocks, (T, ..., n), and of all others, (T, ...).
+    def anew() -> tuple[LogMoments, LogMoments]:
+        log_means = mean + variance / 2
+        log_variances = 2 * (mean + variance) + jnp.log(-jnp.expm1(-variance))
+        logs = (in_blocks(x) for x in (log_means, log_variances))
+        blocks = LogMoments(*(jax.nn.logsumexp(x, axis=-1) for x in logs))
+        return LogMoments(*map(kept.of_new, blocks)), blocks.of_some(is_left)
 
-        Args:
-            normals: Draws for the classes, (T, M).
-            log_rest: What was found of earlier chunks, (T, ...).
-            is_empty: Kept blocks whose sums are nothing, or not asked for, (..., n).
-        """
-        num_draws = len(normals)
-        of_draws = partial(self._of_draws, *shift_of(log_rest), is_empty)
-        if num_draws <= _DRAWS:
-            return of_draws(normals)
-        missing = -num_draws % _DRAWS
-        groups = jnp.pad(normals, ((0, missing), (0, 0))).reshape(-1, _DRAWS, normals.shape[1])
-        sums, rest = (x.reshape(-1, *x.shape[2:])[:num_draws] for x in lax.map(of_draws, groups))
-        return sums, rest
+    def from_shift() -> tuple[LogMoments, LogMoments]:
+        means = jnp.exp(mean - shift[..., None] + variance / 2)
+        means = lax.optimization_barrier(means)  # not computed again for the variances
+        roots = jnp.exp(mean - shift[..., None] + variance)
+        variances = lax.optimization_barrier(roots**2 - means**2)
+        sums = in_blocks(means).sum(axis=-1), jnp.maximum(in_blocks(variances).sum(axis=-1), 0)
+        own = tuple(map(kept.of_new, sums))
+        rest = tuple(jnp.where(is_left, x, 0).sum(axis=-1) for x in sums)
+        are_known = jnp.stack([_is_no_overflow(x) for x in (*own, *rest)]).all()
+        found = _log_moments(own, shift[..., None]), _log_moments(rest, shift)
+        return lax.cond(are_known, lambda: found, anew)
 
-    def _of_draws(
-        self, shift: Array, is_known: Array, is_empty: Array, normals: Array
-    ) -> tuple[Array, Array]:
-        z = normals.reshape(-1, *[1] * (self.mean.ndim - 2), *self.mean.shape[-2:])
+    return lax.cond((shift != -jnp.inf).all(), from_shift, anew)
 
-        def anew() -> tuple[Array, Array]:
-            found: tuple[Array, Array] = lax.map(self._with_maxima, z)
-            return found
 
-        def from_shift() -> tuple[Array, Array]:
-            sums = jnp.exp(self.mean - shift[..., None, None] + self.scale * z).sum(axis=-1)
-            own, rest = self.kept.of_new(sums), jnp.where(self.is_left, sums, 0).sum(axis=-1)
-            # The sum of a block that is kept must be known: others may leave before it does.
-            is_known = is_empty | (own > 0) & (own < jnp.inf) | jnp.isnan(own)
-            found = jnp.log(own) + shift[..., None], jnp.log(rest) + shift
-            is_finite = (rest < jnp.inf) | jnp.isnan(rest)
-            return lax.cond(is_known.all() & is_finite.all(), lambda: found, anew)
+def _log_moments(moments: tuple[Array, ...], shift: Array) -> LogMoments:
+    mean, variance = moments
+    return LogMoments(jnp.log(mean) + shift, jnp.log(variance) + 2 * shift)
 
-        return lax.cond(is_known, from_shift, anew)
 
-    def _with_maxima(self, z: Array) -> tuple[Array, Array]:
-        sums = jax.nn.logsumexp(self.mean + self.scale * z, axis=-1)
-        left = jnp.where(self.is_left, sums, -jnp.inf)
-        return self.kept.of_new(sums), jax.nn.logsumexp(left, axis=-1)
+def _is_no_overflow(values: Array) -> Array:
+    return (values != jnp.inf).all()  # NaN is what others are too
+
+
+def _log_sum(parts: Any) -> Array:
+    return jax.nn.logsumexp(jnp.stack(parts), axis=0)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_largecat._checks import is_concrete
 from numpyro_largecat.handlers.closed_over_arrays import run_compiled
 from numpyro_largecat.handlers.row_noise import apart_from_sites
 from numpyro_largecat.ops.gaussian_softmax import (
@@ -24,29 +26,29 @@ from numpyro_largecat.reading.eligible_classes import EligibleClasses
 from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities, Moments
 
 NUM_TRIED = 4  # times as many classes as asked for
+NUM_BLOCKS = 16  # of classes that are drawn beside a class that is named
+NO_MATTER = 1 / 16  # relative variance of a sum over classes, with one draw
 SumsAndMoments = tuple[Array, Moments]  # log sums over classes, and what some of these have
+Score = Callable[[Moments, Array], Array]  # of classes with these ids
 
 
-def log_mean_probs(gaussian: GaussianUtilities, classes: Array, keys: Array) -> Array:
-    """Log posterior predictive of ``classes``, shape (..., n), over draws with these keys.
+def log_mean_probs(gaussian: GaussianUtilities, labels: Array, keys: Array) -> Array:
+    """Log posterior predictive of a class for each choice, over draws with these keys.
 
     For each draw the utility of a class itself is integrated out, and those of all others are
-    drawn. One pass over the classes, or one for each draw if sites outside of the class plate are
+    drawn, or at the mean of their sum, see ``_of_highest``. One pass over the classes, a second one
+    where that mean is not enough, or one for each draw if sites outside of the class plate are
     drawn too.
     """
-    num_draws, noise_key = len(keys), apart_from_sites(keys[0])
-    if not gaussian.is_drawn_outside:
-        gaussian = gaussian.with_progress(1)
-        by_draw = _log_probs_by_draw(gaussian, classes, None, noise_key, num_draws)
-    else:
-        gaussian = gaussian.with_progress(num_draws)
-        noise_keys = jax.random.split(noise_key, num_draws)
+    if gaussian.is_drawn_outside:
+        return _log_mean_over_passes(gaussian, labels[..., None], keys)[..., 0]
 
-        def of_draw(draw: tuple[Array, Array]) -> Array:
-            return _log_probs_by_draw(gaussian, classes, *draw, 1)[0]
+    def score(moments: Moments, ids: Array) -> Array:
+        is_named = ids == labels[..., None]
+        return jnp.where(is_named, jnp.inf, moments.mean + moments.variance / 2)
 
-        by_draw = run_compiled(partial(lax.map, of_draw), (keys, noise_keys))
-    return jax.nn.logsumexp(by_draw, axis=0) - jnp.log(num_draws)
+    _, _, by_draw = _of_highest(gaussian, score, labels.shape, 1, NUM_BLOCKS, keys)
+    return _log_mean(by_draw)[..., 0]
 
 
 def top_over_utilities(
@@ -56,43 +58,74 @@ def top_over_utilities(
 
     They are looked for among ``NUM_TRIED`` times as many with the highest scores, the mean utility
     and the larger of a standard deviation and of what the variance adds to the mean exponential,
-    half of it, and two standard deviations at most: a probability grows no more. One pass over the
-    classes, and one more for each draw if sites outside of the class plate are drawn too.
+    half of it, and two standard deviations at most: a probability grows no more. As many passes
+    over the classes as of ``log_mean_probs``, and one more if sites outside of the class plate are
+    drawn too.
     """
     utilities = gaussian.utilities
     num_tried = min(NUM_TRIED * num_top, utilities.num_categories)
-    one_pass = gaussian.with_progress(1)
+
+    def score(moments: Moments, ids: Array) -> Array:
+        scale = jnp.sqrt(moments.variance)
+        scores = moments.mean + scale * jnp.clip(scale / 2, 1, 2)
+        return eligible.only(scores, ids[0], utilities.num_categories)
+
     if gaussian.is_drawn_outside:
-        high, tried = _highest(one_pass, num_tried, eligible)
-        log_probs = log_mean_probs(gaussian, tried, keys)
+        high, tried = _highest(gaussian.with_progress(1), num_tried, score)
+        log_probs = _log_mean_over_passes(gaussian, tried, keys)
     else:
-        high, tried, by_draw = _top_and_probs(one_pass, num_tried, keys, eligible)
-        log_probs = jax.nn.logsumexp(by_draw, axis=0) - jnp.log(len(keys))
+        sizes = utilities.batch_shape, num_tried, num_tried
+        high, tried, by_draw = _of_highest(gaussian, score, *sizes, keys)
+        log_probs = _log_mean(by_draw)
     best, place = lax.top_k(jnp.where(jnp.isfinite(high), log_probs, high), num_top)
     return jnp.take_along_axis(tried, place, axis=-1), best
 
 
-def _highest(
-    gaussian: GaussianUtilities, num_tried: int, eligible: EligibleClasses
-) -> tuple[Array, Array]:
+def _log_mean(by_draw: Array) -> Array:
+    return jax.nn.logsumexp(by_draw, axis=0) - jnp.log(len(by_draw))
+
+
+def _log_mean_over_passes(gaussian: GaussianUtilities, classes: Array, keys: Array) -> Array:
+    """Log mean probabilities of ``classes``, shape (..., n), over a pass for each of the keys."""
+    gaussian = gaussian.with_progress(len(keys))
+    noise_keys = jax.random.split(apart_from_sites(keys[0]), len(keys))
+
+    def of_draw(draw: tuple[Array, Array]) -> Array:
+        return _log_probs_by_draw(gaussian, classes, *draw, 1)[0]
+
+    return _log_mean(run_compiled(partial(lax.map, of_draw), (keys, noise_keys)))
+
+
+def _highest(gaussian: GaussianUtilities, num_top: int, score: Score) -> tuple[Array, Array]:
     """The highest scores and their classes."""
     utilities, slopes = gaussian.utilities, gaussian.slopes(None)
 
     def add(part: ChunkedUtilities, best: RunningTop, chunk: Array) -> RunningTop:
         moments, ids = gaussian.of_chunk(part, chunk, None, slopes)
-        scores = _scores(moments.mean, jnp.sqrt(moments.variance))
-        return best.include(eligible.only(scores, ids[0], utilities.num_categories), ids[0])
+        return best.include(score(moments, ids), ids[0])
 
     shape, size = utilities.batch_shape, utilities.chunk_size
-    start = RunningTop.start(shape, num_tried, size, utilities.dtype)
+    start = RunningTop.start(shape, num_top, size, utilities.dtype)
     found: tuple[Array, Array] = utilities.visit(add, start, RunningTop.merge).finish()
     return found
 
 
-def _top_and_probs(
-    gaussian: GaussianUtilities, num_tried: int, keys: Array, eligible: EligibleClasses
+def _of_highest(
+    gaussian: GaussianUtilities,
+    score: Score,
+    shape: tuple[int, ...],
+    num_top: int,
+    num_blocks: int,
+    keys: Array,
 ) -> tuple[Array, Array, Array]:
-    """The same, and their log probabilities for each draw."""
+    """The highest scores (..., n), their classes, and log probabilities of these for each draw.
+
+    Of all others, those in the highest blocks are drawn, and the rest adds its mean to their sums.
+    Its variance may move a probability by as much as it is next to the square of the sum over all
+    classes. Where that is more than 1 / 16 T in any row, with T draws, whose own error is larger,
+    all classes are drawn, in a second pass.
+    """
+    gaussian = gaussian.with_progress(1)
     utilities, slopes = gaussian.utilities, gaussian.slopes(None)
     num_draws, noise_key = len(keys), apart_from_sites(keys[0])
 
@@ -101,20 +134,27 @@ def _top_and_probs(
 
     def add(part: ChunkedUtilities, found: TopAndRest, chunk: Array) -> TopAndRest:
         moments, ids = gaussian.of_chunk(part, chunk, None, slopes)
-        scale = jnp.sqrt(moments.variance)
-        scores = eligible.only(_scores(moments.mean, scale), ids[0], utilities.num_categories)
-        return found.include(scores, moments.mean, scale, draw(ids), ids[0])
+        moments = Moments(*(jnp.broadcast_to(x, (*shape, x.shape[-1])) for x in moments))
+        return found.include(score(moments, ids), *moments, ids[0])
 
     sizes = utilities.num_visited, utilities.chunk_size
-    start = TopAndRest.start(utilities.batch_shape, num_tried, num_draws, *sizes, utilities.dtype)
+    start = TopAndRest.start(shape, num_blocks, *sizes, utilities.dtype)
     found: TopAndRest = utilities.visit(add, start, TopAndRest.merge)
-    finish = partial(TopAndRest.finish, num_top=num_tried, draw=draw)
-    high, tried, (mean, scale, log_sums) = run_compiled(finish, found)
-    return high, tried, _given_sums(log_sums, mean, scale, draw(tried))
+    finish = partial(TopAndRest.finish, num_top=num_top, draw=draw)
+    high, classes, mean, variance, log_sums = run_compiled(finish, found)
 
+    def given_sums() -> Array:
+        return _given_sums(log_sums, mean, jnp.sqrt(variance), draw(classes))
 
-def _scores(mean: Array, scale: Array) -> Array:
-    return mean + scale * jnp.clip(scale / 2, 1, 2)
+    def all_drawn() -> Array:
+        return _log_probs_by_draw(gaussian, classes, None, noise_key, num_draws)
+
+    own = jax.nn.logsumexp(mean + jnp.sqrt(variance) * draw(classes), axis=-1)
+    total = jnp.logaddexp(log_sums, own).min(axis=0)
+    matters = (found.rest.variance - 2 * total > jnp.log(NO_MATTER / num_draws)).any()
+    if is_concrete(matters):
+        return high, classes, all_drawn() if matters else given_sums()
+    return high, classes, lax.cond(matters, all_drawn, given_sums)
 
 
 def _log_probs_by_draw(

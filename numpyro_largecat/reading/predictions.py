@@ -86,7 +86,7 @@ def log_predictive(utilities: ChunkedUtilities, labels: Array, keys: Array) -> A
     """Log of the mean probabilities of observed classes over draws with these keys."""
     gaussian = None if utilities.has_no_rows else _gaussian(utilities)
     if gaussian is not None:
-        log_probs = log_mean_probs(gaussian, labels[..., None], keys)[..., 0]
+        log_probs = log_mean_probs(gaussian, labels, keys)
         is_class = (labels >= 0) & (labels < utilities.num_categories)
         return utilities.unless_masked(jnp.where(is_class, log_probs, jnp.nan))
     by_draw = log_likelihood(utilities, labels, keys)

@@ -12,7 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoMultivariateNormal, AutoNormal
-from scipy.special import log_softmax, logsumexp
+from scipy.special import expit, log_softmax, logsumexp, ndtri
 
 import numpyro_largecat as lc
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
@@ -117,6 +117,61 @@ def test_few_draws_of_many_classes_are_close():
     few = new.log_predictive(y, rng_key=KEY, num_draws=8)
     many = new.log_predictive(y, rng_key=jax.random.key(4), num_draws=2000)
     assert np.sqrt(((few - many) ** 2).mean()) < 0.06
+
+
+def many_classes(spread):
+    """A reading of 2,000 classes, and the means and standard deviations of their utilities."""
+    num_categories = 2000
+    rng = np.random.default_rng(1)
+    loc, scale = rng.normal(size=num_categories), spread * rng.gamma(4, 0.25, num_categories)
+    params = {"b_auto_loc": np.float32(loc), "b_auto_scale": np.float32(scale)}
+
+    def model(x, y=None):
+        with lc.class_plate("classes", num_categories, y, num_sampled=2) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", len(x)) as rows:
+            utilities = jnp.zeros((len(x), 1)) + b
+            lc.sample_choice("y", utilities, classes=classes, rows=rows, obs=y)
+
+    guide = normals_of(classes=(num_categories, {"b": ()}))
+    return functools.partial(fitted_on, model, guide=guide, chunk_size=300), params, loc, scale
+
+
+def log_mean_prob(loc, scale, k, num_draws=4_000):
+    """Of class k, by draws of all others and 199 quantiles of its own utility for each."""
+    psi = loc + scale * np.random.default_rng(2).normal(size=(num_draws, len(loc)))
+    others = logsumexp(np.delete(psi, k, axis=1), axis=1)[:, None]
+    own = loc[k] + scale[k] * ndtri((np.arange(199) + 0.5) / 199)
+    return np.log(expit(own - others).mean())
+
+
+@pytest.mark.some_cases(1)
+@pytest.mark.parametrize(("spread", "num_draws", "atol"), [(0.3, 4, 0.002), (2.0, 512, 0.3)])
+def test_the_rest_of_many_classes_is_at_its_mean_where_it_hardly_varies(spread, num_draws, atol):
+    """FALSE_ALARM = 1e-6: rms 0.0003, of four draws of all classes 0.005; and 0.05.
+
+    With 2 a few of all classes are most of each sum, whose mean would be off by tens of nats.
+    """
+    fitted, params, loc, scale = many_classes(spread)
+    y = np.argsort(-loc)[:N]
+    found = fitted(params).log_predictive(y, rng_key=KEY, num_draws=num_draws)
+    expected = [log_mean_prob(loc, scale, k) for k in y]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.some_cases(1)
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+def test_it_is_the_same_under_jit(spread):
+    fitted, params, *_ = many_classes(spread)
+    y, draws = np.arange(N), {"rng_key": KEY, "num_draws": 4}
+
+    def predict(params):
+        return fitted(params).log_predictive(y, **draws), fitted(params).top_classes(3, **draws)
+
+    for one, other in zip(
+        jax.tree.leaves(predict(params)), jax.tree.leaves(jax.jit(predict)(params)), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 @pytest.mark.slow
