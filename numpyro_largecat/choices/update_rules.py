@@ -92,9 +92,6 @@ class UpdateRule(Protocol):
     ``Followed``, which moves the parameter once more for this step alone. It gives ``statistic=``,
     a function of the parameter and of the distance of what it follows, 0 if it follows nothing.
 
-    A later ``run`` uses the compiled loops of an earlier one if its rules are equal: a frozen
-    dataclass compares by its fields, any other object by identity.
-
     Example:
         >>> import numpyro_largecat as lc
         >>> class TakeTheNewest:

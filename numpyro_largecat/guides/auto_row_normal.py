@@ -47,9 +47,10 @@ def init_to_finite_mean(site: Any = None) -> Any:
 class AutoRowNormal(AutoGuide):
     r"""Guide in which the values of one row are jointly normal, with a covariance of their own.
 
-    All latent values of row k of a class plate or entity plate, those of all features of all its
-    sites, have one normal; all latent values that are in no such plate, the dense sites, such as
-    scales and regression coefficients, have another. Rows are independent of each other and, but
+    All latent values of row k of a plate of rows, those of all features of all its sites, have one
+    normal: of class plates, entity plates, data plates, and plates of NumPyro's own of which a step
+    holds some rows. All other latent values, the dense sites, such as scales and regression
+    coefficients, have another. Rows are independent of each other and, but
     for ``follow``, of the dense sites. A value that is constrained is one of a free value, which is
     normal, by NumPyro's ``biject_to`` of its support. With the free values x of a row in the order
     of the model,

@@ -100,8 +100,7 @@ class share_rows(Messenger):
             shape = jnp.shape(msg["value"])
             if plate.full or len(shape) < -axis or shape[axis] == 1:
                 continue
-            if plate.size > 1:
-                msg["value"] = jnp.take(msg["value"], plate.indices, axis=axis, mode="clip")
+            msg["value"] = jnp.take(msg["value"], plate.indices, axis=axis, mode="clip")
         tell_rows_are_taken(msg)
 
     def _refuse_other_plates(self, msg: dict[str, Any]) -> None:

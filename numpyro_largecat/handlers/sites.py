@@ -99,6 +99,12 @@ def plates_of(site: Site) -> set[str]:
     return {frame.name for frame in site["cond_indep_stack"]}
 
 
+def axes_after_plates(site: Site) -> int:
+    """Number of axes of a deterministic value after those of its plates; below 0 if one lacks."""
+    num_batch = max((-frame.dim for frame in site["cond_indep_stack"]), default=0)
+    return jnp.ndim(site["value"]) - num_batch
+
+
 def scale_of(site: Site) -> Any:
     """What the log density of a site is multiplied by."""
     return 1.0 if site["scale"] is None else site["scale"]

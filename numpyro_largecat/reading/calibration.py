@@ -13,7 +13,7 @@ from jax import Array
 from numpy.typing import NDArray
 from numpyro.handlers import seed, trace
 
-from numpyro_largecat._checks import check_count, check_random_key, describe
+from numpyro_largecat._checks import check_count, check_interval, check_random_key, describe
 from numpyro_largecat._progress_bar import progress_bar as open_bar
 from numpyro_largecat._result_so_far import attach_result
 from numpyro_largecat.handlers.sites import (
@@ -59,8 +59,7 @@ class Calibration(NamedTuple):
         Args:
             level: Probability of the interval, in (0, 1).
         """
-        if not 0 < level < 1:
-            raise ValueError(f"`level` must be in (0, 1); got {level}.")
+        check_interval("level", level, "(0, 1)")
         return {
             name: _mean_and_error(np.abs(uniform - 0.5) < level / 2)
             for name, uniform in self._uniform().items()

@@ -20,7 +20,7 @@ from numpyro.primitives import Messenger
 from numpyro_largecat.handlers.chosen_rows import hold_rows
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.distinct_rows import PRIME, scattered
-from numpyro_largecat.handlers.sites import is_latent
+from numpyro_largecat.handlers.sites import axes_after_plates, is_latent
 from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.ops.differing_columns import differing_columns
 from numpyro_largecat.reading.bound_fit import BoundFit
@@ -47,14 +47,13 @@ class _record(Messenger):
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Keep the value, with its plates."""
-        name, frames = msg["name"], msg.get("cond_indep_stack", [])
+        name = msg["name"]
         if msg["type"] != "deterministic" or (self.names is not None and name not in self.names):
             return
         if isinstance(msg["value"], (Array, np.ndarray)):
-            num_batch = max((-frame.dim for frame in frames), default=0)
-            event_dim = jnp.ndim(msg["value"]) - num_batch
+            event_dim, frames = axes_after_plates(msg), list(msg["cond_indep_stack"])
             if event_dim >= 0:
-                self.found[name] = LatentSite(list(frames), event_dim, msg["value"])
+                self.found[name] = LatentSite(frames, event_dim, msg["value"])
         if self.names is not None and self.names <= self.found.keys():
             raise _AllSeen
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import why_not_taken
+from numpyro_largecat._checks import check_in_range, why_not_taken
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.bound_gap import bound_gap
 from numpyro_largecat.reading.choice_site import find_choice
@@ -84,6 +84,7 @@ def diagnose(
     if labels is None:
         labels = np.asarray(everything.labels)[np.asarray(everything.rows.weights) > 0]
     labels = np.ravel(labels)
+    check_in_range("`labels`", labels, choice.num_categories, "classes")
     findings += unfollowed_values(batch, choice.site, training.state)
     findings += _classes_seen(labels, choice.num_categories)
     share_seen = len(np.unique(labels)) / choice.num_categories

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -31,14 +32,21 @@ def gradient_signals(
     findings = []
     for name, (of_sum, mean_square) in _squares(fit, plan, state, keys).items():
         signal = (of_sum - num * mean_square) / (num * (num - 1))  # mean of g_i @ g_j, i != j
-        noise = mean_square - signal
-        is_noisy = noise > 1e-5 * mean_square  # more than rounding
-        ratio = signal / noise if is_noisy else float("inf")
+        ratio = signal_to_noise(signal, mean_square)
         is_lost = name in drifting and ratio < LEAST_SIGNAL
         advice = "raise batch size, num_sampled or num_particles" if is_lost else ""
+        advice = "it is not finite in some step: lower the rate" if math.isnan(ratio) else advice
         name = f"gradient signal to noise, {name}"
         findings.append(Finding(name, ratio, advice=advice, group="gradient signal to noise"))
-    return sorted(findings, key=lambda finding: finding.value)
+    return sorted(findings, key=lambda finding: (not math.isnan(finding.value), finding.value))
+
+
+def signal_to_noise(signal: float, mean_square: float) -> float:
+    """Signal by noise: NaN if not known, 0 where there is no gradient, infinite without noise."""
+    noise = mean_square - signal
+    if math.isnan(noise) or mean_square == 0:
+        return 0.0 if mean_square == 0 else math.nan
+    return signal / noise if noise > 1e-5 * mean_square else math.inf  # less is rounding
 
 
 def _squares(fit: BoundFit, plan: Plan, state: Any, keys: Array) -> dict[str, tuple[float, float]]:

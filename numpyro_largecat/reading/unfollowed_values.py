@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,8 @@ def unfollowed_values(fit: BoundFit, choice: str, state: Any) -> list[Finding]:
     """A finding for each site that moves the utilities of a choice around the values to follow.
 
     It has the share of u that is taken from the draw of each step, on average over observations
-    that have been visited; 0 if that is not known. There is none of rows of class plates, of which
+    that have been visited; NaN if the state of a ``NaturalGradient`` that says so is not known, and
+    0 with any other rule. There is none of rows of class plates, of which
     u follows the label's, nor of points, which have no width.
 
     Args:
@@ -96,8 +98,10 @@ def _is_point(site: Site | None) -> bool:
 
 def _share_of_draws(fit: BoundFit, name: str, state: Any) -> float:
     rule = static_result(lambda: param_options(fit.sites(fit.model)[name]).update_rule)
-    if state is None or not isinstance(rule, NaturalGradient):
+    if not isinstance(rule, NaturalGradient):
         return 0.0
+    if state is None:
+        return math.nan
     return float(_mean_step_size(rule, state.local_state[name].rule_state))
 
 

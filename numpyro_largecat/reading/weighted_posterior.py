@@ -100,8 +100,8 @@ def weighted_posterior(
         ``values`` of the latent sites, shape (num_samples, ...), and of the deterministic sites in
         no plate but those of latent ones. Rows of entity plates are in the order of the ids, others
         in that of the plate's rows. They are NaN (integers and booleans -1) where an id is that of
-        nobody, or where no draw has a density. So are deterministic sites that move with other
-        rows, unless the arguments have all rows, by no ids.
+        nobody, or where no draw has a density. So are all of a deterministic site if rows that it
+        is not in move it in any sample, unless the arguments have all rows, by no ids.
 
         ``effective_draws`` of each row, between 1 and M: where they are a few, raise ``num_draws``.
         That they are many does not show that the guide is wide enough: one that is too narrow, as
@@ -151,7 +151,7 @@ def weighted_posterior(
     check_arguments(svi.model, args, kwargs)
     args, kwargs = with_jax_arrays((args, kwargs))
 
-    def draw(rng_key: Array) -> tuple[WeightedDraws, Bad]:
+    def draw(rng_key: Array) -> tuple[WeightedDraws, dict[str, Array], Bad]:
         gather_key, run_key, chosen_key, check_key = random.split(rng_key, 4)
         step = gather_step(plan, state._replace(rng_key=gather_key), args, kwargs)
         values, model, guide = step.loss.at_rows(step.params)
@@ -159,9 +159,15 @@ def weighted_posterior(
         def run(rng_key: Array) -> WeightedRun:
             return WeightedRun(loss.plate, rng_key, values, model, guide, args, step.loss.kwargs)
 
-        drawn = run(run_key).resampled(chosen_key, num_draws)
-        return WeightedDraws(*drawn), run(check_key).bad()
+        drawn, effective, moved = run(run_key).resampled(chosen_key, num_draws)
+        return WeightedDraws(drawn, effective), moved, run(check_key).bad()
 
-    draws, bad = compiled(lambda keys: lax.map(draw, keys))(random.split(rng_key, num_samples))
+    keys = random.split(rng_key, num_samples)
+    draws, moved, bad = compiled(lambda keys: lax.map(draw, keys))(keys)
     bad.refuse(loss.plate)
+    values = {
+        name: jnp.where(moved[name].any(), unknown_as(value), value) if name in moved else value
+        for name, value in draws.values.items()
+    }
+    draws = draws._replace(values=values)
     return jax.tree.map(lambda x: jnp.where(bad.any, unknown_as(x), x), draws)

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+
+from numpyro_largecat._checks import check_interval
 
 
 class StepsOfElements(NamedTuple):
@@ -51,8 +52,7 @@ def adaptive_steps(step_size: float = 0.02) -> optax.GradientTransformation:
         Kucukelbir, Tran, Ranganath, Gelman and Blei, Automatic Differentiation Variational
         Inference, JMLR 2017, Eq. 10 and 11; Ruiz et al., Augment and Reduce, ICML 2018, section 4.
     """
-    if not 0 < step_size < math.inf:
-        raise ValueError(f"`step_size` must be above 0 and finite; got {step_size}.")
+    check_interval("step_size", step_size, "(0, inf)")
 
     by_gradients = optax.scale_by_rms(decay=0.9, eps=1.0, eps_in_sqrt=False)
     return optax.chain(by_gradients, _scale_by_steps(step_size))

@@ -85,11 +85,7 @@ class ArrayBatches:
         self.arrays = tuple(jnp.asarray(a) for a in arrays)
         self.orders = orders_of(seed)
         self.size = shapes[0][0]
-        self.batch_size = check_count("batch_size", batch_size, 1)
-        if self.batch_size > self.size:
-            raise ValueError(
-                f"`batch_size` must be at most the number of rows, {self.size}; got {batch_size}."
-            )
+        self.batch_size = check_count("batch_size", batch_size, 1, self.size, "number of rows")
 
     def __len__(self) -> int:
         """Number of batches in a pass, of which the last may hold rows of the one before."""

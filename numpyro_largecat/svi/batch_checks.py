@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
-from numpyro.ops.provenance import eval_provenance
 
 from numpyro_largecat._checks import (
     BadDataError,
@@ -23,6 +22,7 @@ from numpyro_largecat._checks import (
 )
 from numpyro_largecat._conversions import as_ids
 from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.handlers.internals import eval_provenance
 from numpyro_largecat.handlers.run_model import sites_of
 from numpyro_largecat.handlers.sites import Sites, log_factor
 from numpyro_largecat.handlers.touched_rows import TouchedRows
@@ -132,9 +132,9 @@ def check_scale(
     """Refuse likelihoods that are not scaled from one batch to all rows.
 
     ``sizes`` are the numbers of all rows and of those of a batch, whose arrays are all by row.
-    Where they are None, a plate of data tells them that has some of its rows, as many as an array
-    of the batch; without one nothing is said. What has no axis of so many rows, and is no factor of
-    such an array, is then other data that comes with each batch.
+    If None, they are taken from a data plate that holds as many rows as some array of the batch;
+    without one nothing is checked. What has no axis of so many rows, and is no factor of such an
+    array, is then other data that comes with each batch.
 
     Cost: two runs of the model on the batch, of which nothing but scales is computed.
     """

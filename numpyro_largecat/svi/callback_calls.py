@@ -19,6 +19,7 @@ class CallbackCalls:
 
     Args:
         callbacks: All of them, in the order of the calls.
+        held_out: What scores the fit on other rows, before they are called; None if nothing does.
         num_steps: Steps of the fit.
     """
 

@@ -79,9 +79,9 @@ def first_run(
 
 
 def _values_outside_of_plates(made: _Made) -> dict[str, Any]:
-    """Parameters that are no rows, near their start: those of a network are drawn, but once.
+    """Parameters outside of plates, moved slightly from their start values.
 
-    Beside it, as what starts at 0 would hide what it is multiplied with.
+    One that is 0 would hide what it multiplies.
     """
     stored = made.plan.optim.get_params(made.state.optim_state)
     params = {name: made.plan.stored[name] for name in made.suspect.params if name in stored}

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform, biject_to
-from numpyro.infer.util import helpful_support_errors
 
 from numpyro_largecat._checks import check_kind
 from numpyro_largecat.choices.update_rules import UpdateRule
+from numpyro_largecat.handlers.internals import helpful_support_errors
 from numpyro_largecat.handlers.sites import of_type, param_options
 from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 from numpyro_largecat.ops.table_rows import merge_values

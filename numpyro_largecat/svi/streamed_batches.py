@@ -90,7 +90,7 @@ class StreamedBatches:
         first = self._read(np.zeros(1, np.int64))
         for i, row in enumerate(first):
             if not is_real(row.dtype):
-                raise TypeError(f"source {i} must hold real numbers; got dtype {row.dtype}.")
+                raise TypeError(f"array {i} of a batch must hold real numbers; got {row.dtype}.")
         self._dtypes = [row.dtype for row in first]
         row_bytes = sum(row.nbytes for row in first)
         in_stack = STACK_BYTES // max(1, self.batch_size * row_bytes)
@@ -169,8 +169,8 @@ class StreamedBatches:
         for i, (array, dtype) in enumerate(zip(found, self._dtypes, strict=True)):
             if array.dtype != dtype:
                 raise TypeError(
-                    f"source {i} must give rows of one dtype; row 0 has {dtype}, and some of rows "
-                    f"{rows.min()} to {rows.max()} {array.dtype}."
+                    f"array {i} of a batch must have rows of one dtype; row 0 has {dtype}, and "
+                    f"some of rows {rows.min()} to {rows.max()} {array.dtype}."
                 )
         return found
 

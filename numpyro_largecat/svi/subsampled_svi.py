@@ -77,8 +77,8 @@ class SubsampledSVI(SVI):
     optimiser's state and of what is kept per row, from the first moment on, and computes with its
     part of a minibatch from ``ArrayBatches`` or ``StreamedBatches``. Devices send each other the
     rows that a step touches, and nothing that grows with a plate of which it holds some. The fit is
-    that of one device up to rounding. Where a plate has no multiple of the devices, tables in the
-    state and in ``params`` have rows past its last, which mean nothing.
+    that of one device up to rounding. Where the rows of a plate are not a multiple of the number of
+    devices, tables in the state and in ``params`` have rows past its last, which mean nothing.
 
     **Autoguides** belong to the SVI object. Each ``init`` sets them up anew, from its own key and
     arguments, and frees their start values of tables of which a step holds some rows, as

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +19,7 @@ from numpyro_largecat.handlers.plate_facts import (
 from numpyro_largecat.handlers.sites import (
     Site,
     Sites,
+    axes_after_plates,
     is_latent,
     log_prob_of,
     mutable_values,
@@ -72,11 +73,6 @@ class WeightedRows:
                 f"plate '{self.plate}' draws other rows each time. Make it an `lc.data_plate` that "
                 "is given `rows`, or hold all of its rows."
             )
-
-    def terms(self, sites: Sites) -> Terms:
-        """What each site of a trace adds to the log density."""
-        samples = of_type("sample", sites).items()
-        return {name: scale_of(site) * log_prob_of(site) for name, site in samples}
 
     def of_rows(self, sites: Sites, terms: Terms) -> Array:
         """Sum of what belongs to each row, without ``scale``, shape (R,)."""
@@ -141,18 +137,21 @@ class WeightedRows:
             name: site
             for name, site in of_type("deterministic", sites).items()
             if plates_of(site) <= set().union(*latent)
+            and axes_after_plates(site) >= 0
             and all(
-                -_axis(site, frame.name) <= jnp.ndim(site["value"])
-                and jnp.shape(site["value"])[_axis(site, frame.name)] == frame.size
+                jnp.shape(site["value"])[_axis(site, frame.name)] == frame.size
                 for frame in site["cond_indep_stack"]
             )
         }
 
+    @property
+    def are_all_in_order(self) -> bool:
+        """Whether all rows of the plate are held, in their own order."""
+        return not self.is_part and self.plate not in self.read
+
     def other_rows_move(self, site: Site, first: Array, other: Array, is_same: Array) -> Array:
         """Whether a value differs, other than in rows that are not ``is_same``, (R,)."""
-        if not self.is_part and self.plate not in self.read:
-            return jnp.array(False)  # it is of all rows, in their order
-        differs = _differ(first, other)
+        differs = _differ(jnp.asarray(first), jnp.asarray(other))
         if self.plate in plates_of(site):
             differs = self.choose(is_same, site, differs, jnp.zeros_like(differs))
         return differs.any()
@@ -160,8 +159,8 @@ class WeightedRows:
     def are_scaled(self, sites: Sites) -> Array:
         """Whether something of a row counts other than ``scale`` times, or 0, as that of padding.
 
-        Or a row is there with some of what is observed of it: of rows that stand for others each
-        must be in one row of the data, since their number is not known else.
+        Or a row has only some of its observations: rows that stand for others must each come from
+        one row of the data, since nothing else says how many there are.
         """
         is_scaled = []
         for site in of_type("sample", sites).values():
@@ -184,6 +183,12 @@ class WeightedRows:
             return dims[self.plate], False
         reading = self.readers & dims.keys()
         return (dims[min(reading)], True) if reading else (None, False)
+
+
+def terms_of(sites: Sites) -> Terms:
+    """What each site of a trace adds to the log density."""
+    samples = of_type("sample", sites).items()
+    return {name: scale_of(site) * log_prob_of(site) for name, site in samples}
 
 
 def weighted_rows(plate: str, model_sites: Sites, guide_sites: Sites) -> WeightedRows:
@@ -339,7 +344,13 @@ def _axis(site: Site, plate: str) -> int:
     dims = _dims(site)
     if site["type"] == "sample":
         return dims[plate] - int(site["fn"].event_dim)
-    return dims[plate] - (jnp.ndim(site["value"]) + min(dims.values()))
+    return dims[plate] - axes_after_plates(site)
+
+
+def as_number(values: Any) -> Array:
+    """Values of a type that has one for what is not known: booleans as integers."""
+    array = jnp.asarray(values)
+    return array.astype(int) if array.dtype == bool else array
 
 
 def unknown_as(values: Array) -> Array:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +17,9 @@ from numpyro_largecat.handlers.internals import check_model_trace
 from numpyro_largecat.handlers.new_draws_of_rows import new_draws_of_rows
 from numpyro_largecat.handlers.run_model import Around, as_drawn, at_values_of, sites_of
 from numpyro_largecat.handlers.sites import Sites, is_latent
-from numpyro_largecat.svi.weighted_rows import Terms, unknown_as, weighted_rows
+from numpyro_largecat.svi.weighted_rows import Terms, as_number, terms_of, weighted_rows
+
+Drawn = dict[str, Array]  # by site
 
 
 class Bad(NamedTuple):
@@ -88,12 +89,12 @@ class WeightedRun:
         bounds = logsumexp(weights, axis=0) - jnp.log(num_draws)
         return dense[0] + self.rows.scale * bounds.sum()
 
-    def resampled(self, rng_key: Array, num_draws: int) -> tuple[dict[str, Array], Array]:
+    def resampled(self, rng_key: Array, num_draws: int) -> tuple[Drawn, Array, dict[str, Array]]:
         """This draw of the dense sites, and of each row one of several, by its weight.
 
         Returns:
-            Values of the latent and deterministic sites by name; and how many of the draws count,
-            of each row.
+            Values of the latent and deterministic sites by name; how many of the draws count, of
+            each row; and of each deterministic site whether rows that are not its own move it.
 
         Raises:
             ValueError: If the plate draws its rows.
@@ -106,32 +107,33 @@ class WeightedRun:
             name: self.rows.each_from(draw_of_row, self.of_guide[name], of_site)
             for name, of_site in draws.items()
         }
-        chosen = self._model_sites(inside)
-        latent = {n: s for n, s in chosen.items() if is_latent(s) and n in self.of_guide}
-        read = partial(self.rows.as_read, are_known)
-        values = {name: read(site, site["value"]) for name, site in latent.items()}
-        computed = self._computed(chosen, inside)
-        values |= {name: read(chosen[name], value) for name, value in computed.items()}
+        sites = self._model_sites(inside)
+        latent = {n: s for n, s in sites.items() if is_latent(s) and n in self.of_guide}
+        computed = self.rows.deterministic(sites)
+        moved = self._moved_by_other_rows(computed, inside)
+        if self.rows.are_all_in_order:
+            moved = {name: moves & ~are_known.all() for name, moves in moved.items()}
+        values = {
+            name: self.rows.as_read(are_known, site, as_number(site["value"]))
+            for name, site in (latent | computed).items()
+        }
         effective = 1 / (jax.nn.softmax(weights, axis=0) ** 2).sum(axis=0)
-        rows_read = self.rows.read.get(self.plate)
-        return values, effective if rows_read is None else rows_read.in_order(effective, 0)
+        read = self.rows.read.get(self.plate)
+        return values, effective if read is None else read.in_order(effective, 0), moved
 
-    def _computed(self, chosen: Sites, inside: dict[str, Array]) -> dict[str, Array]:
-        """Values of deterministic sites, unknown where they are not of their row alone."""
+    def _moved_by_other_rows(self, computed: Sites, inside: Drawn) -> dict[str, Array]:
+        """Whether deterministic sites change with rows that they are not in, here half of all."""
         is_same = self._half_of_rows()
         drawn, _ = self.rows.latent_values(self.of_guide)
         mixed = {
             name: self.rows.choose(is_same, self.of_guide[name], inside[name], drawn[name])
             for name in drawn
         }
-        again = self._model_sites(mixed)
-        found = {}
-        for name, site in self.rows.deterministic(chosen).items():
-            value = jnp.asarray(site["value"])
-            value = value.astype(int) if value.dtype == bool else value
-            moves = self.rows.other_rows_move(site, value, again[name]["value"], is_same)
-            found[name] = jnp.where(moves, unknown_as(value), value)
-        return found
+        again = self._model_sites(mixed) if computed else {}
+        return {
+            name: self.rows.other_rows_move(site, site["value"], again[name]["value"], is_same)
+            for name, site in computed.items()
+        }
 
     def _half_of_rows(self) -> Array:
         num_rows = self.rows.num_rows
@@ -168,7 +170,7 @@ class WeightedRun:
         drawn = self._guide_sites(row_key)
         inside, _ = self.rows.latent_values(drawn)
         sites = self._model_sites(inside)
-        of_model, of_guide = (self.rows.terms(s) for s in (sites, drawn))
+        of_model, of_guide = (terms_of(s) for s in (sites, drawn))
         weights = self.rows.of_rows(sites, of_model) - self.rows.of_rows(drawn, of_guide)
         dense = self.rows.elsewhere(sites, of_model) - self.rows.elsewhere(drawn, of_guide)
         return weights, dense, inside
@@ -176,7 +178,7 @@ class WeightedRun:
     def _terms(self, values: dict[str, Array]) -> tuple[Terms, Terms]:
         """Log densities of guide and model at these rows."""
         guide_sites = self._guide_sites(self.row_key, self._at_rows(values))
-        return self.rows.terms(guide_sites), self.rows.terms(self._model_sites(values))
+        return terms_of(guide_sites), terms_of(self._model_sites(values))
 
     def _guide_sites(self, row_key: Array, around: Around = as_drawn) -> Sites:
         """Sites of the guide, the rows drawn by a key of their own."""

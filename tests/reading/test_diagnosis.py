@@ -15,6 +15,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
 from numpyro_largecat.reading.findings import Finding
+from numpyro_largecat.reading.gradient_signal import signal_to_noise
 from numpyro_largecat.reading.parts_check import PartsCheck
 from tests import reference
 from tests.models import (
@@ -63,6 +64,22 @@ def test_a_short_fit_is_told_to_run_longer(short):
     assert "run longer" in printed.splitlines()[0]
 
 
+@pytest.mark.parametrize(
+    ("signal", "mean_square", "ratio"),
+    [(3.0, 4.0, 3.0), (4.0, 4.0, np.inf), (0.0, 0.0, 0.0), (np.nan, np.nan, np.nan)],
+    ids=["noise", "no noise", "no gradient", "not finite"],
+)
+def test_a_ratio_of_signal_to_noise(signal, mean_square, ratio):
+    np.testing.assert_equal(signal_to_noise(signal, mean_square), ratio)
+
+
+def test_labels_that_are_no_classes_are_refused(svi):
+    state = svi.init(jax.random.key(0), X, Y, ROWS)
+    fitted = lc.Fitted(svi.model, svi.guide, svi.get_params(state))
+    with pytest.raises(ValueError, match=r"`labels` must .*integers in \[0, "):
+        diagnose(fitted, num_repeats=2, labels=np.array([3, -1]))
+
+
 def test_findings_of_many_parameters_print_as_one_line():
     """With those that are advised about first, and errors that are rounding as 0."""
     found = [
@@ -74,7 +91,7 @@ def test_findings_of_many_parameters_print_as_one_line():
         Finding("gap", 0.5, 8e-20),
     ]
     assert [" ".join(line.split()) for line in str(lc.Diagnosis(found)).splitlines()] == [
-        "R-hat, of 4 parameters 1.6 3 of them, as b and c: run longer",
+        "R-hat, worst of 4 1.6 3 of them, as b and c: run longer",
         "noise of e 2",
         "gap 0.5 ± 0",
     ]

@@ -42,6 +42,9 @@ def test_a_huge_first_loss_does_not_reach_the_means_of_later_steps():
         (lambda: lc.plots.reliability(np.ones(3), np.ones(3), 0), "`num_bins` must be at least 1"),
         (lambda: lc.plots.accuracy_by_frequency([0], [0], [1], 0), "`num_bins` must be at least 1"),
         (lambda: lc.plots.confusion([0], [0], num_classes=1), "`num_classes` must be at least 2"),
+        (lambda: lc.plots.accuracy_by_frequency([0, 1], [0, -1], [3, 1]), "`obs` .*classes of"),
+        (lambda: lc.plots.confusion([0, 1], [0, 2], ["a", "b"]), r"`obs` .*integers in \[0, 2\)"),
+        (lambda: lc.plots.confusion([0, -2], [0, 1]), "`predicted` .*or -1 for none"),
     ],
 )
 def test_numbers_out_of_range_are_refused(draw, message):
@@ -100,6 +103,12 @@ def test_confusion_shows_the_classes_in_most_errors():
     np.testing.assert_allclose(ax.get_images()[0].get_array(), 100 / 3 * np.array([[1, 2], [2, 1]]))
     everything = lc.plots.confusion(obs, obs)  # all are right
     np.testing.assert_allclose(everything.get_images()[0].get_array(), 100 * np.eye(4))
+
+
+def test_observations_of_which_no_class_is_predicted_are_none():
+    """Their id, -1, is no place in the names."""
+    ax = lc.plots.confusion([-1, -1, 0], [1, 1, 0], ["a", "b", "c"])
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["none", "a", "b"]
 
 
 def test_axes_may_be_given():

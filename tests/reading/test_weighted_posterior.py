@@ -415,6 +415,8 @@ def with_computed_sites(ids, x, rows=None):
         numpyro.deterministic("powers", jnp.stack([z, z**2], -1))
         numpyro.deterministic("is_high", z > 0)
         numpyro.deterministic("from_mean", z - z.mean())
+        numpyro.deterministic("from_first", z - z[0])
+        numpyro.deterministic("variance", jnp.array(SD**2))  # has no axis for the people
     numpyro.deterministic("mean", z.mean())
     with lc.data_plate("data", len(IDS), rows):
         mean = numpyro.deterministic("mean_of_x", read.rows_of(z, ids))
@@ -438,12 +440,13 @@ def test_deterministic_sites_are_those_of_the_rows_that_are_chosen():
 
 
 def test_deterministic_sites_that_move_with_other_rows_are_not_known():
+    """In half of the samples the first row, that others depend on, is one that is not moved."""
     values = computed_draws()
-    assert np.isnan(values["from_mean"]).all() and np.isnan(values["mean"]).all()
+    assert all(np.isnan(values[name]).all() for name in ("from_mean", "from_first", "mean"))
 
 
-def test_deterministic_sites_of_observations_are_left_out():
-    assert "mean_of_x" not in computed_draws()
+def test_deterministic_sites_of_observations_or_without_an_axis_of_rows_are_left_out():
+    assert not {"mean_of_x", "variance"} & computed_draws().keys()
 
 
 def test_deterministic_sites_of_nobody_are_not_known():
@@ -462,6 +465,22 @@ def test_a_mean_of_all_rows_is_known():
     svi, state = fitted(model, AutoNormal(model), X)
     values = lc.weighted_posterior(random.key(3), svi, state, X, num_samples=50).values
     np.testing.assert_allclose(values["mean"], values["z"].mean(-1), rtol=1e-5)
+
+
+def test_a_mean_of_all_rows_is_not_known_where_a_row_is_not():
+    """No draw of the guide has the density of the last observation."""
+
+    def model(x, rows=None):
+        with lc.data_plate("people", len(X), rows):
+            z = numpyro.sample("z", dist.Normal(0, SD))
+            numpyro.sample("x", dist.Uniform(z - 9, z + 9), obs=x)
+        numpyro.deterministic("mean", z.mean())
+        numpyro.deterministic("twice", 2 * z[0])
+
+    x = np.append(X[:-1], 100)
+    svi, state = fitted(model, AutoNormal(model), X)
+    values = lc.weighted_posterior(random.key(3), svi, state, x, num_samples=5).values
+    assert np.isnan(values["z"][:, -1]).all() and np.isnan(values["mean"]).all()
 
 
 def test_values_that_are_not_centred_are_there_with_what_they_make():

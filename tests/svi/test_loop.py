@@ -317,7 +317,9 @@ def test_arguments_of_run_are_checked(shared):
         lc.SubsampledSVI(print, print, optax.sgd(0.1), Trace_ELBO(multi_sample_guide=True))
     with pytest.raises(ValueError, match=r"same number of rows.*\(3,\), \(4,\)"):
         lc.ArrayBatches(np.zeros(3), np.zeros(4), batch_size=1)
-    with pytest.raises(ValueError, match="`batch_size` must be at most the number of rows, 3"):
+    with pytest.raises(
+        ValueError, match="`batch_size` must be at most 3, the number of rows; got 4"
+    ):
         lc.ArrayBatches(np.zeros(3), batch_size=4)
 
 

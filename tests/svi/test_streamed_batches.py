@@ -188,7 +188,9 @@ def test_rows_of_another_type_are_refused(svi):
         def __getitem__(self, i):
             return self.array[i] if i < 30 else self.array[i].astype(np.float64)
 
-    with pytest.raises(TypeError, match="source 0 must give rows of one dtype; row 0 has float32"):
+    with pytest.raises(
+        TypeError, match="array 0 of a batch must have rows of one dtype; row 0 has float32"
+    ):
         svi.run(KEY, 10, batches=lc.StreamedBatches(Mixed(X), Y, batch_size=8), **QUIET)
 
 
@@ -207,8 +209,12 @@ def test_large_batches_are_read_one_by_one():
         ((X, iter([1, 2])), TypeError, "source 1 must have a length and rows by number"),
         (({"x": X},), TypeError, "source 0 must have a length"),
         ((scipy.sparse.csr_array(X),), TypeError, "CsrRows"),
-        ((["a", "b"] * 4,), TypeError, "source 0 must hold real numbers; got dtype <U1"),
-        ((np.arange(8) * 1j,), TypeError, "source 0 must hold real numbers; got dtype complex128"),
+        ((["a", "b"] * 4,), TypeError, "array 0 of a batch must hold real numbers; got <U1"),
+        (
+            (np.arange(8) * 1j,),
+            TypeError,
+            "array 0 of a batch must hold real numbers; got complex128",
+        ),
         ((X[:8], [{"y": 1, "x": 2}] * 8), TypeError, r"source 1 .*dicts of \['x', 'y'\]. Map them"),
         ((np.zeros((0, 2)),), ValueError, "source 0 must have a row"),
     ],

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count, check_shape
+from numpyro_largecat._checks import (
+    check_count,
+    check_ids_or_none,
+    check_in_range,
+    check_integers,
+    check_shape,
+)
 from numpyro_largecat.reading.metrics import calibration_bins
 from numpyro_largecat.reading.plots.axes import new_axes
 
@@ -94,8 +100,9 @@ def accuracy_by_frequency(
     """
     check_count("num_bins", num_bins, 1)
     guessed, true = _check_same_shape(predicted, obs)
-    is_right = guessed == true
-    frequency = np.asarray(counts)[true]
+    is_right, counts = guessed == true, np.asarray(counts)
+    check_in_range("`obs`", true, len(counts), "classes of `counts`")
+    frequency = counts[true]
     edges = np.unique(np.quantile(frequency, np.linspace(0, 1, num_bins + 1)[1:-1]))
     bins = np.searchsorted(edges, frequency, side="right")
     groups = [np.flatnonzero(bins == b) for b in np.unique(bins)]
@@ -129,8 +136,8 @@ def confusion(
     what is predicted as a class that is not shown is missing from the row.
 
     Args:
-        predicted: Predicted classes, integers in [0, K), any shape.
-        obs: Observed classes, the same shape.
+        predicted: Predicted classes, integers in [0, K), or -1 for none; any shape.
+        obs: Observed classes, integers in [0, K), the same shape.
         labels: Names of all K classes; their ids by default.
         num_classes: Number of classes to show, at least 2.
         ax: Axes to draw on; new ones by default.
@@ -152,6 +159,9 @@ def confusion(
     """
     check_count("num_classes", num_classes, 2)
     guessed, true = _check_same_shape(predicted, obs)
+    size = np.iinfo(np.int32).max if labels is None else len(labels)
+    check_in_range("`obs`", true, size, "classes")
+    check_ids_or_none("`predicted`", guessed, size, "classes")
     classes, places = np.unique(np.append(true, guessed), return_inverse=True)
     errors = np.bincount(places, np.tile(guessed != true, 2))
     shown = np.sort(classes[np.argsort(-errors, kind="stable")[:num_classes]])
@@ -164,7 +174,7 @@ def confusion(
         if table[i, j]:
             color = "white" if value > 0.6 * percent.max() else "black"
             ax.text(j, i, f"{value:.0f}", ha="center", va="center", color=color, fontsize=8)
-    names = [str(k) if labels is None else labels[k] for k in shown]
+    names = ["none" if k < 0 else str(k) if labels is None else labels[k] for k in shown]
     ax.set_xticks(np.arange(shown.size), names, rotation=45, ha="right", rotation_mode="anchor")
     ax.set_yticks(np.arange(shown.size), names)
     ax.set(xlabel="predicted (percent of the row)", ylabel="observed")
@@ -182,4 +192,6 @@ def _error_bars(shares: Any, counts: Any) -> Any:
 
 def _check_same_shape(predicted: ArrayLike, obs: ArrayLike) -> tuple[Any, Any]:
     check_shape("`predicted`", predicted, np.shape(obs), "as `obs`")
+    check_integers("predicted", predicted)
+    check_integers("obs", obs)
     return np.ravel(predicted), np.ravel(obs)
