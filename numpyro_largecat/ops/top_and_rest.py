@@ -29,6 +29,7 @@ from numpyro_largecat.ops.running_top import Kept, RunningTop, block_size
 
 BLOCK = 16  # classes: sums of so many are fast, and those of the blocks that are kept are few
 FEW = 64  # blocks of this size; of more, they are smaller
+LEAST = 128  # classes that are in blocks
 _ROWS = 16  # whose blocks are drawn together at the end
 
 
@@ -66,10 +67,13 @@ class TopAndRest(NamedTuple):
     def start(
         batch_shape: tuple[int, ...], num_top: int, num_classes: int, chunk_size: int, dtype: Any
     ) -> TopAndRest:
-        """No classes yet, of ``num_classes`` with those that fill chunks."""
+        """No classes yet, of ``num_classes`` with those that fill chunks.
+
+        There are ``num_top`` blocks or more, so that they have ``LEAST`` classes.
+        """
         is_few = num_top <= FEW
         size = math.gcd(chunk_size, BLOCK) if is_few else block_size(num_top, chunk_size)
-        num_blocks = min(num_top, num_classes // size)
+        num_blocks = min(max(num_top, LEAST // size), num_classes // size)
         top = RunningTop.start(batch_shape, num_blocks, chunk_size, dtype, size)
         mean, variance = jnp.full_like(top.values, -jnp.inf), jnp.zeros_like(top.values)
         blocks = LogMoments.of_nothing((*batch_shape, num_blocks), dtype)

@@ -26,7 +26,6 @@ from numpyro_largecat.reading.eligible_classes import EligibleClasses
 from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities, Moments
 
 NUM_TRIED = 4  # times as many classes as asked for
-NUM_BLOCKS = 16  # of classes that are drawn beside a class that is named
 NO_MATTER = 1 / 16  # relative variance of a sum over classes, with one draw
 SumsAndMoments = tuple[Array, Moments]  # log sums over classes, and what some of these have
 Score = Callable[[Moments, Array], Array]  # of classes with these ids
@@ -47,7 +46,7 @@ def log_mean_probs(gaussian: GaussianUtilities, labels: Array, keys: Array) -> A
         is_named = ids == labels[..., None]
         return jnp.where(is_named, jnp.inf, moments.mean + moments.variance / 2)
 
-    _, _, by_draw = _of_highest(gaussian, score, labels.shape, 1, NUM_BLOCKS, keys)
+    _, _, by_draw = _of_highest(gaussian, score, labels.shape, 1, keys)
     return _log_mean(by_draw)[..., 0]
 
 
@@ -67,15 +66,14 @@ def top_over_utilities(
 
     def score(moments: Moments, ids: Array) -> Array:
         scale = jnp.sqrt(moments.variance)
-        scores = moments.mean + scale * jnp.clip(scale / 2, 1, 2)
+        scores = moments.mean + jnp.maximum(scale, jnp.minimum(moments.variance / 2, 2 * scale))
         return eligible.only(scores, ids[0], utilities.num_categories)
 
     if gaussian.is_drawn_outside:
         high, tried = _highest(gaussian.with_progress(1), num_tried, score)
         log_probs = _log_mean_over_passes(gaussian, tried, keys)
     else:
-        sizes = utilities.batch_shape, num_tried, num_tried
-        high, tried, by_draw = _of_highest(gaussian, score, *sizes, keys)
+        high, tried, by_draw = _of_highest(gaussian, score, utilities.batch_shape, num_tried, keys)
         log_probs = _log_mean(by_draw)
     best, place = lax.top_k(jnp.where(jnp.isfinite(high), log_probs, high), num_top)
     return jnp.take_along_axis(tried, place, axis=-1), best
@@ -115,7 +113,6 @@ def _of_highest(
     score: Score,
     shape: tuple[int, ...],
     num_top: int,
-    num_blocks: int,
     keys: Array,
 ) -> tuple[Array, Array, Array]:
     """The highest scores (..., n), their classes, and log probabilities of these for each draw.
@@ -138,7 +135,7 @@ def _of_highest(
         return found.include(score(moments, ids), *moments, ids[0])
 
     sizes = utilities.num_visited, utilities.chunk_size
-    start = TopAndRest.start(shape, num_blocks, *sizes, utilities.dtype)
+    start = TopAndRest.start(shape, num_top, *sizes, utilities.dtype)
     found: TopAndRest = utilities.visit(add, start, TopAndRest.merge)
     finish = partial(TopAndRest.finish, num_top=num_top, draw=draw)
     high, classes, mean, variance, log_sums = run_compiled(finish, found)

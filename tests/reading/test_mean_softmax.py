@@ -146,9 +146,9 @@ def log_mean_prob(loc, scale, k, num_draws=4_000):
 
 
 @pytest.mark.some_cases(1)
-@pytest.mark.parametrize(("spread", "num_draws", "atol"), [(0.3, 4, 0.002), (2.0, 512, 0.3)])
+@pytest.mark.parametrize(("spread", "num_draws", "atol"), [(0.3, 4, 0.004), (2.0, 512, 0.3)])
 def test_the_rest_of_many_classes_is_at_its_mean_where_it_hardly_varies(spread, num_draws, atol):
-    """FALSE_ALARM = 1e-6: rms 0.0003, of four draws of all classes 0.005; and 0.05.
+    """FALSE_ALARM = 1e-6: rms 0.002, of four draws of all classes 0.005; and 0.05.
 
     With 2 a few of all classes are most of each sum, whose mean would be off by tens of nats.
     """
