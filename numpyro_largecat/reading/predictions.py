@@ -59,8 +59,6 @@ def top_classes(
         best, classes = lax.top_k(own, num_top)
         log_probs = jnp.where(best == -jnp.inf, best, _log_probs(utilities, psi, classes))
         top = _known_classes(classes.astype(jnp.int32), jnp.where(jnp.isnan(best), best, log_probs))
-    if eligible.are_all and utilities.parts is None:
-        return top
     return top._replace(classes=jnp.where(top.log_probs == -jnp.inf, NO_ID, top.classes))
 
 
