@@ -8,7 +8,8 @@ about, how sure a document is of its topics, and how they come and go.
 Real data: ``text/ap.dat.gz`` and ``text/ap.vocab.txt.gz``, 2,246 articles of the
 Associated Press, from `github.com/blei-lab/lda-c
 <https://github.com/blei-lab/lda-c>`__. Without them we make 600 articles on eight
-subjects ourselves.
+subjects ourselves. The last picture is one to click through, by Altair
+(``pip install altair``).
 """
 
 # sphinx_gallery_thumbnail_number = 2

@@ -63,7 +63,7 @@ class LocalErrors:
 
     With Gumbel errors the exact posterior is ``Gumbel(log eta*, 1)``, and that of logistic errors
     is nearly a Gumbel. For Normal errors "normal" is the better one where K is small or the chosen
-    class improbable. The page "How to choose" has the gaps that each family leaves.
+    class improbable. The page "Measured: bounds" has the gaps that each family leaves.
 
     Cost: O(B) per step; two floats for each of N rows, and the optimiser's state of them.
 

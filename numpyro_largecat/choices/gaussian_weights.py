@@ -75,7 +75,7 @@ def gaussian_weights(
     **What it changes.** Gradients have no noise from draws of the weights, only that of rows and
     classes. The bound is, on average, that of drawn weights: there u follows the draw, here it does
     so in closed form. With one u for all draws, as in the paper, the bound would be looser and the
-    posterior more over-confident; the page "How to choose" has figures.
+    posterior more over-confident; "Measured: bounds" has figures.
 
     Deviations are too small where classes are few and likely, since u does not follow the utilities
     of the other classes; with drawn weights just as much.

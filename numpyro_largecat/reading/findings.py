@@ -57,4 +57,6 @@ def _as_one(group: list[Finding]) -> Finding:
         return worst
     advised = [finding.name.split()[-1] for finding in group if finding.advice]
     of_worst = f"{len(advised)} of them, as {' and '.join(advised[:2])}: {worst.advice}"
-    return Finding(f"{worst.group}, worst of {len(group)}", worst.value, None, of_worst * bool(advised))
+    return Finding(
+        f"{worst.group}, worst of {len(group)}", worst.value, None, of_worst * bool(advised)
+    )

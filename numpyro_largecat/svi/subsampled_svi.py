@@ -333,8 +333,9 @@ class SubsampledSVI(SVI):
             A named tuple with the fields of NumPyro's ``SVIRunResult``, ``params``, ``state`` and
             ``losses``, one loss for each step taken (and NaN for the step at which a fit ended),
             ``iterates``, up to 1000 earlier values of a few entries of each parameter, for
-            ``diagnose``, and ``scores``, those of ``held_out``. With its ``patience``, ``params``
-            and ``state`` are those of the best score.
+            ``diagnose``, ``scores``, those of ``held_out``, and ``convergence``, whether ELBO and
+            parameters are level: ``.elbo_rises``, ``.r_hats``, ``.drifts(name)``. With a
+            ``patience`` of ``held_out``, ``params`` and ``state`` are those of the best score.
 
         Raises:
             ValueError: If ``num_steps`` is less than 1, if data or labels are refused, if what a
