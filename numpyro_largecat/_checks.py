@@ -31,6 +31,11 @@ def is_concrete(value: Any) -> bool:
     return not isinstance(value, jax.core.Tracer)
 
 
+def is_traced(tree: Any) -> bool:
+    """Whether an array of a pytree is under a transformation such as ``jit`` or ``vmap``."""
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
+
+
 def describe(value: Any) -> str:
     """What a value is, for a message: short, and of an array its dtype and shape alone."""
     if hasattr(value, "dtype") and np.ndim(value):

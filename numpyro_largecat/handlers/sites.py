@@ -160,6 +160,13 @@ def without_axes(fn: Any) -> Any:
     return fn
 
 
+def unwrapped(fn: Any) -> Any:
+    """The distribution under those that leave its values as they are: all but transformations."""
+    while isinstance(fn, (ExpandedDistribution, Independent, MaskedDistribution)):
+        fn = fn.base_dist
+    return fn
+
+
 def unmasked(fn: dist.Distribution) -> tuple[dist.Distribution, Any]:
     """The distribution without masks, and the mask: booleans that broadcast to its batch."""
     if isinstance(fn, ExpandedDistribution):

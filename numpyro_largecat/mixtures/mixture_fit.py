@@ -15,7 +15,7 @@ import numpyro.distributions as dist
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_finite, check_num_active, is_concrete
+from numpyro_largecat._checks import check_finite, check_num_active, is_concrete, is_traced
 from numpyro_largecat.data.fit_values import load_fit, save_fit
 from numpyro_largecat.mixtures.conjugate_family import ConjugateFamily
 from numpyro_largecat.mixtures.global_step import GlobalStep, Objective, Statistics, global_step
@@ -238,7 +238,7 @@ class MixtureFit:
         chunk = chunk_rows(num_rows, self.statistics.shape[1], self.num_components)
         rows, _ = padded(x, self.dtype, chunk, offset=offset)
         result = run(family, rows.reshape(-1, chunk, *shape), parameters)
-        if all(map(is_concrete, jax.tree.leaves(result))):
+        if not is_traced(result):
             # JAX would compile the rest anew for each number of rows.
             result = jax.tree.map(np.asarray, result)
         return jax.tree.map(lambda a: jnp.asarray(a.reshape(-1, *a.shape[2:])[:num_rows]), result)

@@ -39,7 +39,14 @@ from numpyro_largecat.handlers.run_model import (
     at_values_of,
     at_values_or_centre,
 )
-from numpyro_largecat.handlers.sites import Site, Sites, base_distribution, is_latent, plates_of
+from numpyro_largecat.handlers.sites import (
+    Site,
+    Sites,
+    base_distribution,
+    is_latent,
+    plates_of,
+    unwrapped,
+)
 from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities, declared_variances
@@ -48,7 +55,6 @@ from numpyro_largecat.reading.row_factors import (
     of_site,
     own_factor,
     row_factors,
-    unwrapped,
     variances,
 )
 from numpyro_largecat.reading.rows_held import take_rows_held
@@ -216,7 +222,7 @@ def _normal_rows(utilities: ChunkedUtilities) -> tuple[list[str], bool] | None:
     None unless guide and model have the same sites there, each Normal or at a point.
     """
     drawn, run_model = _run(utilities, 0, 2, jax.random.key(0), as_drawn)
-    kinds = {name: type(unwrapped(site)) for name, site in _of_rows(utilities, drawn).items()}
+    kinds = {name: type(unwrapped(site["fn"])) for name, site in _of_rows(utilities, drawn).items()}
     if kinds.keys() != _of_rows(utilities, run_model(drawn)).keys():
         return None
     if not set(kinds.values()) <= {dist.Normal, CorrelatedNormal, dist.Delta}:
@@ -266,7 +272,7 @@ def _beside_own_values(utilities: ChunkedUtilities, values: dict[str, Array]) ->
 
 def _fixed_of_row(site: Site) -> Any:
     """What must be the same wherever the values of a row are; some means follow, as is known."""
-    fn = unwrapped(site)
+    fn = unwrapped(site["fn"])
     if isinstance(fn, CorrelatedNormal):
         return fn.scale, fn.lower
     return site["fn"].mean, site["fn"].variance

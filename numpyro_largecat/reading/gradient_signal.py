@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_largecat.handlers.closed_over_arrays import compiled
+from numpyro_largecat.ops.table_rows import add_rows
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.findings import Finding
 from numpyro_largecat.svi.plan import Plan
-from numpyro_largecat.svi.row_optimizer import Rows
 from numpyro_largecat.svi.step import gather_step
 
 LEAST_SIGNAL = 0.1  # of a gradient that still has far to go
@@ -58,7 +58,7 @@ def _squares(fit: BoundFit, plan: Plan, state: Any, keys: Array) -> dict[str, tu
         step = gather_step(plan, state._replace(rng_key=key), fit.args, kwargs)
         grads, _ = jax.grad(step.loss, has_aux=True)(step.params)
         squares = {name: _square(grad) for name, grad in grads.items()}
-        return {n: _add_rows(carry[n], grads[n], step.rows, n) for n in grads}, squares
+        return {n: _sum_with(carry[n], grads[n], step.rows.get(n)) for n in grads}, squares
 
     def squares(keys: Array) -> dict[str, tuple[Array, Array]]:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tables)
@@ -73,12 +73,7 @@ def _square(tree: Any) -> Array:
     return jnp.stack([jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)]).sum()
 
 
-def _add_rows(table: Any, grads: Any, rows: Rows, name: str) -> Any:
-    if name not in rows:
+def _sum_with(table: Any, grads: Any, rows: dict[int, Array] | None) -> Any:
+    if rows is None:
         return jax.tree.map(jnp.add, table, grads)
-    index: tuple[Any, ...] = ()
-    by_axis = rows[name]
-    for axis in range(max(by_axis) + 1):
-        ids = by_axis.get(axis, jnp.arange(table.shape[axis]))
-        index += (ids.reshape((-1,) + (1,) * (max(by_axis) - axis)),)
-    return table.at[index].add(grads, mode="drop")
+    return add_rows(table, rows, grads)

@@ -23,11 +23,11 @@ from numpyro_largecat.svi.stored_params import check_params
 
 
 def draw_sites(
-    rng_key: Array,
     fit: BoundFit,
     layout: ModelLayout,
     shown: ShownRows,
     choice: ChunkedUtilities | None,
+    rng_key: Array,
 ) -> dict[str, LatentSite]:
     """One draw of the latent sites whose plates are all shown, at the rows shown.
 

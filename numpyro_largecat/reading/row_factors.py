@@ -15,25 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jax import Array, lax
 
 from numpyro_largecat.guides.correlated_normal import CorrelatedNormal
-from numpyro_largecat.handlers.sites import Site
+from numpyro_largecat.handlers.sites import Site, unwrapped
 
 ValuesBySite = dict[str, Array]  # of some rows by site
-
-
-def unwrapped(site: Site) -> Any:
-    """What a site is drawn from, under wrappers that leave its values as they are."""
-    fn = site["fn"]
-    while isinstance(fn, (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)):
-        fn = fn.base_dist
-    return fn
 
 
 def by_row(values: Array, site: Site, plate: str) -> Array:
@@ -53,7 +43,7 @@ def of_site(values: Array, site: Site, plate: str) -> Array:
 
 def own_factor(site: Site, plate: str) -> Array:
     """Factors F of the covariances of a site's values given those before it, (M, P_s, P_s)."""
-    fn = unwrapped(site)
+    fn = unwrapped(site["fn"])
     if not isinstance(fn, CorrelatedNormal):
         sds = by_row(jnp.sqrt(site["fn"].variance), site, plate)
         return sds[..., None] * jnp.eye(sds.shape[1], dtype=sds.dtype)

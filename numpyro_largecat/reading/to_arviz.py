@@ -25,7 +25,7 @@ from numpyro_largecat.reading.arviz_coords import (
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.deterministic_sites import DeterministicSites
-from numpyro_largecat.reading.model_layout import LatentSite, ModelLayout, layout_of_model
+from numpyro_largecat.reading.model_layout import ModelLayout, layout_of_model
 from numpyro_largecat.reading.posterior_draws import draw_sites
 from numpyro_largecat.reading.predictions import draw_choices, labels_of_rows, log_likelihood
 from numpyro_largecat.reading.shown_rows import (
@@ -60,7 +60,7 @@ def to_arviz(
     constants, constant_dims = _constants(constant_data, losses, dims)
     site_dims: dict[str, list[str]] = {}
 
-    draw_latent = partial(_latent_sites, fit, layout, shown, choice)
+    draw_latent = partial(draw_sites, fit, layout, shown, choice)
     computed = DeterministicSites.of(fit, layout, shown.ids, draw_latent, keys[0])
 
     def draw(key: Array) -> dict[str, Array]:
@@ -99,16 +99,6 @@ def _choice_and_rows(
     whole = {name: jnp.arange(size) for name, size in small_plates(layout.sizes).items()}
     choice = ChunkedUtilities.of(fit, whole | named, is_drawn=True)
     return choice, rows_to_show_with(obs, choice, named, layout)
-
-
-def _latent_sites(
-    fit: BoundFit,
-    layout: ModelLayout,
-    shown: ShownRows,
-    choice: ChunkedUtilities | None,
-    key: Array,
-) -> dict[str, LatentSite]:
-    return draw_sites(key, fit, layout, shown, choice)
 
 
 def _nothing_to_show(layout: ModelLayout) -> str:

@@ -18,7 +18,7 @@ from numpyro_largecat._checks import (
     check_finite,
     check_in_range,
     describe_bad,
-    is_concrete,
+    is_traced,
 )
 from numpyro_largecat._conversions import as_ids
 from numpyro_largecat.handlers.closed_over_arrays import compiled
@@ -111,7 +111,7 @@ def check_batches(model: Callable[..., Any], batches: ArrayBatches, args: Any, k
     check_finite((f"array {i} of `batches`", array) for i, array in enumerate(batches.arrays))
     looks = RowLooks(model, batches, args, kwargs)
     seen, unscaled = looks.look(jnp.arange(looks.num_chunks))
-    if not all(map(is_concrete, jax.tree.leaves((seen, unscaled)))):
+    if is_traced((seen, unscaled)):
         return  # the model closes over values of a transformation, which are not known
     for name, found in seen.items():
         if found.num_bad.any():

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, random
 from numpyro.infer import Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 
-from numpyro_largecat._checks import check_arguments, is_concrete
+from numpyro_largecat._checks import check_arguments, is_concrete, is_traced
 from numpyro_largecat.handlers.automatic_guides import free_start_values, set_up_anew
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.guides_in_a_trace import (
@@ -194,8 +194,8 @@ def _noting(are_valid: list[Array]) -> Callable[[Search], Search]:
 
 def _may_be_one_program(plan: Plan, *arguments: Any) -> bool:
     """Whether nothing is traced yet, and the guide keeps nothing but what can be mended."""
-    is_traced = not all(map(is_concrete, jax.tree.leaves(arguments)))
-    return trace_state_clean() and not is_traced and may_learn_in_a_trace(plan.guide)
+    is_clean = trace_state_clean() and not is_traced(arguments)
+    return is_clean and may_learn_in_a_trace(plan.guide)
 
 
 def _one_program(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_largecat._checks import is_concrete
+from numpyro_largecat._checks import is_concrete, is_traced
 from numpyro_largecat.choices.choice_distribution import is_choice
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.distinct_rows import distinct_rows
@@ -81,7 +81,7 @@ def refuse_following_classes(
     Raises:
         ValueError: With the plate, the site and a class.
     """
-    if not all(map(is_concrete, jax.tree.leaves((rng_key, params, args, kwargs)))):
+    if is_traced((rng_key, params, args, kwargs)):
         return
     args, kwargs = with_jax_arrays((args, kwargs))
     for plate, size in plates.items():

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from numpyro_largecat._checks import is_concrete
+from numpyro_largecat._checks import is_traced
 from numpyro_largecat.handlers.touched_rows import PlateRows, TouchedRows
 from numpyro_largecat.svi.narrow_tables import widen
 from numpyro_largecat.svi.stored_params import StoredParam
@@ -33,7 +33,7 @@ def choose_entries(sites: Mapping[str, StoredParam], params: Any, touched: Touch
 
     None are chosen where the fit is traced, so that the rows are not known.
     """
-    if not all(is_concrete(leaf) for leaf in jax.tree.leaves((params, touched))):
+    if is_traced((params, touched)):
         return {}
     found: Recorded = {}
     for name, value in params.items():

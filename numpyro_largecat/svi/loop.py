@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_largecat._checks import check_count
+from numpyro_largecat._checks import check_count, is_traced
 from numpyro_largecat._result_so_far import exit_at_sigterm, held_signals
 from numpyro_largecat.data.checkpoints import Checkpoints, CheckpointWriter, has_checkpoint
 from numpyro_largecat.svi.callback_calls import CallbackCalls
@@ -18,7 +18,7 @@ from numpyro_largecat.svi.compiled_steps import RunOptions, run_traced
 from numpyro_largecat.svi.loss_log import LossLog
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.processes import check_same_checkpoint, check_same_in_all, in_all
-from numpyro_largecat.svi.run_data import RunData, is_traced
+from numpyro_largecat.svi.run_data import RunData
 from numpyro_largecat.svi.run_result import SubsampledSVIRunResult
 from numpyro_largecat.svi.run_so_far import RunSoFar
 from numpyro_largecat.svi.saved_run import KIND, read_run, settings_of

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_largecat._checks import is_concrete
+from numpyro_largecat._checks import is_traced
 from numpyro_largecat.handlers.chosen_rows import reverse_rows
 from numpyro_largecat.handlers.closed_over_arrays import compiled
 from numpyro_largecat.handlers.distinct_rows import distinct_rows
@@ -93,7 +92,7 @@ def refuse_reading_by_place(
             if is_observed(site) and not plates_of(site) & set(plates)
         }
 
-    if not all(map(is_concrete, jax.tree.leaves((rng_key, params, args, kwargs)))):
+    if is_traced((rng_key, params, args, kwargs)):
         return
     args, kwargs = with_jax_arrays((args, kwargs))
     in_both_orders = compiled(lambda: lax.map(log_densities, jnp.array([False, True])))()

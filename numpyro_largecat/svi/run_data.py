@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_largecat._checks import BadDataError, describe
+from numpyro_largecat._checks import BadDataError, describe, is_traced
 from numpyro_largecat._conversions import with_arrays
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.batch_checks import check_batches, check_scale
@@ -139,11 +139,6 @@ def refuse_empty(batch: Any) -> None:
         raise BadDataError(
             f"the batch is empty, with arrays of shapes {shapes}; leave out such batches"
         )
-
-
-def is_traced(tree: Any) -> bool:
-    """Whether an array of a pytree is under a transformation such as ``jit`` or ``vmap``."""
-    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def _stream_of(batches: Any) -> Iterator[Any]:
