@@ -1,58 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run model and guide once: learn the plan, and make the first state."""
+"""Learn the plan of a fit, and make its first state."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, random
-from numpyro.infer import Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
+from jax import Array
 
-from numpyro_largecat._checks import check_arguments, is_concrete, is_traced
-from numpyro_largecat.handlers.automatic_guides import free_start_values, set_up_anew
-from numpyro_largecat.handlers.closed_over_arrays import compiled
-from numpyro_largecat.handlers.guides_in_a_trace import (
-    Learned,
-    attributes_of,
-    may_learn_in_a_trace,
-    restore,
-    sites_of_traced_support,
-)
-from numpyro_largecat.handlers.internals import (
-    Search,
-    addresses_of,
-    search_for_start_values,
-    trace_state_clean,
-)
-from numpyro_largecat.handlers.plate_facts import plate_facts, rows_request
-from numpyro_largecat.handlers.run_model import Around, as_drawn, at_feasible_values, sites_of
-from numpyro_largecat.handlers.sites import Sites, is_latent, mutable_values, of_type
-from numpyro_largecat.handlers.static_arguments import split_arguments
-from numpyro_largecat.handlers.touched_rows import TouchedRows
-from numpyro_largecat.handlers.valid_arguments import have_valid_arguments
-from numpyro_largecat.svi.bad_step import explained_search
-from numpyro_largecat.svi.estimated_mixtures import refuse_estimated_mixtures
-from numpyro_largecat.svi.following_classes import (
-    SampledClasses,
-    refuse_following_classes,
-    sampled_classes,
-)
+from numpyro_largecat._checks import check_arguments
+from numpyro_largecat.svi.following_classes import refuse_following_classes
 from numpyro_largecat.svi.iterates import choose_entries
-from numpyro_largecat.svi.joint_guides import refuse_joint_guides
-from numpyro_largecat.svi.labels import GivenLabels, check_labels, labels_of
-from numpyro_largecat.svi.narrow_tables import narrow_tables, widen
+from numpyro_largecat.svi.model_and_guide import Made, run_both
+from numpyro_largecat.svi.one_program import as_one_program, may_be_one_program
 from numpyro_largecat.svi.plan import Plan
-from numpyro_largecat.svi.reading_by_place import plates_that_may_be_read, refuse_reading_by_place
-from numpyro_largecat.svi.row_optimizer import Rows
-from numpyro_largecat.svi.sharding import Sharding, with_padding
-from numpyro_largecat.svi.start_values import check_start_values
-from numpyro_largecat.svi.state import RuledParam, SubsampledSVIState, shapes_of
-from numpyro_largecat.svi.stored_params import StoredParam, describe_param
+from numpyro_largecat.svi.reading_by_place import refuse_reading_by_place
+from numpyro_largecat.svi.state import SubsampledSVIState
 
 
 def first_run(
@@ -63,10 +28,10 @@ def first_run(
     kwargs = plan.with_static(kwargs)
     given = init_params or {}
     made = None
-    if plan.sharding is not None or _may_be_one_program(plan, rng_key, args, kwargs, given):
-        made = _one_program(plan, rng_key, args, kwargs, given)
+    if plan.sharding is not None or may_be_one_program(plan, rng_key, args, kwargs, given):
+        made = as_one_program(plan, rng_key, args, kwargs, given)
     if made is None:
-        made = _first_run(plan, rng_key, args, kwargs, given)
+        made = run_both(plan, rng_key, args, kwargs, given)
     _check_names(given, made.plan)
     key, suspect = made.seen.model_key, made.suspect
     if suspect.read_plates:
@@ -78,7 +43,7 @@ def first_run(
     return replace(made.plan, recorded=recorded), made.state
 
 
-def _values_outside_of_plates(made: _Made) -> dict[str, Any]:
+def _values_outside_of_plates(made: Made) -> dict[str, Any]:
     """Parameters outside of plates, moved slightly from their start values.
 
     One that is 0 would hide what it multiplies.
@@ -104,376 +69,3 @@ def _check_names(given: dict[str, Any], plan: Plan) -> None:
             f"`init_params` must be parameters of model or guide, {sorted(plan.stored)}; got "
             f"{unknown}. Correct these, or leave them out."
         )
-
-
-class _Seen(NamedTuple):
-    """Arrays that the run of the model has shown."""
-
-    touched: TouchedRows
-    labels: GivenLabels
-    is_valid: Array  # whether all distributions have arguments that they can take
-    model_key: Array
-
-
-class _Suspect(NamedTuple):
-    """Plates of which a step holds some rows, to be looked at by runs with other ones."""
-
-    read_plates: list[str]  # that may be read by place
-    sampled: dict[str, SampledClasses]  # class plates
-    params: list[str]  # of the model
-
-
-class _Made(NamedTuple):
-    """What a first run gives."""
-
-    plan: Plan  # without the entries to record
-    state: SubsampledSVIState
-    seen: _Seen
-    suspect: _Suspect
-
-
-def _first_run(
-    plan: Plan,
-    rng_key: Array,
-    args: Any,
-    kwargs: Any,
-    given: dict[str, Any],
-    are_valid: list[Array] | None = None,
-) -> _Made:
-    """Run both; labels are checked as soon as they are known.
-
-    Where this is the code of one program, ``are_valid`` takes whether start values are, and who
-    calls it checks this and the labels.
-    """
-    rng_key, model_key, guide_key = random.split(rng_key, 3)
-    of_model = _run_model(plan, model_key, given, args, kwargs)
-    seen = of_model.seen
-    if are_valid is None:
-        check_labels(seen.labels)
-    refuse_joint_guides(plan.guide, seen.touched, args, kwargs)
-    wrapped = _compiled_search if are_valid is None else _noting(are_valid)
-    explained = explained_search(plan.model, given, args, kwargs)
-    with search_for_start_values(wrapped), explained:
-        of_guide, is_valid = _run_guide(plan, guide_key, given, seen.touched, args, kwargs)
-    seen = seen._replace(is_valid=seen.is_valid & is_valid)
-    sites, values, mutable = (a | b for a, b in zip(of_model.found, of_guide, strict=True))
-    values |= given
-    kinds, suspect = of_model.kinds, of_model.suspect
-    del of_model, of_guide  # tables are freed one by one
-    _check_loss(plan.loss, sites, kinds)
-    free_start_values(plan.guide, {n: _rows_of_parts(s, seen.touched) for n, s in sites.items()})
-    optimised, local_state = _unconstrained_params(sites, values)
-    plan = _with_batch_plate(plan, kinds, sites).learned(
-        sites, jax.eval_shape(plan.optim.init, optimised)
-    )
-    optim_state = _start(plan, optimised, plan.rows(seen.touched))
-    state = SubsampledSVIState(
-        optim_state, mutable or None, rng_key, local_state, jnp.zeros((), jnp.int32)
-    )
-    return _Made(plan.with_state(state), state, seen, suspect)
-
-
-def _compiled_search(search: Search) -> Search:
-    """The search as a program of its own, but where what it closes over is traced."""
-    return compiled(search, runs_once=True) if trace_state_clean() else search
-
-
-def _noting(are_valid: list[Array]) -> Callable[[Search], Search]:
-    """Note of a search whether what it has found is valid."""
-
-    def noting(search: Search) -> Search:
-        def search_and_note(rng_key: Array) -> Any:
-            found = search(rng_key)
-            are_valid.append(found[1])
-            return found
-
-        return search_and_note
-
-    return noting
-
-
-def _may_be_one_program(plan: Plan, *arguments: Any) -> bool:
-    """Whether nothing is traced yet, and the guide keeps nothing but what can be mended."""
-    is_clean = trace_state_clean() and not is_traced(arguments)
-    return is_clean and may_learn_in_a_trace(plan.guide)
-
-
-def _one_program(
-    plan: Plan, rng_key: Array, args: Any, kwargs: Any, given: dict[str, Any]
-) -> _Made | None:
-    """The first run as one program, in which no device ever has a table whole.
-
-    What it learns besides arrays leaves the trace on its own. By itself NumPyro runs its automatic
-    guides operation by operation, some fifty programs: twice the time, and 70 MB more.
-
-    Returns:
-        What was made; None if it must be made operation by operation, where the guide keeps bounds
-        of supports that are arrays, where the model has mutable values, or where NumPyro is to say
-        what is not valid.
-    """
-    arrays, static = split_arguments((args, kwargs))
-    before = attributes_of(plan.guide)
-    found: list[tuple[Plan, _Suspect, Learned]] = []
-
-    def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
-        args, kwargs = static.restore(arrays)
-        are_valid: list[Array] = []
-        made = _first_run(plan, rng_key, args, kwargs, given, are_valid)
-        of_steps, state, seen, suspect = made
-        _refuse_what_stays_traced(plan, state)
-        tables = {n: _rows_of_parts(s, seen.touched) for n, s in of_steps.stored.items()}
-        learned = Learned(plan.guide, tables, keeps_all=plan.sharding is None)
-        found[:] = [(of_steps, suspect, learned)]  # no array of the trace
-        seen = seen._replace(is_valid=jnp.stack([seen.is_valid, *are_valid]).all())
-        return of_steps.pinned(state), *of_steps.seen_everywhere((seen, learned.take_arrays()))
-
-    try:
-        state, seen, of_guide = compiled(run, runs_once=True)(rng_key, arrays, given)
-        check_labels(seen.labels)
-        if is_concrete(seen.is_valid) and not seen.is_valid:
-            if plan.sharding is None:
-                raise _NotAsOneProgram
-            raise RuntimeError(
-                "no valid start was found: distributions of model or guide have arguments that "
-                "they cannot take, or the log density or its gradient is not finite where the "
-                "guide looked. Without `mesh`, NumPyro says more."
-            )
-    except _NotAsOneProgram:
-        restore(plan.guide, before)
-        return None
-    except BaseException:
-        restore(plan.guide, before)
-        raise
-    of_steps, suspect, learned = found[0]
-    learned.put_back(plan.guide, of_guide, args, kwargs)
-    state = _without_aliases(state, (rng_key, arrays, given, of_guide))
-    return _Made(of_steps, state, seen, suspect)
-
-
-class _NotAsOneProgram(Exception):
-    """What must be made operation by operation after all."""
-
-
-def _refuse_what_stays_traced(plan: Plan, state: SubsampledSVIState) -> None:
-    """Refuse supports that are arrays; and mutable values, which models change in place.
-
-    Raises:
-        _NotAsOneProgram: If the first run can be made operation by operation.
-        NotImplementedError: If it cannot, over a mesh.
-    """
-    traced = sites_of_traced_support(plan.guide)
-    if plan.sharding is None and (traced or state.mutable_state is not None):
-        raise _NotAsOneProgram
-    if traced:
-        raise NotImplementedError(
-            f"the supports of the sites {traced} have bounds that are arrays, which an automatic "
-            "guide cannot keep where `mesh` has it learn its model in a compiled program. Give "
-            "them scalar bounds, or guide them by hand."
-        )
-
-
-def _with_batch_plate(plan: Plan, kinds: dict[str, str], sites: dict[str, StoredParam]) -> Plan:
-    """Learn which plate is that of the minibatch, of those that are spread over devices."""
-    if plan.sharding is None:
-        return plan
-    plan.sharding.check_plates(kinds)
-    tables = {plate for site in sites.values() for plate in site.plates.values()}
-    of_rows = [
-        name
-        for name in plan.sharding.axes
-        if kinds[name] == "data" or (kinds[name] == "plain" and name not in tables)
-    ]
-    if len(of_rows) > 1:
-        raise ValueError(
-            f"`sharding` must name one plate of the rows of a minibatch; got {of_rows}."
-        )
-    return replace(plan, batch_plate=of_rows[0] if of_rows else None)
-
-
-class _Found(NamedTuple):
-    """What a run of model or guide has shown."""
-
-    sites: dict[str, StoredParam]  # of its parameters
-    values: dict[str, Any]  # of its parameters, constrained and whole
-    mutable: dict[str, Any]  # values of its mutable sites
-
-
-class _OfModel(NamedTuple):
-    """What the run of the model has shown."""
-
-    seen: _Seen
-    found: _Found
-    suspect: _Suspect
-    kinds: dict[str, str]  # of all plates
-
-
-def _found(sites: Sites, touched: TouchedRows, sharding: Sharding | None) -> _Found:
-    params = of_type("param", sites)
-    return _Found(
-        {name: describe_param(site, touched, sharding) for name, site in params.items()},
-        {name: site["value"] for name, site in params.items()},
-        mutable_values(sites),
-    )
-
-
-def _run_model(
-    plan: Plan, rng_key: Array, given: dict[str, Any], args: Any, kwargs: Any
-) -> _OfModel:
-    """Run the model, compiled."""
-    arrays, static = split_arguments((args, kwargs))
-    described: dict[str, StoredParam] = {}  # they are not arrays: they leave the trace on their own
-    suspect = _Suspect([], {}, [])
-    kinds: dict[str, str] = {}
-
-    def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
-        args, kwargs = static.restore(arrays)
-        touched = TouchedRows()
-        how: dict[str, Any] = {"rng_key": rng_key, "params": given, "touched": touched}
-        around = _checked(at_feasible_values, given)
-        sites = sites_of(plan.model, args, kwargs, **how, around=around)
-        _warn_of_discrete_sites(sites, plan.loss)
-        refuse_estimated_mixtures(sites)
-        found = _found(sites, touched, plan.sharding)
-        kinds.update(_kinds_of_plates(sites))
-        described.update(found.sites)
-        suspect.read_plates.extend(plates_that_may_be_read(sites, arrays))
-        suspect.sampled.update(sampled_classes(sites))
-        suspect.params.extend(found.sites)
-        seen = _Seen(touched, labels_of(sites), have_valid_arguments(sites), rng_key)
-        return seen, found.values, found.mutable
-
-    seen, values, mutable = compiled(run, runs_once=True)(rng_key, arrays, given)
-    return _OfModel(seen, _Found(described, values, mutable), suspect, kinds)
-
-
-def _checked(around: Around, given: dict[str, Any]) -> Around:
-    return lambda fn: check_start_values(around(fn), given)
-
-
-def _kinds_of_plates(sites: Sites) -> dict[str, str]:
-    """The kind of each plate, without those that only choose the rows of another."""
-    plates = of_type("plate", sites).items()
-    return {name: plate_facts(site).kind for name, site in plates if rows_request(site) is None}
-
-
-def _run_guide(
-    plan: Plan, rng_key: Array, given: dict[str, Any], touched: TouchedRows, args: Any, kwargs: Any
-) -> tuple[_Found, Array]:
-    """Run the guide as it is, since autoguides keep what they see.
-
-    Returns:
-        What it has shown, and whether its distributions have arguments that they can take.
-    """
-    set_up_anew(plan.guide)
-    around = _checked(as_drawn, given)
-    how: dict[str, Any] = {"rng_key": rng_key, "params": given, "around": around}
-    sites = sites_of(plan.guide, args, kwargs, touched=touched, **how)
-    return _found(sites, touched, plan.sharding), have_valid_arguments(sites)
-
-
-def _warn_of_discrete_sites(sites: Sites, loss: Any) -> None:
-    """Warn, as NumPyro does, of latent sites that the loss cannot handle."""
-    for name, site in sites.items():
-        if not is_latent(site):
-            continue
-        if site["fn"].support.is_discrete and not loss.can_infer_discrete:
-            what = f"site '{name}' is discrete and latent"
-            kind = type(loss).__name__
-            warnings.warn(f"{what}, which SVI with {kind} does not support.", stacklevel=2)
-
-
-def _check_loss(loss: Any, sites: dict[str, StoredParam], kinds: dict[str, str]) -> None:
-    """Refuse a loss that hides from us what its particles do to local parameters.
-
-    Also one that puts plates of its own in the place of ours, of these kinds by name.
-    """
-    own = [name for name, kind in kinds.items() if kind != "plain"]
-    if own and isinstance(loss, TraceEnum_ELBO):
-        raise NotImplementedError(
-            f"TraceEnum_ELBO runs plates of its own in the place of '{own[0]}', which then has no "
-            "rows. Sum over discrete sites by `lc.TopL_ELBO(num_active)`, with as many active "
-            "values as there are for the whole sum."
-        )
-    local = [name for name, site in sites.items() if site.rule is not None]
-    if local and not isinstance(loss, (Trace_ELBO, TraceMeanField_ELBO)):
-        raise NotImplementedError(
-            f"the update rule of param '{local[0]}', as those of `sample_choice`, cannot run under "
-            f"{type(loss).__name__}: it needs the mean over particles, Trace_ELBO "
-            "or TraceMeanField_ELBO."
-        )
-
-
-def _rows_of_parts(site: StoredParam, touched: TouchedRows) -> tuple[int, ...]:
-    """Axes of a parameter that are rows of plates of which a step holds some."""
-    return tuple(a for a, name in site.plates.items() if not touched.plates[name].full)
-
-
-def _unconstrained_params(
-    sites: dict[str, StoredParam], values: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, RuledParam]]:
-    """The parameters that the optimiser moves, and those of update rules.
-
-    All are in memory of their own. Each value leaves ``values`` as its copy is made.
-    """
-    optimised, local = {}, {}
-    for name, site in sites.items():
-        value = with_padding(_unconstrained(site, values.pop(name)), site.padding)
-        if site.rule is None:
-            optimised[name] = value
-        else:
-            local[name] = RuledParam(value, site.rule.init(value))
-    return optimised, local
-
-
-def _start(plan: Plan, params: dict[str, Any], rows: Rows) -> Any:
-    """The optimiser's state, which holds these parameters; they are gone then.
-
-    Raises:
-        ValueError: If the optimiser mixes rows.
-    """
-    owners = plan.row_owners(rows)
-    computed = shapes_of(params)
-    if plan.table_dtype is not None:
-        for name in rows.keys() & params.keys():  # one by one, so that few are wide at a time
-            params[name] = narrow_tables(params.pop(name), [name])
-
-    def start(params: dict[str, Any]) -> Any:  # no moment is ever made wide
-        state = plan.optim.init(widen(params, computed))
-        return state if plan.table_dtype is None else narrow_tables(state, owners)
-
-    return _without_aliases(jax.jit(start, donate_argnums=0)(params))
-
-
-def _unconstrained(site: StoredParam, value: Any) -> Any:
-    """Unconstrained copy of a value, with strong types."""
-
-    def inverse(value: Any) -> Any:
-        value = site.transform.inv(value)
-        return jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x), copy=True), value)
-
-    value = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), value)
-    return jax.jit(inverse)(value)
-
-
-def _without_aliases(state: Any, others: Any = ()) -> Any:
-    """Copy leaves that share memory with an earlier one, since a buffer can be donated once.
-
-    Or with one of ``others``, which stay with whoever has them.
-    """
-    seen = {a for x in jax.tree.leaves(others) if _has_addresses(x) for a in addresses_of(x)}
-
-    def own(leaf: Any) -> Any:
-        leaf = jnp.asarray(leaf)
-        if not _has_addresses(leaf):
-            return leaf
-        pointers = addresses_of(leaf)
-        if pointers & seen:
-            return jnp.copy(leaf)
-        seen.update(pointers)
-        return leaf
-
-    return jax.tree.map(own, state)
-
-
-def _has_addresses(leaf: Any) -> bool:
-    return isinstance(leaf, Array) and is_concrete(leaf) and leaf.is_fully_addressable

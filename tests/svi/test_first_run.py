@@ -17,7 +17,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 
 import numpyro_largecat as lc
-from numpyro_largecat.svi import first_run
+from numpyro_largecat.svi import one_program
 from tests.models import NUM_CATEGORIES, hierarchical, make_data
 from tests.slow_cases import slow_case
 
@@ -119,7 +119,7 @@ def test_one_program_gives_what_single_operations_do(name, monkeypatch, of_norma
         return params, guide.median(params), quantiles, draws
 
     first, params, *_ = of_normal if name == "normal" else begun(name)
-    monkeypatch.setattr(first_run, "may_learn_in_a_trace", lambda guide: False)
+    monkeypatch.setattr(one_program, "may_learn_in_a_trace", lambda guide: False)
     second = svi_of(name)
     state = second.init(jax.random.key(0), *batch())
     found = jax.jit(partial(readings, first))(params)
