@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -46,7 +47,9 @@ class LogMoments(NamedTuple):
 
     def plus(self, *others: LogMoments) -> LogMoments:
         """Those of the sum of independent sums."""
-        return LogMoments(*(_log_sum(parts) for parts in zip(self, *others, strict=True)))
+        return LogMoments(
+            *(reduce(jnp.logaddexp, parts) for parts in zip(self, *others, strict=True))
+        )
 
     def of_some(self, are_some: Array) -> LogMoments:
         """Those of the sum over the last axis, where ``are_some``."""
@@ -156,22 +159,27 @@ def _moments_of_chunk(
     def in_blocks(values: Array) -> Array:
         return values.reshape(*is_left.shape, -1)
 
+    shift = lax.stop_gradient(shift)  # it comes out again
+
     def anew() -> tuple[LogMoments, LogMoments]:
-        log_means = mean + variance / 2
-        log_variances = 2 * (mean + variance) + jnp.log(-jnp.expm1(-variance))
-        logs = (in_blocks(x) for x in (log_means, log_variances))
-        blocks = LogMoments(*(jax.nn.logsumexp(x, axis=-1) for x in logs))
+        known = jnp.where(mean == -jnp.inf, 0, variance)
+        log_means = jax.nn.logsumexp(in_blocks(mean + known / 2), axis=-1)
+        m, v = map(lax.stop_gradient, (mean, known))
+        log_variances = 2 * (m + v) + jnp.log(-jnp.expm1(-v))
+        blocks = LogMoments(log_means, jax.nn.logsumexp(in_blocks(log_variances), axis=-1))
         return LogMoments(*map(kept.of_new, blocks)), blocks.of_some(is_left)
 
     def from_shift() -> tuple[LogMoments, LogMoments]:
-        means = jnp.exp(mean - shift[..., None] + variance / 2)
+        # What is larger is found to be too large, and has a derivative all the same.
+        largest = math.log(float(jnp.finfo(mean.dtype).max)) - 1
+        means = jnp.exp(jnp.minimum(mean - shift[..., None] + variance / 2, largest))
         means = lax.optimization_barrier(means)  # not computed again for the variances
-        roots = jnp.exp(mean - shift[..., None] + variance)
-        variances = lax.optimization_barrier(roots**2 - means**2)
+        roots = jnp.exp(lax.stop_gradient(mean - shift[..., None] + variance))
+        variances = lax.optimization_barrier(roots**2 - lax.stop_gradient(means) ** 2)
         sums = in_blocks(means).sum(axis=-1), jnp.maximum(in_blocks(variances).sum(axis=-1), 0)
         own = tuple(map(kept.of_new, sums))
         rest = tuple(jnp.where(is_left, x, 0).sum(axis=-1) for x in sums)
-        are_known = jnp.stack([_is_no_overflow(x) for x in (*own, *rest)]).all()
+        are_known = jnp.stack([_is_no_overflow(own), _is_no_overflow(rest)]).all()
         found = _log_moments(own, shift[..., None]), _log_moments(rest, shift)
         return lax.cond(are_known, lambda: found, anew)
 
@@ -179,13 +187,18 @@ def _moments_of_chunk(
 
 
 def _log_moments(moments: tuple[Array, ...], shift: Array) -> LogMoments:
+    mean, variance = map(_log, moments)
+    return LogMoments(mean + shift, variance + 2 * shift)
+
+
+def _log(values: Array) -> Array:
+    """Logarithms, whose derivatives are 0 where there is nothing."""
+    is_nothing = values == 0
+    return jnp.where(is_nothing, -jnp.inf, jnp.log(jnp.where(is_nothing, 1, values)))
+
+
+def _is_no_overflow(moments: tuple[Array, ...]) -> Array:
+    """Whether no exponential is too large, nor its square; NaN is what others are too."""
     mean, variance = moments
-    return LogMoments(jnp.log(mean) + shift, jnp.log(variance) + 2 * shift)
-
-
-def _is_no_overflow(values: Array) -> Array:
-    return (values != jnp.inf).all()  # NaN is what others are too
-
-
-def _log_sum(parts: Any) -> Array:
-    return jax.nn.logsumexp(jnp.stack(parts), axis=0)
+    is_large = mean > 0.5 * float(jnp.finfo(mean.dtype).max) ** 0.5
+    return ~(is_large | (variance == jnp.inf)).any()

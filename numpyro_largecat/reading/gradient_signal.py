@@ -44,8 +44,10 @@ def gradient_signals(
 def signal_to_noise(signal: float, mean_square: float) -> float:
     """Signal by noise: NaN if not known, 0 where there is no gradient, infinite without noise."""
     noise = mean_square - signal
-    if math.isnan(noise) or mean_square == 0:
-        return 0.0 if mean_square == 0 else math.nan
+    if mean_square == 0:
+        return 0.0
+    if not math.isfinite(noise):
+        return math.nan
     return signal / noise if noise > 1e-5 * mean_square else math.inf  # less is rounding
 
 

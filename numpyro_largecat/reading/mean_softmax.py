@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_largecat._checks import is_concrete
+from numpyro_largecat._conversions import NO_ID
 from numpyro_largecat.handlers.closed_over_arrays import run_compiled
 from numpyro_largecat.handlers.row_noise import apart_from_sites
 from numpyro_largecat.ops.gaussian_softmax import (
@@ -28,7 +29,7 @@ from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities, Momen
 NUM_TRIED = 4  # times as many classes as asked for
 NO_MATTER = 1 / 16  # relative variance of a sum over classes, with one draw
 SumsAndMoments = tuple[Array, Moments]  # log sums over classes, and what some of these have
-Score = Callable[[Moments, Array], Array]  # of classes with these ids
+Score = Callable[[ChunkedUtilities, Moments, Array], Array]  # of classes with these ids
 
 
 def log_mean_probs(gaussian: GaussianUtilities, labels: Array, keys: Array) -> Array:
@@ -42,8 +43,8 @@ def log_mean_probs(gaussian: GaussianUtilities, labels: Array, keys: Array) -> A
     if gaussian.is_drawn_outside:
         return _log_mean_over_passes(gaussian, labels[..., None], keys)[..., 0]
 
-    def score(moments: Moments, ids: Array) -> Array:
-        is_named = ids == labels[..., None]
+    def score(part: ChunkedUtilities, moments: Moments, ids: Array) -> Array:
+        is_named = (ids == labels[..., None]) & part.is_visited(ids)
         return jnp.where(is_named, jnp.inf, moments.mean + moments.variance / 2)
 
     _, _, by_draw = _of_highest(gaussian, score, labels.shape, 1, keys)
@@ -64,7 +65,7 @@ def top_over_utilities(
     utilities = gaussian.utilities
     num_tried = min(NUM_TRIED * num_top, utilities.num_categories)
 
-    def score(moments: Moments, ids: Array) -> Array:
+    def score(part: ChunkedUtilities, moments: Moments, ids: Array) -> Array:
         scale = jnp.sqrt(moments.variance)
         scores = moments.mean + jnp.maximum(scale, jnp.minimum(moments.variance / 2, 2 * scale))
         return eligible.only(scores, ids[0], utilities.num_categories)
@@ -100,7 +101,7 @@ def _highest(gaussian: GaussianUtilities, num_top: int, score: Score) -> tuple[A
 
     def add(part: ChunkedUtilities, best: RunningTop, chunk: Array) -> RunningTop:
         moments, ids = gaussian.of_chunk(part, chunk, None, slopes)
-        return best.include(score(moments, ids), ids[0])
+        return best.include(score(part, moments, ids), ids[0])
 
     shape, size = utilities.batch_shape, utilities.chunk_size
     start = RunningTop.start(shape, num_top, size, utilities.dtype)
@@ -132,13 +133,14 @@ def _of_highest(
     def add(part: ChunkedUtilities, found: TopAndRest, chunk: Array) -> TopAndRest:
         moments, ids = gaussian.of_chunk(part, chunk, None, slopes)
         moments = Moments(*(jnp.broadcast_to(x, (*shape, x.shape[-1])) for x in moments))
-        return found.include(score(moments, ids), *moments, ids[0])
+        return found.include(score(part, moments, ids), *moments, ids[0])
 
     sizes = utilities.num_visited, utilities.chunk_size
     start = TopAndRest.start(shape, num_top, *sizes, utilities.dtype)
     found: TopAndRest = utilities.visit(add, start, TopAndRest.merge)
     finish = partial(TopAndRest.finish, num_top=num_top, draw=draw)
     high, classes, mean, variance, log_sums = run_compiled(finish, found)
+    classes = jnp.where(high == -jnp.inf, NO_ID, classes)  # what fills a chunk has others' ids
 
     def given_sums() -> Array:
         return _given_sums(log_sums, mean, jnp.sqrt(variance), draw(classes))
@@ -148,7 +150,8 @@ def _of_highest(
 
     own = jax.nn.logsumexp(mean + jnp.sqrt(variance) * draw(classes), axis=-1)
     total = jnp.logaddexp(log_sums, own).min(axis=0)
-    matters = (found.rest.variance - 2 * total > jnp.log(NO_MATTER / num_draws)).any()
+    # Also where it is not known, NaN.
+    matters = ~(found.rest.variance <= 2 * total + jnp.log(NO_MATTER / num_draws)).all()
     if is_concrete(matters):
         return high, classes, all_drawn() if matters else given_sums()
     return high, classes, lax.cond(matters, all_drawn, given_sums)

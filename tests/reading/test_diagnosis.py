@@ -66,8 +66,14 @@ def test_a_short_fit_is_told_to_run_longer(short):
 
 @pytest.mark.parametrize(
     ("signal", "mean_square", "ratio"),
-    [(3.0, 4.0, 3.0), (4.0, 4.0, np.inf), (0.0, 0.0, 0.0), (np.nan, np.nan, np.nan)],
-    ids=["noise", "no noise", "no gradient", "not finite"],
+    [
+        (3.0, 4.0, 3.0),
+        (4.0, 4.0, np.inf),
+        (0.0, 0.0, 0.0),
+        (np.nan, np.nan, np.nan),
+        (-np.inf, np.inf, np.nan),
+    ],
+    ids=["noise", "no noise", "no gradient", "not finite", "overflow"],
 )
 def test_a_ratio_of_signal_to_noise(signal, mean_square, ratio):
     np.testing.assert_equal(signal_to_noise(signal, mean_square), ratio)

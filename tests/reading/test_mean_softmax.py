@@ -501,3 +501,52 @@ def test_memory_does_not_grow_with_the_classes(kind):
         return temp_bytes(predict, random_params(guide), X)
 
     assert scratch(64_000) < scratch(8_000) + 64_000  # bytes; one (N, K) array takes 1,280,000
+
+
+@pytest.mark.some_cases(1)
+@pytest.mark.parametrize("chunk_size", [5, 64, 100])
+def test_gradients_are_those_of_the_means_and_scales(chunk_size, x64):
+    """All classes are drawn, so nothing jumps: beside differences, in all directions at once."""
+    num_categories = 100
+    guide = normals_of(classes=(num_categories, {"w": (D,), "b": ()}))
+    model = functools.partial(regression, num_categories=num_categories)
+    params = jax.tree.map(jnp.asarray, params_of(num_categories))
+    y = np.array([0, 3, 63, 64, 99])  # the last of a chunk, and of all
+
+    def total(params):
+        new = lc.Fitted(model, guide, params, chunk_size=chunk_size).on(X)
+        return new.log_predictive(y, rng_key=KEY, num_draws=4).sum()
+
+    params = jax.tree.map(lambda x: jnp.asarray(x, float), params)
+    grads, direction = jax.jit(jax.grad(total))(params), jax.tree.map(jnp.cos, params)
+    slope = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, grads, direction)))
+
+    def along(step):
+        return total(jax.tree.map(lambda p, d: p + step * d, params, direction))
+
+    low, high = jax.lax.map(along, jnp.array([-1e-5, 1e-5]))
+    np.testing.assert_allclose(slope, (high - low) / 2e-5, rtol=1e-4)
+
+
+def test_gradients_are_finite_where_a_chunk_adds_nothing():
+    """The last chunk has one class, which is named; and the first is 300 nats below the others."""
+    num_categories = 1001
+    guide = normals_of(classes=(num_categories, {"b": ()}))
+    loc = np.where(np.arange(num_categories) < 100, -300.0, 0.0)
+
+    def model(x, y=None):
+        with lc.class_plate("classes", num_categories, y, num_sampled=2) as classes:
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with lc.data_plate("data", len(x)) as rows:
+            utilities = jnp.zeros((len(x), 1)) + b
+            lc.sample_choice("y", utilities, classes=classes, rows=rows, obs=y)
+
+    def total(params):
+        new = lc.Fitted(model, guide, params, chunk_size=100).on(X)
+        y = np.full(N, num_categories - 1)
+        return new.log_predictive(y, rng_key=KEY, num_draws=4).sum()
+
+    scale = jnp.full(num_categories, 0.3)
+    found = jax.grad(total)({"b_auto_loc": jnp.asarray(loc, jnp.float32), "b_auto_scale": scale})
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
+    np.testing.assert_allclose(found["b_auto_loc"].sum(), 0, atol=1e-4)  # a common shift is nothing

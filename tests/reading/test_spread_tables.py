@@ -197,3 +197,27 @@ def test_no_table_is_sent():
     largest = max(np.prod(shape) for shape in shapes)
     assert largest <= 384 * num_features  # the classes that the check of chunks looks at
     assert program.memory_analysis().temp_size_in_bytes < 4 * num_classes * num_features / 8
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0])
+def test_predictions_of_utilities_drawn_alone(scale):
+    """With chunks that do not fill a device, and sums whose rest is at its mean, or drawn."""
+
+    def alone(x, y=None, rows=None):
+        with lc.class_plate("classes", 200, y, num_sampled=4) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        with lc.data_plate("data", NUM_ROWS, rows) as rows:
+            lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, obs=y)
+
+    y, among = np.arange(NUM_ROWS) * 6, np.tile([150, 3, -1], (NUM_ROWS, 1))
+    found = []
+    for mesh in (None, jax.make_mesh((8,), ("model",), (AxisType.Auto,))):
+        options = {} if mesh is None else {"mesh": mesh, "sharding": {"classes": "model"}}
+        guide = AutoNormal(alone, init_scale=scale)
+        svi = lc.SubsampledSVI(alone, guide, optax.sgd(0.0), TraceMeanField_ELBO(), **options)
+        result = svi.run(KEY, 1, X, Y, np.arange(NUM_ROWS), progress_bar=False)
+        new = lc.Fitted.from_svi(svi, result, chunk_size=10).on(X)
+        tops = new.top_classes(4, **DRAWS), new.top_classes(26, among=among, **DRAWS)
+        found.append((new.log_predictive(y, **DRAWS), *(top.log_probs for top in tops)))
+    for one, other in zip(*found, strict=True):  # blocks end elsewhere
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-3)
