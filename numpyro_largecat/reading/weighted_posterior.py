@@ -83,7 +83,7 @@ def weighted_posterior(
     posterior of each row given :math:`\theta`, all that is drawn outside of the plate, up to a bias
     of the order of 1 / M.
 
-    Cost: for each sample M + 6 runs of guide and model on the rows given, in memory at once.
+    Cost: for each sample M + 12 runs of guide and model on the rows given, in memory at once.
 
     Args:
         rng_key: A JAX random key.
@@ -101,7 +101,8 @@ def weighted_posterior(
         no plate but those of latent ones. Rows of entity plates are in the order of the ids, others
         in that of the plate's rows. They are NaN (integers and booleans -1) where an id is that of
         nobody, or where no draw has a density. So are all of a deterministic site if rows that it
-        is not in move it in any sample, unless the arguments have all rows, by no ids.
+        is not in move it in any sample, unless the arguments have all rows, by no ids. A single row
+        cannot show that others move what is in its plate.
 
         ``effective_draws`` of each row, between 1 and M: where they are a few, raise ``num_draws``.
         That they are many does not show that the guide is wide enough: one that is too narrow, as

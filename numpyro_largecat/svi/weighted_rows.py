@@ -110,12 +110,12 @@ class WeightedRows:
 
     def choose(self, is_first: Array, site: Site, first: Array, other: Array) -> Array:
         """Values of a site with the rows of the ``first`` where ``is_first``, (R,)."""
-        axes_after = -1 - _axis(site, self.plate)
+        axes_after = -1 - axis_of(site, self.plate)
         return jnp.where(is_first.reshape(-1, *(1,) * axes_after), first, other)
 
     def each_from(self, draw_of_row: Array, site: Site, draws: Array) -> Array:
         """Values of a site with each row from the draw that is named for it, (R,)."""
-        axes_after = -1 - _axis(site, self.plate)
+        axes_after = -1 - axis_of(site, self.plate)
         place = jnp.broadcast_to(draw_of_row.reshape(-1, *(1,) * axes_after), draws.shape[1:])
         return jnp.take_along_axis(draws, place[None], axis=0)[0]
 
@@ -127,34 +127,37 @@ class WeightedRows:
         if self.plate in plates_of(site):
             values = self.choose(are_known, site, values, unknown_as(values))
         for plate in plates_of(site) & self.read.keys():
-            values = self.read[plate].in_order(values, values.ndim + _axis(site, plate))
+            values = self.read[plate].in_order(values, values.ndim + axis_of(site, plate))
         return values
 
     def deterministic(self, sites: Sites) -> Sites:
-        """Sites in no plate but those of latent sites, with an axis for each of their plates."""
+        """Arrays in no plate but those of latent sites, with an axis for each of their plates."""
         latent = [plates_of(site) for site in sites.values() if is_latent(site)]
         return {
             name: site
             for name, site in of_type("deterministic", sites).items()
-            if plates_of(site) <= set().union(*latent)
+            if _is_array(site["value"])
+            and plates_of(site) <= set().union(*latent)
             and axes_after_plates(site) >= 0
             and all(
-                jnp.shape(site["value"])[_axis(site, frame.name)] == frame.size
+                jnp.shape(site["value"])[axis_of(site, frame.name)] == frame.size
                 for frame in site["cond_indep_stack"]
             )
         }
+
+    def others_in_part(self, sites: Sites) -> list[str]:
+        """Other plates with latent sites, of which some rows are held, or by ids."""
+        own = set().union(*(plates_of(site) for site in sites.values() if is_latent(site)))
+        return [
+            name
+            for name, plate in of_type("plate", sites).items()
+            if name in own - {self.plate} and (name in self.read or _rows_for_each(plate) != 1)
+        ]
 
     @property
     def are_all_in_order(self) -> bool:
         """Whether all rows of the plate are held, in their own order."""
         return not self.is_part and self.plate not in self.read
-
-    def other_rows_move(self, site: Site, first: Array, other: Array, is_same: Array) -> Array:
-        """Whether a value differs, other than in rows that are not ``is_same``, (R,)."""
-        differs = _differ(jnp.asarray(first), jnp.asarray(other))
-        if self.plate in plates_of(site):
-            differs = self.choose(is_same, site, differs, jnp.zeros_like(differs))
-        return differs.any()
 
     def are_scaled(self, sites: Sites) -> Array:
         """Whether something of a row counts other than ``scale`` times, or 0, as that of padding.
@@ -339,7 +342,7 @@ def _dims(site: Site) -> dict[str, int]:
     return {frame.name: frame.dim for frame in site["cond_indep_stack"]}
 
 
-def _axis(site: Site, plate: str) -> int:
+def axis_of(site: Site, plate: str) -> int:
     """The axis of a plate in the values of a site, counted from the end."""
     dims = _dims(site)
     if site["type"] == "sample":
@@ -347,22 +350,30 @@ def _axis(site: Site, plate: str) -> int:
     return dims[plate] - axes_after_plates(site)
 
 
+def _is_array(value: Any) -> bool:
+    """Whether this is an array of numbers; random keys, for one, are none."""
+    if not isinstance(value, (Array, np.ndarray, np.generic)):
+        return False
+    return jnp.issubdtype(value.dtype, np.number) or value.dtype == bool
+
+
 def as_number(values: Any) -> Array:
     """Values of a type that has one for what is not known: booleans as integers."""
     array = jnp.asarray(values)
-    return array.astype(int) if array.dtype == bool else array
+    has_minus_one = jnp.issubdtype(array.dtype, jnp.inexact) or jnp.issubdtype(
+        array.dtype, jnp.signedinteger
+    )
+    return array if has_minus_one else array.astype(int)
 
 
 def unknown_as(values: Array) -> Array:
     """A scalar that stands for no value, of this type: NaN or, of integers, -1."""
-    is_float = jnp.issubdtype(values.dtype, jnp.floating)
+    is_float = jnp.issubdtype(values.dtype, jnp.inexact)
     return jnp.asarray(jnp.nan if is_float else -1, values.dtype)
 
 
 def _differ(a: Array, b: Array) -> Array:
-    """Where values of the same arithmetic differ by more than rounding."""
-    if not jnp.issubdtype(a.dtype, jnp.floating):
-        return a != b
+    """Where log densities of the same arithmetic differ by more than rounding."""
     gap = jnp.abs(a - b)  # infinite, or NaN, where one is not finite
     tolerance = 100 * jnp.finfo(gap.dtype).eps * (1 + jnp.minimum(jnp.abs(a), jnp.abs(b)))
     are_close = (gap <= tolerance) | (a == b) | (jnp.isnan(a) & jnp.isnan(b))

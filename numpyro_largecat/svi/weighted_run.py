@@ -16,10 +16,9 @@ from numpyro_largecat._checks import UnsuitedModelError, is_concrete
 from numpyro_largecat.handlers.internals import check_model_trace
 from numpyro_largecat.handlers.new_draws_of_rows import new_draws_of_rows
 from numpyro_largecat.handlers.run_model import Around, as_drawn, at_values_of, sites_of
-from numpyro_largecat.handlers.sites import Sites, is_latent
+from numpyro_largecat.handlers.sites import Sites, is_latent, plates_of
+from numpyro_largecat.svi.own_rows import Drawn, moved_by_other_rows
 from numpyro_largecat.svi.weighted_rows import Terms, as_number, terms_of, weighted_rows
-
-Drawn = dict[str, Array]  # by site
 
 
 class Bad(NamedTuple):
@@ -110,9 +109,11 @@ class WeightedRun:
         sites = self._model_sites(inside)
         latent = {n: s for n, s in sites.items() if is_latent(s) and n in self.of_guide}
         computed = self.rows.deterministic(sites)
-        moved = self._moved_by_other_rows(computed, inside)
+        moved = self._moved(computed, sites, [self.plate])
         if self.rows.are_all_in_order:
             moved = {name: moves & ~are_known.all() for name, moves in moved.items()}
+        by_others = self._moved(computed, sites, self.rows.others_in_part(sites))
+        moved = {name: moves | by_others[name] for name, moves in moved.items()}
         values = {
             name: self.rows.as_read(are_known, site, as_number(site["value"]))
             for name, site in (latent | computed).items()
@@ -121,19 +122,27 @@ class WeightedRun:
         read = self.rows.read.get(self.plate)
         return values, effective if read is None else read.in_order(effective, 0), moved
 
-    def _moved_by_other_rows(self, computed: Sites, inside: Drawn) -> dict[str, Array]:
-        """Whether deterministic sites change with rows that they are not in, here half of all."""
-        is_same = self._half_of_rows()
-        drawn, _ = self.rows.latent_values(self.of_guide)
-        mixed = {
-            name: self.rows.choose(is_same, self.of_guide[name], inside[name], drawn[name])
-            for name in drawn
+    def _moved(self, computed: Sites, sites: Sites, plates: list[str]) -> dict[str, Array]:
+        """Whether deterministic sites change with rows of these plates that they are not in."""
+        draw_key, half_key = random.split(self.half_key)
+        fn = self.guide
+        for i, plate in enumerate(plates):
+            fn = new_draws_of_rows(fn, plate, random.fold_in(draw_key, i))
+        latent = {
+            name: site
+            for name, site in sites.items()
+            if is_latent(site) and name in self.of_guide and plates_of(site) & set(plates)
         }
-        again = self._model_sites(mixed) if computed else {}
-        return {
-            name: self.rows.other_rows_move(site, site["value"], again[name]["value"], is_same)
-            for name, site in computed.items()
-        }
+        again = self._sites(fn, self.guide_key, as_drawn)
+        drawn = {name: again[name]["value"] for name in latent}
+        sizes = {plate: len(sites[plate]["value"]) for plate in plates}
+        given = {name: sites[name]["value"] for name in self.of_guide.keys() & sites.keys()}
+        given = {n: v for n, v in given.items() if is_latent(sites[n])}
+
+        def sites_at(values: Drawn) -> Sites:
+            return self._model_sites(given | values)
+
+        return moved_by_other_rows(half_key, sizes, latent, drawn, computed, sites_at)
 
     def _half_of_rows(self) -> Array:
         num_rows = self.rows.num_rows

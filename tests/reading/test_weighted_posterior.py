@@ -414,9 +414,13 @@ def with_computed_sites(ids, x, rows=None):
         z = numpyro.sample("z", dist.Normal(loc, SD))
         numpyro.deterministic("powers", jnp.stack([z, z**2], -1))
         numpyro.deterministic("is_high", z > 0)
+        numpyro.deterministic("is_low", (z < 0).astype(jnp.uint8))
         numpyro.deterministic("from_mean", z - z.mean())
         numpyro.deterministic("from_first", z - z[0])
+        numpyro.deterministic("share", 1e-6 * jax.nn.softmax(z))
         numpyro.deterministic("variance", jnp.array(SD**2))  # has no axis for the people
+        numpyro.deterministic("keys", random.split(random.key(0), len(z)))
+        numpyro.deterministic("pair", (z, z))
     numpyro.deterministic("mean", z.mean())
     with lc.data_plate("data", len(IDS), rows):
         mean = numpyro.deterministic("mean_of_x", read.rows_of(z, ids))
@@ -434,25 +438,48 @@ def computed_draws(ids=IDS[:2], x=X[:2], rows=(0, 1), model=with_computed_sites)
 def test_deterministic_sites_are_those_of_the_rows_that_are_chosen():
     values = computed_draws()
     z = values["z"]
-    np.testing.assert_allclose(values["twice"], 2 * values["loc"], rtol=1e-6)
-    np.testing.assert_allclose(values["powers"], np.stack([z, z**2], -1), rtol=1e-6)
+    np.testing.assert_allclose(values["twice"], 2 * values["loc"], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(values["powers"], np.stack([z, z**2], -1), rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(values["is_high"], z > 0)
+    np.testing.assert_array_equal(values["is_low"], z < 0)
 
 
 def test_deterministic_sites_that_move_with_other_rows_are_not_known():
     """In half of the samples the first row, that others depend on, is one that is not moved."""
     values = computed_draws()
-    assert all(np.isnan(values[name]).all() for name in ("from_mean", "from_first", "mean"))
+    names = ("from_mean", "from_first", "share", "mean")
+    assert all(np.isnan(values[name]).all() for name in names)
 
 
-def test_deterministic_sites_of_observations_or_without_an_axis_of_rows_are_left_out():
-    assert not {"mean_of_x", "variance"} & computed_draws().keys()
+def test_deterministic_sites_of_observations_and_what_is_no_array_by_row_are_left_out():
+    assert not {"mean_of_x", "variance", "keys", "pair"} & computed_draws().keys()
 
 
 def test_deterministic_sites_of_nobody_are_not_known():
     values = computed_draws(np.array([3, -1]), X[:2])
     assert np.isnan(values["powers"][:, 1]).all() and (values["is_high"][:, 1] == -1).all()
     assert np.isfinite(values["powers"][:, 0]).all()
+
+
+def test_deterministic_sites_that_move_with_rows_of_another_table_are_not_known():
+    items, counts = np.array([6, 1]), lc.EntityCounts.of(7, np.array([6, 1, 3, 6]))
+
+    def model(ids, items, x, rows=None):
+        with lc.entity_plate("items", 7, items, counts) as of_item:
+            u = numpyro.sample("u", dist.Normal(0, 1))
+            numpyro.deterministic("twice_u", 2 * u)
+        numpyro.deterministic("mean_u", u.mean())
+        with lc.entity_plate("people", PEOPLE, ids, lc.EntityCounts.of(PEOPLE, IDS)) as read:
+            z = numpyro.sample("z", dist.Normal(0, SD))
+        with lc.data_plate("data", len(IDS), rows):
+            mean = read.rows_of(z, ids) + of_item.rows_of(u, items)
+            numpyro.sample("x", dist.Normal(mean, NOISE), obs=x)
+
+    args = IDS[:2], items, X[:2], jnp.arange(2)
+    svi, state = fitted(model, AutoNormal(model), *args)
+    values = lc.weighted_posterior(random.key(3), svi, state, *args, num_samples=20).values
+    assert np.isnan(values["mean_u"]).all()
+    np.testing.assert_allclose(values["twice_u"], 2 * values["u"], rtol=1e-5, atol=1e-6)
 
 
 def test_a_mean_of_all_rows_is_known():
