@@ -219,5 +219,5 @@ def test_predictions_of_utilities_drawn_alone(scale):
         new = lc.Fitted.from_svi(svi, result, chunk_size=10).on(X)
         tops = new.top_classes(4, **DRAWS), new.top_classes(26, among=among, **DRAWS)
         found.append((new.log_predictive(y, **DRAWS), *(top.log_probs for top in tops)))
-    for one, other in zip(*found, strict=True):  # blocks end elsewhere
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-3)
+    for one, other in zip(*found, strict=True):  # blocks end elsewhere: see NO_MATTER
+        np.testing.assert_allclose(one, other, rtol=0, atol=1 / 48)
