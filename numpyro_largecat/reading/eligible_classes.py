@@ -19,6 +19,11 @@ class EligibleClasses(NamedTuple):
     exclude: Array | None  # (..., R), never named
     among: Array | None  # (..., C), alone named
 
+    @property
+    def are_all(self) -> bool:
+        """Whether every class may be named."""
+        return self.exclude is None and self.among is None
+
     def only(self, values: Array, first: Array, num_categories: int) -> Array:
         """Values (..., M) of the classes from ``first`` on, -inf for those that may not be named.
 

@@ -60,7 +60,8 @@ def top_over_utilities(
     and the larger of a standard deviation and of what the variance adds to the mean exponential,
     half of it, and two standard deviations at most: a probability grows no more. As many passes
     over the classes as of ``log_mean_probs``, and one more if sites outside of the class plate are
-    drawn too.
+    drawn too. Two where some classes may not be named: these are often those that matter to the
+    sums, so that the highest of the others are found first, and all are drawn then.
     """
     utilities = gaussian.utilities
     num_tried = min(NUM_TRIED * num_top, utilities.num_categories)
@@ -73,6 +74,10 @@ def top_over_utilities(
     if gaussian.is_drawn_outside:
         high, tried = _highest(gaussian.with_progress(1), num_tried, score)
         log_probs = _log_mean_over_passes(gaussian, tried, keys)
+    elif not eligible.are_all:
+        high, tried = _highest(gaussian.with_progress(2), num_tried, score)
+        noise_key = apart_from_sites(keys[0])
+        log_probs = _log_mean(_log_probs_by_draw(gaussian, tried, None, noise_key, len(keys)))
     else:
         high, tried, by_draw = _of_highest(gaussian, score, utilities.batch_shape, num_tried, keys)
         log_probs = _log_mean(by_draw)
@@ -105,8 +110,8 @@ def _highest(gaussian: GaussianUtilities, num_top: int, score: Score) -> tuple[A
 
     shape, size = utilities.batch_shape, utilities.chunk_size
     start = RunningTop.start(shape, num_top, size, utilities.dtype)
-    found: tuple[Array, Array] = utilities.visit(add, start, RunningTop.merge).finish()
-    return found
+    high, classes = utilities.visit(add, start, RunningTop.merge).finish()
+    return high, jnp.where(high == -jnp.inf, NO_ID, classes)  # what fills a chunk has others' ids
 
 
 def _of_highest(

@@ -88,10 +88,10 @@ class Reading:
         Shapes: (..., num_top), where ``...`` is the shape of the choice.
 
         Cost: one pass over the classes, also with draws of utilities alone, which takes a second
-        product, or two passes as ``log_predictive``; 2 T passes with other draws, T + 1 if what is
-        outside of the class plate is drawn besides utilities; for other errors 4 ``num_top``
-        integrals for each observation and draw. Lists of R classes cost O(R) for each observation
-        and chunk.
+        product, or two passes as ``log_predictive``, and two with lists of classes. With other
+        draws 2 T passes, T + 1 if what is outside of the class plate is drawn besides utilities.
+        For other errors 4 ``num_top`` integrals for each observation and draw. Lists of R classes
+        cost O(R) for each observation and chunk.
 
         Args:
             num_top: Number of most probable classes, in [1, K].
