@@ -13,16 +13,16 @@ from jax import Array, random
 from numpyro_largecat.handlers.sites import Site, Sites, plates_of
 from numpyro_largecat.svi.weighted_rows import as_number, axis_of
 
-Drawn = dict[str, Array]  # by site
+Values = dict[str, Array]  # by site
 
 
 def moved_by_other_rows(
     rng_key: Array,
     sizes: dict[str, int],
     latent: Sites,
-    drawn: Drawn,
+    drawn: Values,
     computed: Sites,
-    sites_at: Callable[[Drawn], Sites],
+    sites_at: Callable[[Values], Sites],
 ) -> dict[str, Array]:
     """Of each computed site, whether rows of some plates that are not its own move it.
 
@@ -47,7 +47,7 @@ def moved_by_other_rows(
     others = {plate: ~half for plate, half in are_kept.items()}
     kept = jax.tree.map(lambda *x: jnp.stack(x), everything, are_kept, others)
 
-    def values(kept: dict[str, Array]) -> Drawn:
+    def values(kept: dict[str, Array]) -> Values:
         mixed = {
             name: jnp.where(_at(site, kept), site["value"], drawn[name])
             for name, site in latent.items()

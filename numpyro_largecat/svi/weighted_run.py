@@ -17,7 +17,7 @@ from numpyro_largecat.handlers.internals import check_model_trace
 from numpyro_largecat.handlers.new_draws_of_rows import new_draws_of_rows
 from numpyro_largecat.handlers.run_model import Around, as_drawn, at_values_of, sites_of
 from numpyro_largecat.handlers.sites import Sites, is_latent, plates_of
-from numpyro_largecat.svi.own_rows import Drawn, moved_by_other_rows
+from numpyro_largecat.svi.own_rows import Values, moved_by_other_rows
 from numpyro_largecat.svi.weighted_rows import Terms, as_number, terms_of, weighted_rows
 
 
@@ -88,7 +88,7 @@ class WeightedRun:
         bounds = logsumexp(weights, axis=0) - jnp.log(num_draws)
         return dense[0] + self.rows.scale * bounds.sum()
 
-    def resampled(self, rng_key: Array, num_draws: int) -> tuple[Drawn, Array, dict[str, Array]]:
+    def resampled(self, rng_key: Array, num_draws: int) -> tuple[Values, Array, dict[str, Array]]:
         """This draw of the dense sites, and of each row one of several, by its weight.
 
         Returns:
@@ -128,18 +128,14 @@ class WeightedRun:
         fn = self.guide
         for i, plate in enumerate(plates):
             fn = new_draws_of_rows(fn, plate, random.fold_in(draw_key, i))
-        latent = {
-            name: site
-            for name, site in sites.items()
-            if is_latent(site) and name in self.of_guide and plates_of(site) & set(plates)
-        }
+        known = {n: s for n, s in sites.items() if is_latent(s) and n in self.of_guide}
+        latent = {n: s for n, s in known.items() if plates_of(s) & set(plates)}
         again = self._sites(fn, self.guide_key, as_drawn)
         drawn = {name: again[name]["value"] for name in latent}
         sizes = {plate: len(sites[plate]["value"]) for plate in plates}
-        given = {name: sites[name]["value"] for name in self.of_guide.keys() & sites.keys()}
-        given = {n: v for n, v in given.items() if is_latent(sites[n])}
+        given = {name: site["value"] for name, site in known.items()}
 
-        def sites_at(values: Drawn) -> Sites:
+        def sites_at(values: Values) -> Sites:
             return self._model_sites(given | values)
 
         return moved_by_other_rows(half_key, sizes, latent, drawn, computed, sites_at)

@@ -119,6 +119,14 @@ def test_few_draws_of_many_classes_are_close():
     assert np.sqrt(((few - many) ** 2).mean()) < 0.06
 
 
+def intercepts(x, y=None, *, num_categories):
+    with lc.class_plate("classes", num_categories, y, num_sampled=2) as classes:
+        b = numpyro.sample("b", dist.Normal(0, 1))
+    with lc.data_plate("data", len(x)) as rows:
+        utilities = jnp.zeros((len(x), 1)) + b
+        lc.sample_choice("y", utilities, classes=classes, rows=rows, obs=y)
+
+
 def many_classes(spread):
     """A reading of 2,000 classes, and the means and standard deviations of their utilities."""
     num_categories = 2000
@@ -126,13 +134,7 @@ def many_classes(spread):
     loc, scale = rng.normal(size=num_categories), spread * rng.gamma(4, 0.25, num_categories)
     params = {"b_auto_loc": np.float32(loc), "b_auto_scale": np.float32(scale)}
 
-    def model(x, y=None):
-        with lc.class_plate("classes", num_categories, y, num_sampled=2) as classes:
-            b = numpyro.sample("b", dist.Normal(0, 1))
-        with lc.data_plate("data", len(x)) as rows:
-            utilities = jnp.zeros((len(x), 1)) + b
-            lc.sample_choice("y", utilities, classes=classes, rows=rows, obs=y)
-
+    model = functools.partial(intercepts, num_categories=num_categories)
     guide = normals_of(classes=(num_categories, {"b": ()}))
     return functools.partial(fitted_on, model, guide=guide, chunk_size=300), params, loc, scale
 
@@ -534,12 +536,7 @@ def test_gradients_are_finite_where_a_chunk_adds_nothing():
     guide = normals_of(classes=(num_categories, {"b": ()}))
     loc = np.where(np.arange(num_categories) < 100, -300.0, 0.0)
 
-    def model(x, y=None):
-        with lc.class_plate("classes", num_categories, y, num_sampled=2) as classes:
-            b = numpyro.sample("b", dist.Normal(0, 1))
-        with lc.data_plate("data", len(x)) as rows:
-            utilities = jnp.zeros((len(x), 1)) + b
-            lc.sample_choice("y", utilities, classes=classes, rows=rows, obs=y)
+    model = functools.partial(intercepts, num_categories=num_categories)
 
     def total(params):
         new = lc.Fitted(model, guide, params, chunk_size=100).on(X)
