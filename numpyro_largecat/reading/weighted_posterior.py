@@ -88,7 +88,8 @@ def weighted_posterior(
     Args:
         rng_key: A JAX random key.
         svi: The ``SubsampledSVI`` of the fit.
-        state: Its state, such as ``result.state``.
+        state: Its state, such as ``result.state``; for the averages of ``average_iterates``,
+            ``svi.init(..., init_params=lc.averaged_params(svi, result.state))``.
         *args: Arguments of the model as in training, with all that is observed of the rows to draw:
             some or all of them (all, where several rows of the data have the same id). For some,
             their places in the data too, as the argument of the model that ``lc.data_plate`` takes.
