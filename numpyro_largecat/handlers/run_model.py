@@ -16,9 +16,15 @@ from jax.typing import ArrayLike
 from numpyro.distributions.transforms import biject_to
 from numpyro.handlers import replay, seed, substitute, trace
 
-from numpyro_largecat.handlers.internals import helpful_support_errors
+from numpyro_largecat.handlers.internals import helpful_support_errors, is_of_scan
 from numpyro_largecat.handlers.shared_rows import share_rows
-from numpyro_largecat.handlers.sites import Site, Sites, is_latent
+from numpyro_largecat.handlers.sites import (
+    Site,
+    Sites,
+    check_observed_shape,
+    is_latent,
+    is_observed,
+)
 from numpyro_largecat.handlers.spread_tables import rows_of_tables, spread_tables
 from numpyro_largecat.handlers.touched_rows import TouchedRows
 
@@ -82,6 +88,9 @@ def sites_of(
                 "inside of the plate, `numpyro.param(name, table, event_dim=1)`."
             )
         raise
+    for name, site in found.items():
+        if is_observed(site) and not is_of_scan(site):
+            check_observed_shape(name, site)
     return found
 
 

@@ -105,6 +105,26 @@ def axes_after_plates(site: Site) -> int:
     return jnp.ndim(site["value"]) - num_batch
 
 
+def check_observed_shape(name: str, site: Site) -> None:
+    """Refuse an observed value that does not go with the shape of its distribution and plates.
+
+    Raises:
+        ValueError: With the site and its plates, of which JAX and NumPyro would say nothing.
+    """
+    shape, batch_shape = jnp.shape(site["value"]), site["fn"].batch_shape
+    given = shape[: len(shape) - len(site["fn"].event_shape)]
+    ends = zip(batch_shape[::-1], given[::-1], strict=False)
+    if all(1 in pair or pair[0] == pair[1] for pair in ends):
+        return
+    plates = ", ".join(f"'{frame.name}' of {frame.size}" for frame in site["cond_indep_stack"])
+    raise ValueError(
+        f"`obs` of site '{name}' must go with the shape {batch_shape} of its distribution, in "
+        f"{f'plates {plates}' if plates else 'no plate'}; got {shape}. Give the model arrays of "
+        "the same rows; for some of the rows of a plate, their row numbers too, as "
+        "`lc.data_plate` takes them."
+    )
+
+
 def scale_of(site: Site) -> Any:
     """What the log density of a site is multiplied by."""
     return 1.0 if site["scale"] is None else site["scale"]

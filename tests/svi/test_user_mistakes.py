@@ -112,6 +112,18 @@ def test_a_table_that_meets_some_rows_gets_the_way_to_read_it(is_guide):
     assert "in each step: 'classes' 17. Read arrays of all rows by `indices`" in notes
 
 
+@pytest.mark.parametrize("rows", [None, jnp.arange(3)], ids=["all rows", "other rows"])
+def test_observations_of_other_rows_than_those_of_the_plate_are_refused_by_name(rows):
+    def model(x, rows=None):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+        with lc.data_plate("data", N, rows):
+            numpyro.sample("x", dist.Normal(z, 1), obs=x)
+
+    size = N if rows is None else 3
+    with pytest.raises(ValueError, match=rf"site 'x'.*\({size},\).*'data' of {size}; got \(5,\)"):
+        init(model, jnp.zeros(5), rows)
+
+
 def test_a_subset_of_classes_that_is_not_named_is_refused():
     def model(y):
         with lc.class_plate("classes", K, y, 5):
