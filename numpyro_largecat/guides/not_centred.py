@@ -44,8 +44,15 @@ from numpyro.handlers import reparam
 from numpyro.infer.reparam import Reparam
 
 from numpyro_largecat.guides.joint_sites import holds_rows
-from numpyro_largecat.handlers.learned_parts import learned_parts
-from numpyro_largecat.handlers.sites import Site, Sites, is_latent, without_axes
+from numpyro_largecat.handlers.sites import (
+    Site,
+    Sites,
+    is_latent,
+    log_prob_of,
+    of_type,
+    without_axes,
+)
+from numpyro_largecat.handlers.what_moves import what_moves
 from numpyro_largecat.ops.lower_triangle import apply
 
 # By location and scale, and what else they have.
@@ -70,19 +77,20 @@ class not_centred:
     with a latent site ``w_decentered``, z, of the same family with location 0 and scale 1, as by
     NumPyro's ``LocScaleReparam``; w is then deterministic, and ArviZ shows both. A multivariate
     normal becomes :math:`w = \mathrm{loc} + L z` with the factor L of its covariance. Sites with
-    fixed priors, and dense sites, stay as they are.
+    fixed priors, dense sites, and sites that no other depends on stay as they are.
 
     Where steps touch some of the rows, those that are rarely touched pull a scale of the centred
     form to where they start, and those around them with it; here they do not. Keep the guide's
     usual narrow start. ``AutoRowNormal(model, follow=["tau"])`` lets rows move with the scale.
 
-    In an ``AutoGuideList`` hide the deterministic w from all parts, as NumPyro asks.
+    In an ``AutoGuideList`` hide the deterministic w from all parts, as NumPyro asks. A guide draws
+    z; NumPyro's ``Predictive(model, draws, return_sites=["w"])`` has w, called with the arguments
+    of a full model.
 
     The object is the model in that form, for guides, SVI and predictions alike. Which priors are
-    learned it sees at its first run, whose arguments must be those of training, as they are where a
-    guide or SVI is started.
+    learned it sees at its first run, with observations or without.
 
-    Cost: one more trace of the model, once; steps cost the same.
+    Cost: two more traces of the model, once; steps cost the same.
 
     Args:
         model: The model.
@@ -135,25 +143,37 @@ def learned_priors(
     """Of each latent site in a plate of rows, whether the arrays of its prior are learned.
 
     They come in two lists: all of them, and those that the form above would leave as they are.
+    Sites that nothing else depends on are left out: what a model observes is one if it is run
+    without observations, and no data move the others.
     """
-    return dict(learned_parts(model, args, kwargs, _priors_of_rows))
+    priors, log_probs = what_moves(model, args, kwargs, _priors_of_rows)
+    moves = {
+        name: set().union(*(moved_by for other, moved_by in log_probs.items() if other != name))
+        for name in priors
+    }
+    is_learned = partial(jax.tree.map, bool, is_leaf=lambda x: isinstance(x, frozenset))
+    return {name: is_learned(parts) for name, parts in priors.items() if name in moves[name]}
 
 
-def _priors_of_rows(sites: Sites) -> dict[str, Any]:
-    """The arrays of the priors of rows, and those alone that this form would leave learned."""
+def _priors_of_rows(sites: Sites) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The arrays of the priors of rows, and those alone that this form would leave learned.
+
+    Besides them the log density of each site.
+    """
     found = {}
     for name, site in sites.items():
         if is_latent(site) and any(holds_rows(f, sites) for f in site["cond_indep_stack"]):
             fn = without_axes(site["fn"])
             kept = [getattr(fn, what) for what in LOCATION_SCALE_PRIORS.get(type(fn), ())]
             found[name] = jax.tree.leaves(site["fn"]), kept
-    return found
+    samples = of_type("sample", sites)
+    return found, {name: log_prob_of(site) for name, site in samples.items()}
 
 
 def _form(learned: dict[str, Any], site: Site) -> Reparam | None:
     """How a site is written, as a handler ``reparam`` asks; None if it stays as it is."""
     parts, kept = learned.get(site["name"], ([], []))
-    if not any(parts):
+    if not any(parts) or site["is_observed"]:
         return None
     fn = without_axes(site["fn"])
     if type(fn) not in (*LOCATION_SCALE_PRIORS, dist.MultivariateNormal) or any(kept):
@@ -189,5 +209,6 @@ def _no_form(name: str, fn: Any, has_learned_shape: bool) -> NotImplementedError
     return NotImplementedError(
         f"the prior of site '{name}' is learned and is a {family}; not_centred knows {known}. "
         "Write the site around one of a fixed prior, as `tau * numpyro.sample(name, "
-        "dist.HalfNormal(1))` for HalfNormal(tau), or `jnp.exp` of a Normal for a LogNormal."
+        "dist.HalfNormal(1))` for HalfNormal(tau), or `jnp.exp` of a Normal for a LogNormal. If it "
+        "is observed in training, run the model with its observations first."
     )

@@ -19,7 +19,6 @@ from numpyro_largecat._result_so_far import attach_result
 from numpyro_largecat.handlers.sites import (
     Site,
     Sites,
-    is_latent,
     log_factor,
     log_prob_of,
     of_type,
@@ -138,7 +137,8 @@ def simulation_based_calibration(
         fit: Called with a random key and the values of all sites by name, true latent values among
             them. It returns draws of latent sites by name, with S draws on their first axis, as
             ``get_samples`` of MCMC and ``sample_posterior`` of a guide with full plates do; 99
-            draws give 100 ranks.
+            draws give 100 ranks. Deterministic sites may be among them, such as w of a
+            ``not_centred`` model, by NumPyro's ``Predictive(model, draws, return_sites=["w"])``.
         *args: Arguments of ``model``, without observations.
         rng_key: A JAX random key.
         num_sets: Number of data sets, at least 2.
@@ -156,7 +156,7 @@ def simulation_based_calibration(
     Raises:
         ValueError: If the model is given observations of what it draws, or has factors or scales of
             it, as of a minibatch, so that its draws are not those that it describes; if ``fit``
-            draws what is no latent site of the model, or another number of draws than before; if a
+            draws what is no site of the model, or another number of draws than before; if a
             quantity is not finite, or has another shape than that of the truth; if ``num_sets`` is
             below 2.
         TypeError: If ``fit`` or ``quantities`` returns no mapping.
@@ -194,9 +194,9 @@ def simulation_based_calibration(
         bar = open_bar(jax.random.split(rng_key, num_sets), unit=" sets", disable=not progress_bar)
         for key in bar:
             made_key, fit_key, tie_key = jax.random.split(key, 3)
-            made, latent = _made_up(model, made_key, args, kwargs)
+            made, known = _made_up(model, made_key, args, kwargs)
             draws = fit(fit_key, dict(made))
-            _check_draws(draws, latent, done[0].num_draws if done else None)
+            _check_draws(draws, known, done[0].num_draws if done else None)
             truth = {name: made[name] for name in draws}
             if quantities is not None:
                 truth, draws = _quantities_of(quantities, truth, dict(draws), made)
@@ -273,21 +273,22 @@ def _quantities_of(
 def _made_up(
     model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Values, list[str]]:
-    """A draw of all sites from the model, and the names of the latent ones."""
-    sites = of_type("sample", trace(seed(model, rng_key)).get_trace(*args, **kwargs))
-    latent = [name for name, site in sites.items() if is_latent(site)]
-    return {name: site["value"] for name, site in sites.items()}, latent
+    """A draw of all sites from the model, and the names of those that a fit may draw."""
+    found = trace(seed(model, rng_key)).get_trace(*args, **kwargs)
+    sites = of_type("sample", found) | of_type("deterministic", found)
+    known = [name for name, site in sites.items() if not site.get("is_observed")]
+    return {name: site["value"] for name, site in sites.items()}, known
 
 
-def _check_draws(draws: Any, latent: list[str], num_draws: int | None) -> None:
+def _check_draws(draws: Any, known: list[str], num_draws: int | None) -> None:
     if not isinstance(draws, Mapping) or not draws:
         raise TypeError(
             "`fit` must return draws of latent sites by name, with draws on their first axis; got "
             f"{describe(draws)}."
         )
-    if unknown := sorted(draws.keys() - set(latent)):
+    if unknown := sorted(draws.keys() - set(known)):
         raise ValueError(
-            f"`fit` must return draws of sites that the model draws, {latent}; it has {unknown} "
+            f"`fit` must return draws of sites that the model draws, {known}; it has {unknown} "
             "besides. Give the model in the form that is fitted, and without observations."
         )
     numbers = {name: next(iter(jnp.shape(value)), 0) for name, value in draws.items()}

@@ -25,7 +25,7 @@ def shapes_of(model, *args):
 
     def look():
         for name, site in trace(seed(model, 0)).get_trace(*args).items():
-            found[name] = site["type"], jnp.shape(site["value"])
+            found[name] = site["type"], jax.tree.map(jnp.shape, site["value"])
 
     jax.eval_shape(look)
     return found
@@ -38,7 +38,8 @@ def weights(prior):
         loc = numpyro.param("loc", jnp.array(0.3))
         scale = numpyro.sample("scale", dist.LogNormal(0, 1))
         with lc.class_plate("classes", K):
-            numpyro.sample("w", prior(loc, scale))
+            w = numpyro.sample("w", prior(loc, scale))
+        numpyro.factor("data", -(w**2).sum())
 
     return model
 
@@ -71,7 +72,7 @@ def test_the_value_has_the_prior_of_the_model(prior):
     np.testing.assert_allclose(difference, difference[0], rtol=1e-4)
 
 
-def several(groups=None):
+def several(groups):
     """Priors that are learned and fixed, in plates of rows and outside."""
     tau = numpyro.sample("tau", dist.HalfNormal(1.0))
     dense = numpyro.sample("dense", dist.Normal(0, tau))
@@ -79,16 +80,41 @@ def several(groups=None):
         fixed = numpyro.sample("fixed", dist.Normal(1, 2))
         own = numpyro.sample("own", dist.HalfCauchy(1))
         horseshoe = numpyro.sample("horseshoe", dist.Normal(0, own * tau))
-        if groups is not None:
-            numpyro.sample("grouped", dist.Normal(dense * groups, 1))
-    return fixed + horseshoe
+        grouped = numpyro.sample("grouped", dist.Normal(dense * groups, 1))
+        numpyro.sample("of_nothing_else", dist.Normal(dense, tau))
+    numpyro.factor("data", (fixed + horseshoe * grouped).sum())
 
 
 def test_only_learned_priors_of_rows_are_written_anew():
     shapes = shapes_of(lc.not_centred(several), jnp.arange(K) % 2)
     latent = [name for name, (kind, _) in shapes.items() if kind == "sample"]
     names = ["tau", "dense", "fixed", "own", "horseshoe_decentered", "grouped_decentered"]
-    assert latent == names
+    assert latent == [*names, "of_nothing_else", "data"]
+
+
+def groups(x=None, y=None, rows=None):
+    """Groups whose measurements, and the classes that these choose, are observed or drawn."""
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with lc.entity_plate("groups", 3):
+        z = numpyro.sample("z", dist.Normal(mu, 1))
+    with lc.class_plate("classes", K, y, None if y is None else 2) as classes:
+        w = numpyro.sample("w", dist.Normal(0, jnp.exp(mu)))
+    with lc.data_plate("data", 3, rows) as rows:
+        x = numpyro.sample("x", dist.Normal(z, 1), obs=x)
+        lc.sample_choice("y", x[:, None] * w, classes=classes, rows=rows, obs=y)
+
+
+def test_a_look_at_the_prior_changes_nothing_of_what_is_observed_later():
+    """Of y nothing depends on it; of x there does, and it is observed all the same."""
+    data = jnp.zeros(3), jnp.arange(3)
+    looked, fresh = lc.not_centred(groups), lc.not_centred(groups)
+    of_prior, of_data = shapes_of(looked), shapes_of(fresh, *data)
+    assert shapes_of(looked, *data) == of_data
+    latent = {name for name, (kind, _) in of_data.items() if kind == "sample"}
+    assert latent == {"mu", "z_decentered", "w_decentered", "x", "y"}
+    assert of_prior["y"][0] == "sample"
+    of_prior_later = shapes_of(fresh)
+    assert of_prior_later["x"][0] == of_prior_later["y"][0] == "sample"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +149,8 @@ def test_divergences_do_not_depend_on_the_scale():
     def model():
         tau = numpyro.param("tau", jnp.array(1.0))
         with lc.class_plate("classes", K):
-            numpyro.sample("w", dist.Normal(0, tau).expand([2]).to_event(1))
+            w = numpyro.sample("w", dist.Normal(0, tau).expand([2]).to_event(1))
+        numpyro.factor("nothing", 0.0 * w.sum())
 
     scales = (0.05, 0.1, 1.0, 10.0)
     centred = [loss_at(model, tau) for tau in scales]

@@ -62,6 +62,33 @@ def test_quantities_are_ranked_in_place_of_sites():
     assert found.ranks.keys() == {"total"} and found.ranks["total"].shape == (2,)
 
 
+def test_values_that_are_not_centred_are_ranked_with_what_they_make():
+    """Draws from the prior have the ranks of the truth too."""
+
+    @lc.not_centred
+    def model(x=None):
+        sd = numpyro.sample("sd", dist.HalfNormal(1))
+        with lc.entity_plate("people", 3):
+            w = numpyro.sample("w", dist.Normal(0, sd))
+        with lc.data_plate("data", 3):
+            numpyro.sample("x", dist.Normal(w, 1), obs=x)
+
+    def fit(rng_key, made):
+        assert made["x"].shape == (3,)
+        drawn = numpyro.infer.Predictive(model, num_samples=9)(rng_key)
+        latent = {name: drawn[name] for name in ("sd", "w_decentered")}
+        of_rows = numpyro.infer.Predictive(model, latent, return_sites=["w"])
+        return latent | of_rows(rng_key)
+
+    def ratio(values, made):
+        return {"is made of": values["w"] - values["sd"] * values["w_decentered"]}
+
+    found = lc.simulation_based_calibration(model, fit, num_sets=2, **NORMAL)
+    assert found.ranks["w"].shape == (2, 3)
+    found = lc.simulation_based_calibration(model, fit, num_sets=2, quantities=ratio, **NORMAL)
+    assert found.num_draws == 9
+
+
 def test_a_quantity_of_the_data_sees_a_posterior_that_is_the_prior():
     """Ranks of the mean are uniform then (Modrák et al.); those of the log likelihood are not."""
 
