@@ -45,6 +45,12 @@ def tokens_of_documents(corpus: Corpus) -> NDArray[np.int64]:
     return np.diff(up_to[corpus.offsets])
 
 
+def words_of_documents(corpus: Corpus, documents: Iterable[int]) -> NDArray[np.intp]:
+    """The different words of each of some documents, one document after the other."""
+    words = [np.asarray(corpus[int(d)][0], np.intp) for d in documents]
+    return np.concatenate([np.zeros(0, np.intp), *words])
+
+
 def distinct_words(corpus: Corpus, documents: Iterable[int]) -> NDArray[np.intp]:
     """The words of some documents, in order; word 0 if there are none."""
     found = np.zeros(corpus.num_words, bool)

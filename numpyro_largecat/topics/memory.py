@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from numpyro_largecat._result_so_far import held_signals
+from numpyro_largecat.data.corpus import Corpus
+from numpyro_largecat.topics.document_chunks import Batch, words_of_documents
 from numpyro_largecat.topics.problem import Priors
-from numpyro_largecat.topics.topic_table import Table
+from numpyro_largecat.topics.topic_table import Table, add_sparse
 from numpyro_largecat.topics.visits import Visit
 
 NOWHERE = 1e-30  # concentration of a topic that no document has
@@ -84,12 +86,22 @@ class Memory:
         if sums.rises is not None:
             self.rises[b] = sums.rises
 
-    def go_on_as_far_again(self) -> None:
-        """Move the counts once more by as much as the last pass did, none of them below 0."""
+    def go_on_as_far_again(self, corpus: Corpus, batches: list[Batch]) -> None:
+        """Move the counts once more by as much as the last pass did, none of them below 0.
+
+        Whatever a count is made of is multiplied as it is, so that batches and tokens still leave
+        it whole.
+        """
         assert self.before is not None
+        now = self.table.numpy()
+        longer = np.maximum(2 * now - self.before, 0)
+        ratios = np.divide(longer, now, out=np.ones_like(longer), where=now > 0)
+        counts = [_times(x, b.rows, ratios) for x, b in zip(self.counts, batches, strict=True)]
+        words = [words_of_documents(corpus, b.documents) for b in batches]
+        own = [_times(x, of_batch, ratios) for x, of_batch in zip(self.own, words, strict=True)]
         with held_signals():
-            self.table.set(np.maximum(2 * self.table.numpy() - self.before, 0))
-            self.before = None
+            self.counts, self.own, self.before = counts, own, None
+            self.table.set(sum_of_batches(batches, counts, now.shape))
 
     def pad(self, num_topics: int) -> None:
         """Add topics that no document has, up to so many."""
@@ -118,3 +130,24 @@ class Memory:
             parts[:] = [None if part is None else part[:, topics] for part in parts]
         if forget_own:
             self.own = [None] * len(self.own)
+
+
+def sum_of_batches(
+    batches: list[Batch], parts: list[csr_array | None], shape: tuple[int, int]
+) -> NDArray[np.float64]:
+    """Counts of words in topics, (V, K), from those of each batch."""
+    total = np.zeros(shape)
+    for batch, part in zip(batches, parts, strict=True):
+        if part is not None:
+            add_sparse(total, batch.rows, part)
+    return total
+
+
+def _times(
+    part: csr_array | None, words: NDArray[np.intp], ratios: NDArray[np.floating]
+) -> csr_array | None:
+    """Entries of words, a row for each, in topics times the ratios (V, K) of these."""
+    if part is None:
+        return None
+    each = ratios[np.repeat(words, np.diff(part.indptr)), part.indices].astype(part.dtype)
+    return csr_array((part.data * each, part.indices, part.indptr), part.shape)

@@ -10,8 +10,6 @@ from functools import partial
 
 import numpy as np
 from jax import Array
-from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.ops.numpy_generator import numpy_generator
@@ -20,11 +18,11 @@ from numpyro_largecat.ops.threads import at_once
 from numpyro_largecat.topics.choose_topics import choose_topics
 from numpyro_largecat.topics.document_chunks import Batch
 from numpyro_largecat.topics.learned_priors import learns_after, next_priors
-from numpyro_largecat.topics.memory import Memory
+from numpyro_largecat.topics.memory import Memory, sum_of_batches
 from numpyro_largecat.topics.number_of_topics import best_number
 from numpyro_largecat.topics.options import Options
 from numpyro_largecat.topics.problem import Problem
-from numpyro_largecat.topics.topic_table import add_sparse, topic_term
+from numpyro_largecat.topics.topic_table import topic_term
 from numpyro_largecat.topics.visits import visit_batch
 
 TRIAL_PASSES = 4  # of a number of topics
@@ -53,7 +51,7 @@ def memoized_steps(
         if memory.is_before_choice():
             yield from _choose_or_learn_number(problem, batches, memory, number, rng_key)
         if number == LONGER_STEP and memory.before is not None:
-            memory.go_on_as_far_again()
+            memory.go_on_as_far_again(problem.corpus, batches)
         found = visit_batch(
             problem,
             batches[b],
@@ -79,8 +77,8 @@ def _end_pass(
     So the start leaves with the first pass, and rounding does not add up.
     """
     counts, absence = at_once(
-        partial(_sum_of, batches, memory.counts, memory.table.shape),
-        partial(_sum_of, batches, memory.log_absence, memory.table.shape),
+        partial(sum_of_batches, batches, memory.counts, memory.table.shape),
+        partial(sum_of_batches, batches, memory.log_absence, memory.table.shape),
     )
     learns = learns_after(number, num_passes, problem)
     of_topics, priors = at_once(
@@ -149,17 +147,6 @@ def _learned_number(
             stacklevel=6,
         )
     return number
-
-
-def _sum_of(
-    batches: list[Batch], parts: list[csr_array | None], shape: tuple[int, int]
-) -> NDArray[np.float64]:
-    """Counts of words in topics, (V, K), from those of each batch."""
-    total = np.zeros(shape)
-    for batch, part in zip(batches, parts, strict=True):
-        if part is not None:
-            add_sparse(total, batch.rows, part)
-    return total
 
 
 def _batches_to_go(

@@ -16,6 +16,7 @@ from numpyro_largecat.data.checkpoints import Checkpoints
 from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.topics import (
     Options,
+    document_chunks,
     learning,
     memory,
     passes,
@@ -348,6 +349,35 @@ def test_counts_go_on_as_far_again_before_the_fifth_pass(monkeypatch) -> None:
     assert (2 * after[3] - after[2]).min() < -1e-4
 
 
+def test_what_counts_are_made_of_goes_on_as_far(monkeypatch) -> None:
+    """They are sums of what batches and tokens leave in them, after the longer step too.
+
+    A word that occurs once has but its own token in them.
+    """
+    documents = [topic_corpus(30)[d] for d in range(30)]
+    rows = [(np.append(w, V + d), np.append(n, 1)) for d, (w, n) in enumerate(documents)]
+    corpus = Corpus.from_rows(rows, V + 30)
+    as_before, looks = memory.Memory.go_on_as_far_again, []
+
+    def look(kept: memory.Memory, corpus: Corpus, batches: list[document_chunks.Batch]) -> None:
+        before = kept.table.numpy()
+        as_before(kept, corpus, batches)
+        table = kept.table.numpy()
+        assert abs(table - before).max() > 0.1
+        np.testing.assert_allclose(memory.sum_of_batches(batches, kept.counts, table.shape), table)
+        for batch, counts, own in zip(batches, kept.counts, kept.own, strict=True):
+            assert counts is not None and own is not None
+            assert (table[batch.rows] - counts.toarray() > -1e-5).all()
+            words = np.concatenate([corpus[int(d)][0] for d in batch.documents])
+            once = words >= V
+            np.testing.assert_allclose(own[once].toarray(), table[words[once]], atol=1e-6)
+            looks.append(once.sum())
+
+    monkeypatch.setattr(memory.Memory, "go_on_as_far_again", look)
+    fit_topics(KEY, corpus, K, num_active=2, batch_size=16, num_passes=5)
+    assert sum(looks) == 30
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -359,7 +389,7 @@ def test_counts_go_on_as_far_again_before_the_fifth_pass(monkeypatch) -> None:
 def test_what_has_no_longer_step_has_eight_passes(change, monkeypatch) -> None:
     """Five are enough for collapsed topics alone, which are chosen from more and take the step."""
     steps = []
-    monkeypatch.setattr(memory.Memory, "go_on_as_far_again", lambda _: steps.append(1))
+    monkeypatch.setattr(memory.Memory, "go_on_as_far_again", lambda *_: steps.append(1))
     for changes, expected in (({}, (5, 1)), (change, (8, 0))):
         steps.clear()
         passed: list[TopicFit] = []
