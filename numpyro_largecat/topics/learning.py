@@ -18,6 +18,7 @@ from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.threads import meanwhile
 from numpyro_largecat.topics.asked import Asked
 from numpyro_largecat.topics.beginning import Beginning, begin, first_counts
+from numpyro_largecat.topics.choose_topics import choose_topics
 from numpyro_largecat.topics.compile_ahead import compilations
 from numpyro_largecat.topics.document_chunks import Batch, Shapes, read_shapes
 from numpyro_largecat.topics.document_layout import PARTS, Demand
@@ -111,6 +112,12 @@ class Learning:
         if self.asked.method == "memoized":
             return memoized_steps(*shared, self.rng_key)
         return stochastic_steps(*shared, self.asked.options, self.rng_key, self._num_before)
+
+    def end_early(self) -> None:
+        """Keep as many topics as the fit is to have, if it still has candidates."""
+        num_topics = self.problem.candidates.num_topics
+        if self.memory.next_choice >= 0 and num_topics is not None:
+            choose_topics(self.memory, num_topics, self.problem)
 
     def fit(self) -> TopicFit:
         """What was learned so far."""

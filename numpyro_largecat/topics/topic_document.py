@@ -22,6 +22,7 @@ from numpyro_largecat._checks import (
     check_shape,
     is_concrete,
 )
+from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.data.corpus_entries import LARGEST_COUNT
 from numpyro_largecat.ops.topics.active_search import Effort
 from numpyro_largecat.ops.topics.document_bound import document_bound
@@ -302,6 +303,10 @@ class TopicDocument(dist.Distribution):
         )
 
     def _check(self, value: ArrayLike) -> Array:
+        if isinstance(value, Corpus):
+            raise TypeError(
+                "`value` must be an array of documents, `corpus.values()`; got a Corpus."
+            )
         check_integers("value", value)
         need = "documents with word and count of each slot"
         check_shape("`value`", value, (..., "U", 2), need)

@@ -476,6 +476,12 @@ def test_each_pass_is_shown_to_who_asks(method) -> None:
     kind = StopIteration
     ended = fit_topics(KEY, CORPUS, after_pass=enough, **options)
     np.testing.assert_array_equal(ended.posterior, seen[2].posterior)
+
+    def at_once(_):
+        raise StopIteration
+
+    ended = fit_topics(KEY, CORPUS, after_pass=at_once, **options)
+    assert len(ended.topics) == K and len(ended.bounds) == has_bounds
     kind = RuntimeError
     with pytest.raises(RuntimeError) as raised:
         fit_topics(KEY, CORPUS, after_pass=enough, **options)

@@ -15,6 +15,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
 import numpyro_largecat as lc
+from numpyro_largecat.data import Corpus
 from tests import reference_topics as reference
 from tests.memory import temp_bytes
 from tests.slow_cases import slow_case
@@ -268,6 +269,21 @@ def test_subsampled_log_density_is_scaled() -> None:
     traced = handlers.trace(handlers.seed(handlers.substitute(model, values), 0))
     site = traced.get_trace(documents, size=10)["document"]
     assert site["scale"] == 3 and site["fn"].log_prob(site["value"]).shape == (10,)
+
+
+def test_a_corpus_in_place_of_documents_is_refused() -> None:
+    """With two words each its documents have the shape of an array of words and counts."""
+    corpus = Corpus.from_documents([["a", "b"]])
+    with pytest.raises(TypeError, match=r"`corpus.values\(\)`; got a Corpus"):
+        lc.TopicDocument(np.log(np.full((1, 2), 0.5)), 1.0, 1).log_prob(corpus)
+
+
+def test_a_huge_concentration_gives_documents_of_even_frequencies() -> None:
+    """Then tokens are independent, of the mean of the topics."""
+    topics = np.log([[0.7, 0.3], [0.1, 0.9]])
+    document = np.array([[0, 2], [1, 1]])
+    found = lc.TopicDocument(topics, 1e25, 2).log_prob(document)
+    assert found == pytest.approx(2 * np.log(0.4) + np.log(0.6), abs=1e-4)
 
 
 @pytest.mark.parametrize(

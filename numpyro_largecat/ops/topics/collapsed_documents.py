@@ -253,11 +253,12 @@ def _converge(
     A document that is done waits, so that its result does not depend on those beside it.
     """
     owners = documents[1]
-    tiny = jnp.finfo(shares.dtype).tiny  # rounding may take a little more than there is
+    a_of_words = a[owners][:, None]
 
     def sweep(state: _State) -> _State:
-        of_others = (a + state.counts)[owners][:, None] - state.shares
-        shares = _normalised(rows * jnp.maximum(of_others, tiny))
+        of_others = state.counts[owners][:, None] - state.shares
+        of_others = jnp.maximum(of_others, 0)  # rounding may take a little more than there is
+        shares = _normalised(rows * (a_of_words + of_others))
         shares = jnp.where(state.goes_on[owners][:, None, None], shares, state.shares)
         counts = _counts_of(shares, documents)
         change = jnp.abs(counts - state.counts).max(axis=1)

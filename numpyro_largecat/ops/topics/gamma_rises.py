@@ -12,6 +12,8 @@ from which the logarithms of (a + n + i) / (a + i) for i = 0..5 lead to a.
 
 from __future__ import annotations
 
+import math
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -23,10 +25,9 @@ def log_gamma_rise(a: Array, n: Array) -> Array:
     low, high = a + SHIFT, a + n + SHIFT
     above = (low - 0.5) * jnp.log1p(n / low) + n * (jnp.log(high) - 1)
     first = jnp.where(n > a, jnp.log(a + n) - jnp.log(a), jnp.log1p(n / a))  # n / a may overflow
-    others = jnp.ones_like(high)
-    for i in range(1, SHIFT):
-        others *= 1 + n / (a + i)
-    rise = above + _falling_terms(high) - _falling_terms(low) - first - jnp.log(others)
+    others = [1 + n / (a + i) for i in range(1, SHIFT)]
+    first += jnp.log(others[0] * others[1]) + jnp.log(math.prod(others[2:]))  # all may overflow
+    rise = above + _falling_terms(high) - _falling_terms(low) - first
     return jnp.where(n > 0, rise, 0)  # compilers may round the terms of equal numbers apart
 
 

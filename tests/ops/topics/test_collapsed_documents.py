@@ -167,6 +167,18 @@ def test_a_block_without_words_has_no_topics() -> None:
     assert not found.counts.any() and not found.assignments.shares.any()
 
 
+@pytest.mark.parametrize("scale", [1e-8, 1e-20])
+def test_the_topics_of_a_single_token_follow_from_small_concentrations(scale: float) -> None:
+    """Nothing else is in its document: shares go by probability times concentration."""
+    probs, a, words, counts = draw()
+    single = np.where(np.arange(U) == 0, 1, 0) * np.ones_like(counts)
+    probs, a = probs.astype(np.float32), (scale * a).astype(np.float32)
+    found = fit_of(topics_of(probs), a, one_block(words, single), K, Effort(100, 1e-6, 0))
+    expected = probs[words[:, 0]] * (a / a.sum())
+    expected /= expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(counts_of(found, K), expected, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_extreme_probabilities_stay_finite() -> None:
     """A word of which the topics have next to nothing, and a document without words."""

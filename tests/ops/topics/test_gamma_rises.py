@@ -29,6 +29,14 @@ def test_rises_are_sums_over_tokens(dtype, num_tokens):
 RISES = log_gamma_rise, digamma_rise
 
 
+@pytest.mark.parametrize("num_tokens", [2e8, 2e9, 1e12])
+def test_rises_of_very_many_tokens_are_finite_in_float32(num_tokens):
+    a = np.array([1e-5, 0.3, 50.0], np.float32)
+    for rise, function in zip(RISES, (gammaln, digamma), strict=True):
+        expected = function(a.astype(float) + num_tokens) - function(a.astype(float))
+        np.testing.assert_allclose(rise(a, np.float32(num_tokens)), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("num_tokens", [1e-6, 0.3, 2.7, 1234.5])
 def test_rises_of_parts_of_tokens_are_differences(num_tokens, x64):
     a = CONCENTRATIONS[1:6]
