@@ -17,7 +17,11 @@ from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.topics.asked import Asked
 from numpyro_largecat.topics.memory import Memory
 from numpyro_largecat.topics.problem import Candidates, Learns, Priors
-from numpyro_largecat.topics.start_counts import start_at_random, start_from_documents
+from numpyro_largecat.topics.start_counts import (
+    start_at_random,
+    start_from_documents,
+    start_of_new_words,
+)
 from numpyro_largecat.topics.topic_fit import TopicFit
 from numpyro_largecat.topics.topic_table import Table
 from numpyro_largecat.topics.word_prior import WordPrior, by_documents
@@ -209,9 +213,9 @@ def first_counts(
     rng: np.random.Generator, asked: Asked, beginning: Beginning
 ) -> NDArray[np.floating]:
     """Expected counts of words in topics before the first batch, (V, K)."""
-    corpus, (num_words, num_topics) = beginning.corpus, beginning.shape
+    corpus, (_, num_topics) = beginning.corpus, beginning.shape
     if asked.prior is not None:
-        return np.zeros((num_words, num_topics))
+        return start_of_new_words(beginning.priors.words, asked.prior.posterior.shape[1])
     if isinstance(asked.start, TopicFit):
         posterior, before = _by_words_of(asked.start, corpus)
         return (posterior - before).T

@@ -82,6 +82,23 @@ def start_at_random(
     return table
 
 
+def start_of_new_words(prior: WordPrior, num_known: int) -> NDArray[np.float64]:
+    """Words from a number on are as likely in one topic as in any other.
+
+    By their prior alone they are likelier the less is known of a topic: those of few tokens would
+    have them at first, and would then be about them. They leave with the first pass.
+
+    Args:
+        prior: Of each topic and word.
+        num_known: Words that come first, and that topics know.
+    """
+    counts = np.zeros_like(prior.each)
+    new = prior.each[num_known:]
+    shares = (new / prior.totals).max(axis=1, keepdims=True)
+    counts[num_known:] = shares * prior.totals - new
+    return counts
+
+
 def _favoured_words(prior: WordPrior) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Topics whose prior favours some words, and by how much, (V, topics)."""
     own = prior.favouring_topics

@@ -418,3 +418,21 @@ def test_the_table_is_copied_once_to_choose_topics(method, num_candidates, monke
     options = Options(num_candidates=num_candidates)
     fit_topics(KEY, CORPUS, K, method=method, num_passes=3, options=options, **BATCHES)
     assert len(copies) == 1 + (num_candidates > K)
+
+
+def test_new_words_are_of_the_topics_of_their_documents() -> None:
+    """Not of a topic of few tokens, of which the fit knows least."""
+    rng = np.random.default_rng(0)
+
+    def write(*parts: tuple[int, str]) -> Corpus:
+        texts = [rng.choice(words.split(), 20) for number, words in parts for _ in range(number)]
+        return Corpus.from_documents(texts)
+
+    for seed in range(3):
+        old = write((50, "sea ship sail wave"), (50, "law court judge jury"), (2, "junk odd"))
+        before = fit_topics(jax.random.key(seed), old, 3)
+        new = write((20, "sea ship whale fish"), (20, "law court crime lawyer"))
+        later = fit_topics(KEY, new, 3, prior=before)
+        assert later.vocabulary is not None
+        found = dict(zip(later.vocabulary, later.topics.argmax(axis=0), strict=True))
+        assert found["whale"] == found["fish"] != found["crime"] == found["lawyer"]
