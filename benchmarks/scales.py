@@ -134,6 +134,7 @@ class Size(NamedTuple):
 
 
 SMALL = Size(300, 3000, 50, (1000, 30_000), nuts_draws=300)
+BUSY = Size(100, 3000, 50, (1000, 10_000), nuts_draws=300)  # thirty observations of each class
 # A class is drawn 60 times, and 2,000 times.
 LARGE = Size(5000, 10_000, 100, (3000, 30_000, 100_000), all_classes_steps=20_000)
 # 600 of the classes occur; the others are known by not being chosen.
@@ -304,7 +305,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--prior", choices=PRIORS, action="append", help="of 300 classes")
     args = parser.parse_args()
-    small, *large = QUICK if args.quick else (SMALL, LARGE, POPULAR)
+    small, *large = QUICK if args.quick else (SMALL, BUSY, LARGE, POPULAR)
     priors = args.prior or (["normal"] if args.quick else list(PRIORS))
     records: list[Any] = [machine_record(NAME, jax.devices()[0].device_kind)]
     rows = []

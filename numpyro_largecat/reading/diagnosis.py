@@ -18,7 +18,7 @@ from numpyro_largecat.reading.choice_site import find_choice
 from numpyro_largecat.reading.convergence_findings import elbo_convergence, parameter_convergence
 from numpyro_largecat.reading.findings import Diagnosis, Finding
 from numpyro_largecat.reading.gradient_signal import gradient_signals
-from numpyro_largecat.reading.learned_rows import centred_priors
+from numpyro_largecat.reading.learned_rows import learned_priors_of_classes
 from numpyro_largecat.reading.observed_choice import observed_choice, observed_in_batches
 from numpyro_largecat.reading.parts_check import check_on_batches, check_on_rows
 from numpyro_largecat.reading.unfollowed_values import unfollowed_values
@@ -87,8 +87,8 @@ def diagnose(
     check_in_range("`labels`", labels, choice.num_categories, "classes")
     findings += unfollowed_values(batch, choice.site, training.state)
     findings += _classes_seen(labels, choice.num_categories)
-    share_seen = len(np.unique(labels)) / choice.num_categories
-    return Diagnosis(findings + centred_priors(batch, choice.plate, share_seen))
+    findings += learned_priors_of_classes(batch, choice.plate, labels, choice.num_categories)
+    return Diagnosis(findings)
 
 
 def _check_followed(fit: BoundFit, batches: ArrayBatches) -> None:

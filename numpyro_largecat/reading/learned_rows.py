@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows whose prior is learned, and of which a step touches few."""
+"""Rows whose prior is learned: whether the form that it is written in suits the data."""
 
 from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
 
 from numpyro_largecat.guides.not_centred import learned_priors
 from numpyro_largecat.handlers.plate_facts import row_plates
 from numpyro_largecat.handlers.run_model import sites_of
-from numpyro_largecat.handlers.sites import plates_of
+from numpyro_largecat.handlers.sites import is_latent, plates_of
 from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.findings import Finding
 
 LEAST_SEEN = 0.5  # share of the rows, below which those without data outnumber the others
+MANY = 10  # observations of each row, from which the centred form learns sooner
+APART = "_decentered"  # ends the name of what such a site is written around
 
 
 def learned_rows(fit: BoundFit) -> dict[str, set[str]]:
@@ -30,17 +35,37 @@ def learned_rows(fit: BoundFit) -> dict[str, set[str]]:
     return found
 
 
-def centred_priors(fit: BoundFit, plate: str, share_seen: float) -> list[Finding]:
-    """A finding for each site of a class plate whose learned prior is written around its scale.
+def learned_priors_of_classes(
+    fit: BoundFit, plate: str, labels: NDArray[np.integer], num_categories: int
+) -> list[Finding]:
+    """A finding for each site of a class plate with a learned prior, in whichever form it is.
 
     Args:
         fit: The fit, on a batch.
         plate: The class plate.
-        share_seen: Share of its classes that any observation has.
+        labels: The classes of the observations.
+        num_categories: Number of classes.
     """
-    advice = "untouched rows pull it down: lc.not_centred" * (share_seen < LEAST_SEEN)
-    return [
-        Finding(f"share of rows seen, {name}, learned prior", share_seen, advice=advice)
+    seen, each = len(np.unique(labels)) / num_categories, len(labels) / num_categories
+    advice = "untouched rows pull it down: lc.not_centred" * (seen < LEAST_SEEN)
+    found = [
+        Finding(f"share of rows seen, {name}, learned prior", seen, advice=advice)
         for name, plates in learned_rows(fit).items()
         if plate in plates
     ]
+    advice = "so many that the centred form is better: leave out lc.not_centred" * (each >= MANY)
+    return found + [
+        Finding(f"observations per row, {name}, not centred", each, advice=advice)
+        for name in _not_centred_sites(fit, plate)
+    ]
+
+
+def _not_centred_sites(fit: BoundFit, plate: str) -> list[str]:
+    """Sites in the plate that are written around values of a fixed prior, as NumPyro names them."""
+
+    def names() -> list[str]:
+        sites = sites_of(fit.model, fit.args, fit.kwargs)
+        latent = [n for n, site in sites.items() if is_latent(site) and plate in plates_of(site)]
+        return [n.removesuffix(APART) for n in latent if n.endswith(APART)]
+
+    return static_result(names)

@@ -16,7 +16,7 @@ from numpyro.handlers import substitute
 from numpyro_largecat.choices.update_rules import NaturalGradient
 from numpyro_largecat.handlers.internals import eval_provenance
 from numpyro_largecat.handlers.plate_facts import row_plates
-from numpyro_largecat.handlers.run_model import at_feasible_values
+from numpyro_largecat.handlers.run_model import Around, at_feasible_values
 from numpyro_largecat.handlers.sites import (
     Site,
     base_distribution,
@@ -38,8 +38,9 @@ def unfollowed_values(fit: BoundFit, choice: str, state: Any) -> list[Finding]:
 
     It has the share of u that is taken from the draw of each step, on average over observations
     that have been visited; NaN if the state of a ``NaturalGradient`` that says so is not known, and
-    0 with any other rule. There is none of rows of class plates, of which
-    u follows the label's, nor of points, which have no width.
+    0 with any other rule. There is none of rows of class plates, of which u follows the label's, of
+    what the guide moves these rows with, as ``AutoRowNormal(follow=)`` does, and of points, which
+    have no width.
 
     Args:
         fit: The fit, on a batch.
@@ -76,19 +77,32 @@ def _sites_around(fit: BoundFit, name: str) -> list[str]:
         if not _is_point(guide_sites.get(site))
     }
 
-    def utilities(**values: Any) -> Any:
+    def around(values: dict[str, Any]) -> Around:
         def given(msg: Site) -> Any:
             return values.get(msg["name"])
 
-        def around(model: Any) -> Any:
-            return substitute(at_feasible_values(model), substitute_fn=given)
+        return lambda fn: substitute(at_feasible_values(fn), substitute_fn=given)
 
-        followed = param_options(fit.sites(fit.model, around=around)[name]).follow
+    def utilities(**values: Any) -> Any:
+        sites = fit.sites(fit.model, around=around(values))
+        followed = param_options(sites[name]).follow
         if followed.own is None:
             return followed.values
         return followed.own.values_at(jnp.zeros_like(followed.own.drawn))
 
-    return sorted(eval_provenance(utilities, **values)) if values else []
+    def guide_of_rows(**values: Any) -> Any:
+        found = fit.sites(fit.guide, touched, around=around(values))
+        rows = [site for site in found.values() if plates_of(site) & of_classes]
+        return [jax.tree.leaves(site["fn"]) for site in rows if is_latent(site)]
+
+    if not values:
+        return []
+    moved_with_rows = frozenset().union(
+        *jax.tree.leaves(
+            eval_provenance(guide_of_rows, **values), is_leaf=lambda x: isinstance(x, frozenset)
+        )
+    )
+    return sorted(eval_provenance(utilities, **values) - moved_with_rows)
 
 
 def _is_point(site: Site | None) -> bool:

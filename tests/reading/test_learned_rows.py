@@ -12,7 +12,7 @@ import pytest
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
-from numpyro_largecat.reading.learned_rows import centred_priors, learned_rows
+from numpyro_largecat.reading.learned_rows import learned_priors_of_classes, learned_rows
 from tests.models import NUM_CATEGORIES, hierarchical, make_data
 
 X, Y = make_data()
@@ -26,10 +26,28 @@ def bound(model, *args):
 def test_a_learned_prior_of_rows_is_told_from_a_fixed_one():
     fit = bound(hierarchical(num_sampled=4), X, Y, ROWS)
     assert learned_rows(fit) == {"w": {"classes"}}
-    few, many = (centred_priors(fit, "classes", share)[0] for share in (0.1, 0.9))
-    assert few.value == 0.1 and few.advice.endswith("lc.not_centred") and not many.advice
-    assert centred_priors(fit, "another", 0.1) == []
     assert learned_rows(bound(lc.not_centred(hierarchical(num_sampled=4)), X, Y, ROWS)) == {}
+
+
+@pytest.mark.parametrize("is_centred", [True, False])
+def test_the_form_of_a_learned_prior_is_judged_by_the_data(is_centred):
+    """Centred by how many classes occur at all, not centred by how often each does."""
+    model = hierarchical(num_sampled=4)
+    fit = bound(model if is_centred else lc.not_centred(model), X, Y, ROWS)
+    size = NUM_CATEGORIES
+
+    def found(labels, plate="classes"):
+        return learned_priors_of_classes(fit, plate, np.asarray(labels), size)
+
+    (one_class,), (all_classes,) = found(np.zeros(20 * size, int)), found(np.arange(size))
+    (often,) = found(np.tile(np.arange(size), 10))
+    assert found([0], "another") == []
+    if is_centred:
+        assert one_class.value == 1 / size and one_class.advice.endswith("lc.not_centred")
+        assert all_classes.value == 1 and not all_classes.advice and not often.advice
+    else:
+        assert all_classes.value == 1 and not all_classes.advice
+        assert often.value == 10 and often.advice.endswith("leave out lc.not_centred")
 
 
 @pytest.mark.slow

@@ -90,6 +90,16 @@ def test_what_moves_utilities_around_the_values_to_follow_is_named(options, site
     assert all(np.isnan(finding.value) and not finding.advice for finding in findings)
 
 
+def test_values_that_the_guide_moves_rows_of_classes_with_are_not_named():
+    """Their widths are those of the guide, and a choice cannot follow them besides."""
+    row_guide = lc.AutoRowNormal(model, follow=["b"])
+    svi = lc.SubsampledSVI(model, row_guide, optax.adam(0.1), TraceMeanField_ELBO())
+    data = USERS, Y, np.arange(N)
+    params = svi.get_params(svi.init(jax.random.key(0), *data))
+    fit = lc.Fitted(model, row_guide, params).on(*data)
+    assert [found.name.split()[-1] for found in unfollowed_values(fit._fit, "y", None)] == ["v"]
+
+
 def test_the_share_is_that_of_observations_that_have_been_visited():
     """Half of them, four times each: some by noisy draws, and some by draws that u is all of."""
     known = lc.update_rules.NaturalGradient().init(jnp.zeros(N))
