@@ -43,7 +43,7 @@ def find_choice(fit: BoundFit) -> ChoiceSite:
             "the model has no choice to read, no site with UtilityCategorical or one of its "
             "bounds. Other outcomes are predicted by NumPyro's `Predictive`, and scored by its "
             "`log_likelihood`, from guide and model with full plates; `to_arviz` without `obs` "
-            "shows the posterior."
+            "shows the posterior, and `diagnose` of a fit `from_svi` looks at its steps."
         )
     if not plates:
         raise ValueError(
@@ -75,6 +75,12 @@ def find_choice(fit: BoundFit) -> ChoiceSite:
             f"the model are {list(choices)}, and its class plates {list(plates)}."
         )
     return found[0]
+
+
+def has_choices(fit: BoundFit) -> bool:
+    """Whether the model has choices at all."""
+    _check_takes(fit)
+    return bool(_look(fit, without_errors(fit.model, fit.guide)[0])[1])
 
 
 def _check_takes(fit: BoundFit) -> None:

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from numpyro_largecat._checks import check_in_range, why_not_taken
 from numpyro_largecat.reading.bound_fit import BoundFit
 from numpyro_largecat.reading.bound_gap import bound_gap
-from numpyro_largecat.reading.choice_site import find_choice
+from numpyro_largecat.reading.choice_site import find_choice, has_choices
 from numpyro_largecat.reading.convergence_findings import elbo_convergence, parameter_convergence
 from numpyro_largecat.reading.findings import Diagnosis, Finding
 from numpyro_largecat.reading.gradient_signal import gradient_signals
@@ -55,17 +55,12 @@ def diagnose(
     if batches is not None:
         _check_followed(fit, batches)
     batch = fit if batches is None else fit.followed_by(batches.draw(rng_key))
+    keys = jax.random.split(rng_key, num_repeats)
+    if not has_choices(batch) and (of_steps := _of_steps(batch, training, keys)):
+        return Diagnosis(of_steps)
     choice = find_choice(batch)
     observed = observed_choice(batch, choice.site)
-    keys = jax.random.split(rng_key, num_repeats)
-    findings = [] if training.losses is None else [elbo_convergence(training.losses)]
-    r_hats = parameter_convergence(training.iterates)
-    findings += [*r_hats.values(), *bound_gap(batch, observed, keys)]
-    if training.plan is not None and training.state is not None:
-        still_rises = any(finding.advice for finding in findings[:1])
-        drifting = {name for name, finding in r_hats.items() if finding.advice}
-        drifting |= fit.params.keys() - r_hats.keys() if still_rises else set()
-        findings += gradient_signals(batch, training.plan, training.state, drifting, keys)
+    findings = [*_of_steps(batch, training, keys), *bound_gap(batch, observed, keys)]
     everything = observed
     if batches is not None:
         everything = observed_in_batches(fit, batches, choice.site)
@@ -89,6 +84,19 @@ def diagnose(
     findings += _classes_seen(labels, choice.num_categories)
     findings += learned_priors_of_classes(batch, choice.plate, labels, choice.num_categories)
     return Diagnosis(findings)
+
+
+def _of_steps(batch: BoundFit, training: Training, keys: Array) -> list[Finding]:
+    """What the steps of the fit say, of whatever model."""
+    findings = [] if training.losses is None else [elbo_convergence(training.losses)]
+    still_rises = any(finding.advice for finding in findings)
+    r_hats = parameter_convergence(training.iterates)
+    findings += r_hats.values()
+    if training.plan is not None and training.state is not None:
+        drifting = {name for name, finding in r_hats.items() if finding.advice}
+        drifting |= batch.params.keys() - r_hats.keys() if still_rises else set()
+        findings += gradient_signals(batch, training.plan, training.state, drifting, keys)
+    return findings
 
 
 def _check_followed(fit: BoundFit, batches: ArrayBatches) -> None:

@@ -335,7 +335,8 @@ class Reading:
 
         The arguments of the model have the observed choices here, those of one minibatch, unless
         ``batches`` are given. What only ``Fitted.from_svi`` knows is left out of a fit that was
-        made from parameters: R-hats, but for that of the ELBO with ``losses``, and gradients.
+        made from parameters: R-hats, but for that of the ELBO with ``losses``, and gradients. Of a
+        model without choices there are these alone.
 
         - **R-hat of the ELBO** over four segments of the last half of its steps: well above 1 while
           the ELBO still rises. **R-hat of a parameter**: the same of up to 16 of its numbers that
@@ -398,7 +399,8 @@ class Reading:
             A ``Diagnosis``; print it.
 
         Raises:
-            ValueError: If the model observes no such choice, or a number is too small.
+            ValueError: If the model observes no such choice, and nothing is known of its steps; or
+                if a number is too small.
 
         Example:
             >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax

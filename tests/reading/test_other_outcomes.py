@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
+from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from scipy.special import log_softmax
 
@@ -45,6 +47,23 @@ def test_arviz_shows_the_posterior_whatever_rows_there_are(fitted, num_rows: int
     v = data["posterior"]["v"].values
     assert v.shape == (1, 50, 8)
     np.testing.assert_allclose(v.mean((0, 1)), np.arange(8), atol=0.08)  # 5.6 standard errors
+
+
+def test_a_diagnosis_looks_at_the_steps_of_any_fit(fitted) -> None:
+    """Those of a fit that has hardly begun still rise; of parameters alone nothing is known."""
+    guide = AutoNormal(random_effects)
+    svi = lc.SubsampledSVI(random_effects, guide, optax.adam(0.05), TraceMeanField_ELBO())
+    x = np.random.default_rng(0).normal(GROUPS, 0.5).astype(np.float32)
+    batches = lc.ArrayBatches(GROUPS, x, batch_size=N)
+    result = svi.run(jax.random.key(0), 60, batches=batches, progress_bar=False)
+    on_nothing = lc.Fitted.from_svi(svi, result).on()
+    found = on_nothing.diagnose(rng_key=jax.random.key(1), batches=batches, num_repeats=5)
+    by_name = {finding.name: finding for finding in found.findings}
+    assert "run longer" in by_name["R-hat of the ELBO"].advice
+    signals = [f for f in found.findings if f.group == "gradient signal to noise"]
+    assert len(signals) == 4 and max(signal.value for signal in signals) > 1
+    with pytest.raises(ValueError, match="the model has no choice to read"):
+        fitted.on(GROUPS, x, np.arange(N)).diagnose(rng_key=jax.random.key(1))
 
 
 def test_a_parameter_that_rows_share_may_be_declared_inside_their_plate() -> None:
