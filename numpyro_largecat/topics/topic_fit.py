@@ -55,8 +55,9 @@ class TopicFit:
         vocabulary: The words, or None where they are not known.
         bounds: Of the corpus after each pass in nats, shape (passes,), with the concentrations of
             that pass. The first passes may have more topics, see ``num_candidates``, and it falls
-            where these leave. That of "mean_field" is at most the log evidence; "collapsed" takes
-            tokens of a topic at their mean, which may be half a nat for each topic too high. Empty
+            where these leave. That of "mean_field" is at most the log evidence (in float32 to
+            1e-7 of its size); "collapsed" takes tokens of a topic at their mean, which may be half
+            a nat for each topic too high. Empty
             for "stochastic", which never sees the whole corpus at once.
         inference: "collapsed" or "mean_field": how documents are solved for, in the fit and by
             ``proportions``.
@@ -197,7 +198,9 @@ class TopicFit:
     def proportions(self, corpus: AnyCorpus) -> NDArray[np.floating]:
         """Posterior mean topic frequencies of documents, (N, K), each row summing to 1.
 
-        A document without words has those of the prior, and a warning says how many there are.
+        A document without words has those of the prior, and a warning says how many there are. All
+        are taken as new: those that were fitted have their own tokens in the topics, which the fit
+        leaves out of them.
 
         Args:
             corpus: Documents with the vocabulary of the fit, or their counts (N, V) as a scipy

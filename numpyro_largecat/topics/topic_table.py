@@ -148,7 +148,7 @@ def topic_term(
 
     With expected counts (V, K), and 0 for the log probability that there are none, it is that of
     the best q(phi), Eq. 35; with that probability phi is integrated out. Sums over all words are
-    then at their means where there are any, which adds about half a nat for each topic at most.
+    then at their means where there are any, which adds half a nat or so for each topic at most.
     """
     blocks = [slice(v, v + WORDS_AT_ONCE) for v in range(0, len(counts), WORDS_AT_ONCE)]
     of_words = at_once(*(partial(_rises_of_words, counts, prior, log_absence, b) for b in blocks))
