@@ -206,7 +206,14 @@ class Corpus:
             )
         rows = [([w for w, n in pairs if n], [n for _, n in pairs if n]) for pairs in documents]
         words = tuple(dictionary[i] for i in range(len(ids)))
-        return cls.from_rows(rows, len(words), words)
+        try:
+            return cls.from_rows(rows, len(words), words)
+        except ValueError as error:
+            error.add_note(
+                "`filter_extremes`, `filter_tokens` and `compactify` give the words of a "
+                "dictionary new ids: after them count documents again, by its `doc2bow`."
+            )
+            raise
 
     @classmethod
     def concatenate(cls, corpora: Iterable[Corpus], *others: object) -> Corpus:

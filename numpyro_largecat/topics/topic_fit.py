@@ -168,6 +168,7 @@ class TopicFit:
         check_one_of("by", by, ("probability", "relevance", "frex"))
         if weight is not None:
             check_interval("weight", weight, "[0, 1]")
+            check_one_of("by", by, ("relevance", "frex"), or_else=" where `weight` is given")
         topics, tokens = self.topics, self._tokens().sum(axis=0)
         everywhere, over_topics = tokens / tokens.sum(), topics.sum(axis=0)
         found = []

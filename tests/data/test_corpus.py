@@ -211,6 +211,12 @@ def test_a_missing_text_is_named(missing) -> None:
         Corpus.from_documents([["a"], missing])
 
 
+def test_ids_that_a_gensim_dictionary_no_longer_has_are_explained() -> None:
+    with pytest.raises(ValueError, match=r"integers in \[0, 1\); got word 1") as raised:
+        Corpus.from_gensim([[(1, 1)]], {0: "a"})
+    assert "by its `doc2bow`" in raised.value.__notes__[-1]
+
+
 def test_a_gensim_dictionary_with_gaps_is_refused() -> None:
     with pytest.raises(ValueError, match="must have the ids 0 to 1"):
         Corpus.from_gensim([[(0, 1)]], {0: "a", 2: "c"})

@@ -216,6 +216,7 @@ def test_a_word_without_tokens_is_in_no_top(prior) -> None:
     [
         (dict(by="lift"), "'probability', 'relevance', 'frex'; got 'lift'"),
         (dict(by="frex", weight=1.5), r"`weight` must be in \[0, 1\]"),
+        (dict(weight=0.3), r"'relevance', 'frex' where `weight` is given; got 'probability'"),
     ],
 )
 def test_other_orders_are_refused(fit, change, message) -> None:
