@@ -104,8 +104,8 @@ class Reading:
 
         Returns:
             Classes and their log probabilities. Where fewer than ``num_top`` classes may be named
-            or are possible, the others are -1, of log probability -inf; NaN in rows without any that
-            is possible.
+            or are possible, the others are -1, of log probability -inf; NaN in rows where none is
+            possible.
 
         Raises:
             ValueError: If ``num_top`` is out of range, only one of ``rng_key`` and ``num_draws``
