@@ -42,6 +42,8 @@ class PartsCheck(NamedTuple):
     log_sds: dict[str, float] | None = None  # greatest sd of the log of positive sites, by site
     class_shares: NDArray[np.float64] | None = None  # of the sd (T,), mean over a row
     why_unknown: str = ""  # of the small sites, if it is not that the rows are few
+    small_noise: float = 0.0  # nats that the sampled rows bring into the ratios of the small sites
+    rows_needed: int | None = None  # for the small sites, where the rows are sampled and too few
 
     def of_weighted_rows(self) -> PartsCheck:
         """Without what compares small sites with the model at rows of one draw each.
@@ -57,8 +59,10 @@ class PartsCheck(NamedTuple):
         """Lines of a diagnosis."""
         findings = []
         if self.small_sites is not None:
+            needed = self.rows_needed
+            enough = if_unknown if needed is None else f"give `num_rows={needed}` or more"
             advice = self.why_unknown or _advice(
-                self.small_sites, "give these sites an AutoMultivariateNormal", if_unknown
+                self.small_sites, "give these sites an AutoMultivariateNormal", enough
             )
             findings.append(Finding("Pareto k of the small sites", self.small_sites, None, advice))
         for name, share in (self.small_shares or {}).items():
@@ -135,7 +139,20 @@ def check_on_batches(
     chosen_rows = fit.followed_by(batches.take(jnp.asarray(ids)))
     utilities = ChunkedUtilities.of(chosen_rows, is_drawn=True)
     own = Observed(jnp.asarray(np.take(labels, ids, axis)), rows)
-    return _check(rng_key, utilities, own, chosen, num_draws)
+    found = _check(rng_key, utilities, own, chosen, num_draws)
+    needed = _rows_needed(found.small_noise, number, others.size)
+    return found._replace(rows_needed=needed if needed > number else None)
+
+
+def _rows_needed(noise: float, number: int, num_others: int) -> int:
+    """Of so many rows, from a sample's noise, how many bring noise that is less than the most.
+
+    Its square goes with 1 / n - 1 / N, as that of the sum of N from n.
+    """
+    if not noise >= MOST_NOISE or number == 0:
+        return number
+    least = (0.9 * MOST_NOISE / noise) ** 2 * (1 / number - 1 / num_others)
+    return int(np.ceil(1 / (1 / num_others + least)))
 
 
 def _choose_classes(
@@ -163,8 +180,9 @@ def _check(
         log_sds = {
             name: float(small.drawn.values[name][0].std(axis=0).max()) for name in small.positive
         }
+        k, of_sites = float(_k(small)[0]), _small_shares(small)
         found = PartsCheck(
-            float(_k(small)[0]), None, _small_shares(small), log_sds, why_unknown=small.why_unknown
+            k, None, of_sites, log_sds, None, small.why_unknown, float(small.noise[0])
         )
     if chosen is not None and chosen.size:
         ids = jnp.asarray(chosen, jnp.int32)

@@ -189,8 +189,12 @@ def test_rows_of_the_classes_and_a_sample_of_others_stand_for_all():
     few = check(45)
     assert np.isnan(few.small_sites)
     assert len(few.classes) == 4  # class 2 has more than 45 rows
+    assert few.rows_needed is not None and few.rows_needed > 45
+    assert np.isfinite(check(few.rows_needed).small_sites)
+    advice = few.findings("")[0].advice
+    assert advice.endswith(f"give `num_rows={few.rows_needed}` or more")
     every = check(1000)
-    assert np.isfinite(every.small_sites)
+    assert np.isfinite(every.small_sites) and every.rows_needed is None
     assert len(every.classes) == K and np.isfinite(every.classes).all()
 
 
