@@ -40,19 +40,21 @@ import jax
 import numpyro
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.handlers import reparam
+from numpyro.handlers import block, reparam
 from numpyro.infer.reparam import Reparam
 
 from numpyro_largecat.guides.joint_sites import holds_rows
+from numpyro_largecat.handlers.learned_parts import learned_parts
+from numpyro_largecat.handlers.run_model import sites_of
 from numpyro_largecat.handlers.sites import (
     Site,
     Sites,
+    is_continuous_latent,
     is_latent,
-    log_prob_of,
-    of_type,
+    is_observed,
     without_axes,
 )
-from numpyro_largecat.handlers.what_moves import what_moves
+from numpyro_largecat.handlers.static_result import static_result
 from numpyro_largecat.ops.lower_triangle import apply
 
 # By location and scale, and what else they have.
@@ -77,7 +79,7 @@ class not_centred:
     with a latent site ``w_decentered``, z, of the same family with location 0 and scale 1, as by
     NumPyro's ``LocScaleReparam``; w is then deterministic, and ArviZ shows both. A multivariate
     normal becomes :math:`w = \mathrm{loc} + L z` with the factor L of its covariance. Sites with
-    fixed priors, dense sites, and sites that no other depends on stay as they are.
+    fixed priors, dense and discrete sites stay as they are.
 
     Where steps touch some of the rows, those that are rarely touched pull a scale of the centred
     form to where they start, and those around them with it; here they do not. Keep the guide's
@@ -89,7 +91,9 @@ class not_centred:
     of a full model.
 
     The object is the model in that form, for guides, SVI and predictions alike. Which priors are
-    learned it sees at its first run, with observations or without.
+    learned it sees at its first run that observes something, whose arguments must be those of
+    training, as they are where a guide or SVI is started; until then, as in draws from the prior,
+    at each run. What such a run draws and others observe is written in that form too.
 
     Cost: two more traces of the model, once; steps cost the same.
 
@@ -123,7 +127,7 @@ class not_centred:
 
     def __init__(self, model: Callable[..., Any]) -> None:
         self.model = model
-        self._learned: dict[str, Any] | None = None  # priors, once the model has been run
+        self._learned: dict[str, Any] | None = None  # priors, once a run has observed something
         update_wrapper(self, model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -133,9 +137,16 @@ class not_centred:
             *args: Its arguments.
             **kwargs: Its keyword arguments.
         """
-        if self._learned is None:
-            self._learned = learned_priors(self.model, args, kwargs)
-        return reparam(self.model, config=partial(_form, self._learned))(*args, **kwargs)
+        if self._learned is not None:
+            return self._in_form(self._learned, True, args, kwargs)
+        learned = learned_priors(self.model, args, kwargs)
+        observes = _observes(self.model, args, kwargs)
+        if observes:
+            self._learned = learned
+        return self._in_form(learned, observes, args, kwargs)
+
+    def _in_form(self, learned: dict[str, Any], observes: bool, args: Any, kwargs: Any) -> Any:
+        return reparam(self.model, config=partial(_form, learned, observes))(*args, **kwargs)
 
 
 def learned_priors(
@@ -144,42 +155,46 @@ def learned_priors(
     """Of each latent site in a plate of rows, whether the arrays of its prior are learned.
 
     They come in two lists: all of them, and those that the form above would leave as they are.
-    Sites that nothing else depends on are left out: what a model observes is one if it is run
-    without observations, and no data move the others.
     """
-    priors, log_probs = what_moves(model, args, kwargs, _priors_of_rows)
-    moves = {
-        name: set().union(*(moved_by for other, moved_by in log_probs.items() if other != name))
-        for name in priors
-    }
-    is_learned = partial(jax.tree.map, bool, is_leaf=lambda x: isinstance(x, frozenset))
-    return {name: is_learned(parts) for name, parts in priors.items() if name in moves[name]}
+    return dict(learned_parts(model, args, kwargs, _priors_of_rows))
 
 
-def _priors_of_rows(sites: Sites) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The arrays of the priors of rows, and those alone that this form would leave learned.
-
-    Besides them the log density of each site.
-    """
+def _priors_of_rows(sites: Sites) -> dict[str, Any]:
+    """The arrays of the priors of rows, and those alone that this form would leave learned."""
     found = {}
     for name, site in sites.items():
         if is_latent(site) and any(holds_rows(f, sites) for f in site["cond_indep_stack"]):
             fn = without_axes(site["fn"])
             kept = [getattr(fn, what) for what in LOCATION_SCALE_PRIORS.get(type(fn), ())]
             found[name] = jax.tree.leaves(site["fn"]), kept
-    samples = of_type("sample", sites)
-    return found, {name: log_prob_of(site) for name, site in samples.items()}
+    return found
 
 
-def _form(learned: dict[str, Any], site: Site) -> Reparam | None:
-    """How a site is written, as a handler ``reparam`` asks; None if it stays as it is."""
+def _observes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a run with these arguments observes anything."""
+
+    def look() -> bool:
+        return any(is_observed(site) for site in sites_of(model, args, kwargs).values())
+
+    with block():
+        return static_result(look)
+
+
+def _form(learned: dict[str, Any], observes: bool, site: Site) -> Reparam | None:
+    """How a site is written, as a handler ``reparam`` asks; None if it stays as it is.
+
+    In a run that ``observes`` nothing the families that have no such form stay too, which may be
+    those of what is observed in others.
+    """
     parts, kept = learned.get(site["name"], ([], []))
-    if not any(parts) or site["is_observed"]:
+    if not any(parts) or not is_continuous_latent(site):
         return None
     fn = without_axes(site["fn"])
-    if type(fn) not in (*LOCATION_SCALE_PRIORS, dist.MultivariateNormal) or any(kept):
+    if type(fn) in (*LOCATION_SCALE_PRIORS, dist.MultivariateNormal) and not any(kept):
+        return _Standard()
+    if observes:
         raise _no_form(site["name"], fn, any(kept))
-    return _Standard()
+    return None
 
 
 class _Standard(Reparam):
@@ -210,6 +225,5 @@ def _no_form(name: str, fn: Any, has_learned_shape: bool) -> NotImplementedError
     return NotImplementedError(
         f"the prior of site '{name}' is learned and is a {family}; not_centred knows {known}. "
         "Write the site around one of a fixed prior, as `tau * numpyro.sample(name, "
-        "dist.HalfNormal(1))` for HalfNormal(tau), or `jnp.exp` of a Normal for a LogNormal. If it "
-        "is observed in training, run the model with its observations first."
+        "dist.HalfNormal(1))` for HalfNormal(tau), or `jnp.exp` of a Normal for a LogNormal."
     )

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from numpyro.handlers import seed, substitute, trace
+from numpyro.handlers import condition, seed, substitute, trace
 from numpyro.infer import TraceMeanField_ELBO
 
 import numpyro_largecat as lc
@@ -89,7 +89,7 @@ def test_only_learned_priors_of_rows_are_written_anew():
     shapes = shapes_of(lc.not_centred(several), jnp.arange(K) % 2)
     latent = [name for name, (kind, _) in shapes.items() if kind == "sample"]
     names = ["tau", "dense", "fixed", "own", "horseshoe_decentered", "grouped_decentered"]
-    assert latent == [*names, "of_nothing_else", "data"]
+    assert latent == [*names, "of_nothing_else_decentered", "data"]
 
 
 def groups(x=None, y=None, rows=None):
@@ -105,16 +105,37 @@ def groups(x=None, y=None, rows=None):
 
 
 def test_a_look_at_the_prior_changes_nothing_of_what_is_observed_later():
-    """Of y nothing depends on it; of x there does, and it is observed all the same."""
+    """In draws from the prior x is a row like others, and y has no such form."""
     data = jnp.zeros(3), jnp.arange(3)
     looked, fresh = lc.not_centred(groups), lc.not_centred(groups)
     of_prior, of_data = shapes_of(looked), shapes_of(fresh, *data)
     assert shapes_of(looked, *data) == of_data
     latent = {name for name, (kind, _) in of_data.items() if kind == "sample"}
     assert latent == {"mu", "z_decentered", "w_decentered", "x", "y"}
-    assert of_prior["y"][0] == "sample"
-    of_prior_later = shapes_of(fresh)
-    assert of_prior_later["x"][0] == of_prior_later["y"][0] == "sample"
+    assert of_prior["y"][0] == "sample" and of_prior["x"][0] == "deterministic"
+    assert shapes_of(fresh)["x"][0] == "sample"
+
+
+def test_rows_are_written_anew_where_nothing_is_observed():
+    """As where a model ends before its likelihood, or a guide draws what it has fitted."""
+
+    def model(y=None):
+        tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+        with lc.class_plate("classes", K):
+            w = numpyro.sample("w", dist.Normal(0, tau))
+        if y is not None:
+            numpyro.factor("data", -(w**2).sum())
+
+    for arguments in ((), (1,)):
+        shapes = shapes_of(lc.not_centred(model), *arguments)
+        assert "w_decentered" in shapes and shapes["w"][0] == "deterministic"
+
+
+def test_what_a_handler_observes_stays_as_it_is():
+    values = {"x": jnp.full(3, 5.0)}
+    shapes = shapes_of(condition(lc.not_centred(groups), values))
+    assert shapes["x"][0] == "sample" and "x_decentered" not in shapes
+    assert "z_decentered" in shapes
 
 
 @pytest.mark.parametrize(
