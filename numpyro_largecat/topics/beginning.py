@@ -215,7 +215,8 @@ def first_counts(
     """Expected counts of words in topics before the first batch, (V, K)."""
     corpus, (_, num_topics) = beginning.corpus, beginning.shape
     if asked.prior is not None:
-        return start_of_new_words(beginning.priors.words, asked.prior.posterior.shape[1])
+        words, num_known = beginning.priors.words, asked.prior.posterior.shape[1]
+        return start_of_new_words(words, num_known, by_log=asked.inference == "mean_field")
     if isinstance(asked.start, TopicFit):
         posterior, before = _by_words_of(asked.start, corpus)
         return (posterior - before).T

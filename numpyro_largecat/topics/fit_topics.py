@@ -130,8 +130,8 @@ def fit_topics(
         progress_bar: Show batches, speed, time left and the bound.
         after_pass: Called with the fit so far after each pass, such as to print its ``score`` or
             keep its topics. In the first two passes it has more topics, see ``num_candidates`` of
-            ``lc.topics.Options``. ``StopIteration`` ends the fit, which is then returned, with K of
-            these topics; of what else it raises it is the ``result_so_far``.
+            ``lc.topics.Options``. ``StopIteration`` ends the fit, which is then returned, with a
+            warning if it has more topics; of what else it raises it is the ``result_so_far``.
         options: See ``lc.topics.Options``.
         checkpoints: Where and how often to write the fit to disk, ``lc.Checkpoints(folder)``; a
             step is a batch. They hold the table and what is kept of each batch.
@@ -212,7 +212,7 @@ def fit_topics(
                 )
             # Before it is on disk, so that whoever goes on has seen each pass.
             if learning.is_after_pass and _is_enough(after_pass, learning.fit):
-                learning.end_early()
+                learning.warn_of_candidates()
                 break
             writer.after_steps(learning.num_done)
         return learning.fit()

@@ -18,7 +18,6 @@ from numpyro_largecat.ops.numpy_generator import numpy_generator
 from numpyro_largecat.ops.threads import meanwhile
 from numpyro_largecat.topics.asked import Asked
 from numpyro_largecat.topics.beginning import Beginning, begin, first_counts
-from numpyro_largecat.topics.choose_topics import choose_topics
 from numpyro_largecat.topics.compile_ahead import compilations
 from numpyro_largecat.topics.document_chunks import Batch, Shapes, read_shapes
 from numpyro_largecat.topics.document_layout import PARTS, Demand
@@ -113,11 +112,16 @@ class Learning:
             return memoized_steps(*shared, self.rng_key)
         return stochastic_steps(*shared, self.asked.options, self.rng_key, self._num_before)
 
-    def end_early(self) -> None:
-        """Keep as many topics as the fit is to have, if it still has candidates."""
-        num_topics = self.problem.candidates.num_topics
-        if self.memory.next_choice >= 0 and num_topics is not None:
-            choose_topics(self.memory, num_topics, self.problem)
+    def warn_of_candidates(self) -> None:
+        """Where a fit ends while it has more topics than it is to have."""
+        num_topics, number = self.problem.candidates.num_topics, self.memory.table.shape[1]
+        if self.memory.next_choice >= 0:
+            asked = "a learned number" if num_topics is None else f"the {num_topics} asked for"
+            warnings.warn(
+                f"the fit ends before topics are chosen, with {number} candidates for {asked}: "
+                "end it after its first passes, or set `num_candidates` of `lc.topics.Options`.",
+                stacklevel=4,
+            )
 
     def fit(self) -> TopicFit:
         """What was learned so far."""

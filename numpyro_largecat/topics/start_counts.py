@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
+from scipy.special import digamma, polygamma
 
 from numpyro_largecat.data.corpus import Corpus
 from numpyro_largecat.topics.word_prior import WordPrior
@@ -82,21 +83,38 @@ def start_at_random(
     return table
 
 
-def start_of_new_words(prior: WordPrior, num_known: int) -> NDArray[np.float64]:
-    """Words from a number on are as likely in one topic as in any other.
+def start_of_new_words(prior: WordPrior, num_known: int, *, by_log: bool) -> NDArray[np.float64]:
+    r"""Words from a number on are as likely in one topic as in any other.
 
     By their prior alone they are likelier the less is known of a topic: those of few tokens would
-    have them at first, and would then be about them. They leave with the first pass.
+    have them at first, and would then be about them. With :math:`T_k` the concentrations of the
+    words that topic k knows, and :math:`a_{vk}` that of a new word, it gets so many tokens c that
+
+    .. math:: \frac{a_{vk} + c_{vk}}{T_k} = \max_j \frac{a_{vj}}{T_j}
+              \quad\text{or}\quad
+              \psi(a_{vk} + c_{vk}) - \log T_k = \max_j \psi(a_{vj}) - \log T_j .
+
+    They leave with the first pass or, of a stochastic fit, with its steps.
 
     Args:
         prior: Of each topic and word.
         num_known: Words that come first, and that topics know.
+        by_log: Whether documents are solved by E[log phi], rather than E[phi].
     """
-    counts = np.zeros_like(prior.each)
-    new = prior.each[num_known:]
-    shares = (new / prior.totals).max(axis=1, keepdims=True)
-    counts[num_known:] = shares * prior.totals - new
+    counts, new = np.zeros_like(prior.each), prior.each[num_known:]
+    log_known = np.log(prior.totals - new.sum(axis=0))
+    log_shares = (digamma(new) if by_log else np.log(new)) - log_known
+    level = log_shares.max(axis=1, keepdims=True) + log_known
+    counts[num_known:] = np.maximum((_inverse_digamma if by_log else np.exp)(level) - new, 0)
     return counts
+
+
+def _inverse_digamma(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """By five steps of Newton's method, from Minka's start."""
+    found = np.where(values > -2.2, np.exp(values) + 0.5, -1 / (values - digamma(1)))
+    for _ in range(5):
+        found -= (digamma(found) - values) / polygamma(1, found)
+    return found
 
 
 def _favoured_words(prior: WordPrior) -> tuple[NDArray[np.intp], NDArray[np.float64]]:

@@ -10,11 +10,16 @@ import jax
 import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
+from scipy.special import digamma
 
 import numpyro_largecat as lc
 from numpyro_largecat.data import Corpus
 from numpyro_largecat.topics import Options, passes, topic_table
-from numpyro_largecat.topics.start_counts import start_at_random, start_from_documents
+from numpyro_largecat.topics.start_counts import (
+    start_at_random,
+    start_from_documents,
+    start_of_new_words,
+)
 from numpyro_largecat.topics.word_prior import WordPrior
 from tests import reference_topics as reference
 from tests.topics.corpora import (
@@ -24,6 +29,7 @@ from tests.topics.corpora import (
     WORDS,
     K,
     V,
+    both_inferences,
     fail_at,
     fit_of,
     fit_topics,
@@ -420,7 +426,8 @@ def test_the_table_is_copied_once_to_choose_topics(method, num_candidates, monke
     assert len(copies) == 1 + (num_candidates > K)
 
 
-def test_new_words_are_of_the_topics_of_their_documents() -> None:
+@both_inferences
+def test_new_words_are_of_the_topics_of_their_documents(inference: str) -> None:
     """Not of a topic of few tokens, of which the fit knows least."""
     rng = np.random.default_rng(0)
 
@@ -432,7 +439,25 @@ def test_new_words_are_of_the_topics_of_their_documents() -> None:
         old = write((50, "sea ship sail wave"), (50, "law court judge jury"), (2, "junk odd"))
         before = fit_topics(jax.random.key(seed), old, 3)
         new = write((20, "sea ship whale fish"), (20, "law court crime lawyer"))
-        later = fit_topics(KEY, new, 3, prior=before)
+        later = fit_topics(KEY, new, 3, prior=before, inference=inference)
         assert later.vocabulary is not None
         found = dict(zip(later.vocabulary, later.topics.argmax(axis=0), strict=True))
         assert found["whale"] == found["fish"] != found["crime"] == found["lawyer"]
+
+
+@pytest.mark.parametrize("by_log", [False, True])
+def test_new_words_start_as_likely_in_all_topics(by_log: bool) -> None:
+    """By E[phi] exactly; by E[log phi] but for log(70 / 50), the new words' part of the smallest.
+
+    Topics differ in size by 20,000 times.
+    """
+    known = np.array([[10.0, 4e3, 1e6], [40.0, 6e3, 1e3]])
+    prior = WordPrior.of_each(np.concatenate([known, np.full((200, 3), 0.1)]))
+    counts = start_of_new_words(prior, 2, by_log=by_log)
+    assert (counts[:2] == 0).all() and (counts >= 0).all()
+    posterior = prior.each + counts
+    totals = posterior.sum(axis=0)
+    log_probs = np.log(posterior) - np.log(totals)
+    if by_log:
+        log_probs = digamma(posterior) - digamma(totals)
+    assert np.ptp(log_probs[2:], axis=1).max() < (np.log(70 / 50) if by_log else 1e-9)
