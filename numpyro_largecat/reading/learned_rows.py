@@ -46,16 +46,17 @@ def learned_priors_of_classes(
         labels: The classes of the observations.
         num_categories: Number of classes.
     """
-    seen, each = len(np.unique(labels)) / num_categories, len(labels) / num_categories
+    counts = np.bincount(labels, minlength=num_categories)
+    seen, median = float((counts > 0).mean()), float(np.median(counts))
     advice = "untouched rows pull it down: lc.not_centred" * (seen < LEAST_SEEN)
     found = [
         Finding(f"share of rows seen, {name}, learned prior", seen, advice=advice)
         for name, plates in learned_rows(fit).items()
         if plate in plates
     ]
-    advice = "so many that the centred form is better: leave out lc.not_centred" * (each >= MANY)
+    advice = "so many that the centred form is better: leave out lc.not_centred" * (median >= MANY)
     return found + [
-        Finding(f"observations per row, {name}, not centred", each, advice=advice)
+        Finding(f"median of observations of a row, {name}, not centred", median, advice=advice)
         for name in _not_centred_sites(fit, plate)
     ]
 

@@ -376,7 +376,8 @@ class Reading:
           choice has as ``follow``, where classes are sampled: below 0.7 its sds are too small.
         - **Share of rows seen** where the prior of rows of the classes is learned and w is drawn
           around it: below a half, untouched rows pull the scale, see ``not_centred``. If that is
-          the form, **observations per row**: from ten on the centred form learns the scale sooner.
+          the form, the **median of observations of a row**: from ten on the centred form learns the
+          scale sooner.
         - **Classes seen**: how many of the K classes have labels, and how many equally frequent
           ones would have as high an entropy.
 

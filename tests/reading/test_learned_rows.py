@@ -41,12 +41,14 @@ def test_the_form_of_a_learned_prior_is_judged_by_the_data(is_centred):
 
     (one_class,), (all_classes,) = found(np.zeros(20 * size, int)), found(np.arange(size))
     (often,) = found(np.tile(np.arange(size), 10))
+    (few_often,) = found(np.tile(np.arange(size // 3), 100))
     assert found([0], "another") == []
     if is_centred:
         assert one_class.value == 1 / size and one_class.advice.endswith("lc.not_centred")
         assert all_classes.value == 1 and not all_classes.advice and not often.advice
     else:
         assert all_classes.value == 1 and not all_classes.advice
+        assert few_often.value == 0 and not few_often.advice
         assert often.value == 10 and often.advice.endswith("leave out lc.not_centred")
 
 

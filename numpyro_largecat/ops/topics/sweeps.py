@@ -60,10 +60,11 @@ def digamma(x: Array) -> Array:
     numbers; a sweep over many topics is mostly digammas. And few divisions: XLA compiles each as a
     program of its own.
     """
-    y, inverse = jnp.minimum(x * (x + 5), 1e30), 1 / (x + 6)  # no quotient of infinities
+    few = jnp.minimum(x, 1e15)  # above it pairs add nothing, and squares would be infinite
+    y, inverse = few * (few + 5), 1 / (x + 6)
     z = inverse * inverse
     series = z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z / 132))))
-    pairs = (2 * x + 5) * (1 / y + 2 * (y + 5) / ((y + 4) * (y + 6)))
+    pairs = (2 * few + 5) * (1 / y + 2 * (y + 5) / ((y + 4) * (y + 6)))
     return jnp.log(x + 6) - 0.5 * inverse - series - pairs
 
 
