@@ -110,9 +110,9 @@ def fit_topics(
         method: "memoized" or "stochastic".
         num_passes: Visits of each document, at least 1; two more each time that a learned number
             of topics falls. None for 8, or 5 where there is a longer step: where new "collapsed",
-            "memoized" topics, K of them, are chosen from more, they go on before the fifth pass as
-            far again as in the fourth. That pass may lower the bound. Few long documents need
-            more: see ``last_rise`` of the fit.
+            "memoized" topics, K of them, are chosen from more, they go on before the fifth pass by
+            one and a half times what they moved in the fourth. That pass may lower the bound. Few
+            long documents need more: see ``last_rise`` of the fit.
         batch_size: Documents in a batch, at least 1. None for 512, or where there are fewer than
             1,000 documents for a fifteenth of them: with few visits of all batches some topics may
             be mixed, if a topic has few documents.

@@ -26,7 +26,7 @@ from numpyro_largecat.topics.topic_table import topic_term
 from numpyro_largecat.topics.visits import visit_batch
 
 TRIAL_PASSES = 4  # of a number of topics
-LONGER_STEP = 4  # the pass, from 0, before which counts go on as far again as in the last one
+LONGER_STEP = 4  # the pass, from 0, before which counts go on from where the last one led
 MOST_HALVINGS = 3  # of all candidates, to the fewest topics that trials have
 ENOUGH = 0.97  # of the topics that there are: their number is not learned once more
 
@@ -51,7 +51,7 @@ def memoized_steps(
         if memory.is_before_choice():
             yield from _choose_or_learn_number(problem, batches, memory, number, rng_key)
         if number == LONGER_STEP and memory.before is not None:
-            memory.go_on_as_far_again(problem.corpus, batches)
+            memory.take_longer_step(problem.corpus, batches)
         found = visit_batch(
             problem,
             batches[b],
@@ -95,7 +95,7 @@ def _end_pass(
 
 
 def _has_longer_step(problem: Problem) -> bool:
-    """Whether counts once go on as far again as a pass has moved them.
+    """Whether counts once go on from where a pass has moved them.
 
     In the passes after the choice among candidates, topics slowly shed words that were shared with
     those that left; the step spares some of these passes. Numbers of topics are tried without it.

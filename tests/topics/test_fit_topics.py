@@ -328,7 +328,7 @@ def test_a_fit_that_is_interrupted_is_not_lost(method, error, monkeypatch) -> No
     np.testing.assert_array_equal(raised.value.result_so_far.bounds, two.bounds)
 
 
-def test_counts_go_on_as_far_again_before_the_fifth_pass(monkeypatch) -> None:
+def test_counts_take_longer_step_before_the_fifth_pass(monkeypatch) -> None:
     """From where the fourth pass left them, once, and none below 0."""
     after: list[np.ndarray] = []
     tables: list[np.ndarray] = []
@@ -342,11 +342,12 @@ def test_counts_go_on_as_far_again_before_the_fifth_pass(monkeypatch) -> None:
     options = dict(num_active=2, batch_size=16, num_passes=6, word_concentration=0.1)
     options["after_pass"] = lambda fit: after.append(fit.posterior.T - 0.1)
     fit_topics(KEY, topic_corpus(30), K, **options)
-    expected = np.maximum(2 * after[3] - after[2], 0)
+    longer = after[3] + 1.5 * (after[3] - after[2])
+    expected = np.maximum(longer, 0)
     of_last_passes = tables[-3:]  # the longer step, and sums after the fifth and the sixth
     assert [np.allclose(x, expected, atol=1e-4) for x in of_last_passes] == [True, False, False]
     np.testing.assert_allclose(tables[-4], after[3], atol=1e-4)
-    assert (2 * after[3] - after[2]).min() < -1e-4
+    assert longer.min() < -1e-4
 
 
 def test_what_counts_are_made_of_goes_on_as_far(monkeypatch) -> None:
@@ -357,7 +358,7 @@ def test_what_counts_are_made_of_goes_on_as_far(monkeypatch) -> None:
     documents = [topic_corpus(30)[d] for d in range(30)]
     rows = [(np.append(w, V + d), np.append(n, 1)) for d, (w, n) in enumerate(documents)]
     corpus = Corpus.from_rows(rows, V + 30)
-    as_before, looks = memory.Memory.go_on_as_far_again, []
+    as_before, looks = memory.Memory.take_longer_step, []
 
     def look(kept: memory.Memory, corpus: Corpus, batches: list[document_chunks.Batch]) -> None:
         before = kept.table.numpy()
@@ -373,7 +374,7 @@ def test_what_counts_are_made_of_goes_on_as_far(monkeypatch) -> None:
             np.testing.assert_allclose(own[once].toarray(), table[words[once]], atol=1e-6)
             looks.append(once.sum())
 
-    monkeypatch.setattr(memory.Memory, "go_on_as_far_again", look)
+    monkeypatch.setattr(memory.Memory, "take_longer_step", look)
     fit_topics(KEY, corpus, K, num_active=2, batch_size=16, num_passes=5)
     assert sum(looks) == 30
 
@@ -389,7 +390,7 @@ def test_what_counts_are_made_of_goes_on_as_far(monkeypatch) -> None:
 def test_what_has_no_longer_step_has_eight_passes(change, monkeypatch) -> None:
     """Five are enough for collapsed topics alone, which are chosen from more and take the step."""
     steps = []
-    monkeypatch.setattr(memory.Memory, "go_on_as_far_again", lambda *_: steps.append(1))
+    monkeypatch.setattr(memory.Memory, "take_longer_step", lambda *_: steps.append(1))
     for changes, expected in (({}, (5, 1)), (change, (8, 0))):
         steps.clear()
         passed: list[TopicFit] = []
