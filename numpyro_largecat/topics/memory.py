@@ -16,9 +16,7 @@ from numpyro_largecat.topics.problem import Priors
 from numpyro_largecat.topics.topic_table import Table, add_sparse
 from numpyro_largecat.topics.visits import Visit
 
-FURTHER = (
-    1.5  # times what the last pass moved: by 1 fifty topics are .01 farther from the true ones
-)
+FURTHER = 1.5  # times what the last pass moved, see docs/measured_topics.md
 NOWHERE = 1e-30  # concentration of a topic that no document has
 
 
