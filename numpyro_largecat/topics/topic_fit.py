@@ -57,8 +57,8 @@ class TopicFit:
             that pass. The first passes may have more topics, see ``num_candidates``, and it falls
             where these leave. That of "mean_field" is at most the log evidence (in float32 to
             1e-7 of its size); "collapsed" takes tokens of a topic at their mean, which may be half
-            a nat for each topic too high. Empty
-            for "stochastic", which never sees the whole corpus at once.
+            a nat for each topic too high. Empty for "stochastic", which never sees the whole corpus
+            at once.
         inference: "collapsed" or "mean_field": how documents are solved for, in the fit and by
             ``proportions``.
         num_steps: Stochastic steps that were taken, also in earlier fits that it went on from;
