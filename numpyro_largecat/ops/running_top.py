@@ -45,14 +45,18 @@ class RunningTop(NamedTuple):
 
         Cost: O(M + n B) for each row, and a search among M / B + n maxima.
         """
-        return self.include_and_tell(values, first)[0]
+        return self.include_by(values, values, first)[0]
 
-    def include_and_tell(self, values: Array, first: ArrayLike) -> tuple[RunningTop, Kept]:
-        """The same, and which blocks are kept, of the old ones and the M / B new ones."""
+    def include_by(self, scores: Array, values: Array, first: ArrayLike) -> tuple[RunningTop, Kept]:
+        """The same where the maxima are those of ``scores``, and which blocks are kept.
+
+        These are of the old ones and of the M / B new ones.
+        """
         num_top, size = self.values.shape[-2:]
         blocks = values.reshape((*values.shape[:-1], -1, size))
+        highest = scores.reshape(blocks.shape).max(axis=-1)
         # A block of classes of probability zero comes before no block.
-        highest = _one_nan(jnp.maximum(blocks.max(axis=-1), float(jnp.finfo(values.dtype).min)))
+        highest = _one_nan(jnp.maximum(highest, float(jnp.finfo(values.dtype).min)))
         best, place = lax.top_k(jnp.concatenate([self.highest, highest], axis=-1), num_top)
         kept = Kept(place)
         starts = jnp.asarray(first, jnp.int32) + size * jnp.arange(blocks.shape[-2], dtype="int32")
@@ -74,16 +78,16 @@ class RunningTop(NamedTuple):
 
     def finish(self) -> tuple[Array, Array]:
         """The n largest values, best first and of equals the first, and their classes."""
-        best, place = self.places(self.values.shape[-2])
+        best, place = self.places(self.values, self.values.shape[-2])
         size = self.values.shape[-1]
         return best, jnp.take_along_axis(self.first, place // size, axis=-1) + place % size
 
     @partial(jax.jit, static_argnames="num_top")
-    def places(self, num_top: int) -> tuple[Array, Array]:
-        """The largest values, and their places among the n B of the blocks."""
-        size = self.values.shape[-1]
+    def places(self, values: Array, num_top: int) -> tuple[Array, Array]:
+        """The largest of what the classes of the blocks have (..., n, B), and their places."""
+        size = values.shape[-1]
         order = jnp.argsort(self.first, axis=-1)  # so that of equal values the first is found
-        values = jnp.take_along_axis(self.values, order[..., None], axis=-2)
+        values = jnp.take_along_axis(values, order[..., None], axis=-2)
         flat = _one_nan(values.reshape((*order.shape[:-1], -1)))
         best, place = lax.top_k(flat, num_top)
         return best, jnp.take_along_axis(order, place // size, axis=-1) * size + place % size

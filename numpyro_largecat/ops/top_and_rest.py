@@ -25,13 +25,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
+from numpyro_largecat._conversions import NO_ID
 from numpyro_largecat.ops.running_top import Kept, RunningTop, block_size
 
 BLOCK = 16  # classes: sums of so many are fast, and those of the blocks that are kept are few
 FEW = 64  # blocks of this size; of more, they are smaller
 LEAST = 128  # classes that are in blocks
 _ROWS = 16  # whose blocks are drawn together at the end
+Score = Callable[[Array, Array, Array], Array]  # of classes by their mean, variance and id
 
 
 class LogMoments(NamedTuple):
@@ -60,9 +63,9 @@ class LogMoments(NamedTuple):
 class TopAndRest(NamedTuple):
     """The n blocks of B classes with the highest scores, and moments of sums of exponentials."""
 
-    top: RunningTop  # of scores
-    mean: Array  # (..., n, B), of the utilities of the classes of the blocks
+    top: RunningTop  # by scores, of the means of the utilities
     variance: Array  # (..., n, B), theirs
+    end: Array  # (..., n), int32, no class of a block is one from this on
     blocks: LogMoments  # (..., n), of their sums
     rest: LogMoments  # (...), of the sum over all classes that are in none of them
 
@@ -78,31 +81,32 @@ class TopAndRest(NamedTuple):
         size = math.gcd(chunk_size, BLOCK) if is_few else block_size(num_top, chunk_size)
         num_blocks = min(max(num_top, LEAST // size), num_classes // size)
         top = RunningTop.start(batch_shape, num_blocks, chunk_size, dtype, size)
-        mean, variance = jnp.full_like(top.values, -jnp.inf), jnp.zeros_like(top.values)
+        variance, end = jnp.zeros_like(top.values), jnp.zeros_like(top.first)
         blocks = LogMoments.of_nothing((*batch_shape, num_blocks), dtype)
-        return TopAndRest(top, mean, variance, blocks, LogMoments.of_nothing(batch_shape, dtype))
+        return TopAndRest(top, variance, end, blocks, LogMoments.of_nothing(batch_shape, dtype))
 
-    def include(self, scores: Array, mean: Array, variance: Array, first: Array) -> TopAndRest:
-        """Take in the classes from ``first`` on, later ones.
+    def include(
+        self, score: Score, mean: Array, variance: Array, first: Array, end: ArrayLike
+    ) -> TopAndRest:
+        """Take in the classes from ``first`` on, and before ``end``, later ones.
 
         Cost: two exponentials for each of M classes and each row, in a single pass; in two for the
         first chunk, and where one would overflow, with scales of some tens.
         """
-        scores = lax.optimization_barrier(scores)  # computed once, and not block by block
-        top, kept = self.top.include_and_tell(scores, first)
-        old_left, new_left = kept.left(mean.shape[-1] // self.top.values.shape[-1])
+        scores = score(mean, variance, _classes(first, end, mean.shape[-1]))
+        scores = lax.optimization_barrier(scores)  # a search in what is computed on the way is slow
+        top, kept = self.top.include_by(scores, mean, first)
+        size = self.top.values.shape[-1]
+        old_left, new_left = kept.left(mean.shape[-1] // size)
         rest = self.rest.plus(self.blocks.of_some(old_left))
         own, added = _moments_of_chunk(mean, variance, kept, new_left, rest.mean)
         return TopAndRest(
             top,
-            kept.values(self.mean, self._in_blocks(mean)),
-            kept.values(self.variance, self._in_blocks(variance)),
+            kept.values(self.variance, variance.reshape(*scores.shape[:-1], -1, size)),
+            kept.old_or(self.end, jnp.asarray(end, jnp.int32)),
             LogMoments(*map(kept.old_or, self.blocks, own)),
             rest.plus(added),
         )
-
-    def _in_blocks(self, values: Array) -> Array:
-        return values.reshape(*values.shape[:-1], -1, self.top.values.shape[-1])
 
     def merge(self, other: TopAndRest) -> TopAndRest:
         """The highest blocks of two, of which the other has later classes, and all else."""
@@ -110,8 +114,8 @@ class TopAndRest(NamedTuple):
         left, others_left = kept.left(other.blocks.mean.shape[-1])
         return TopAndRest(
             top,
-            kept.values(self.mean, other.mean),
             kept.values(self.variance, other.variance),
+            kept.entries(self.end, other.end),
             LogMoments(*map(kept.entries, self.blocks, other.blocks)),
             self.rest.plus(
                 self.blocks.of_some(left), other.rest, other.blocks.of_some(others_left)
@@ -119,17 +123,18 @@ class TopAndRest(NamedTuple):
         )
 
     def finish(
-        self, num_top: int, draw: Callable[[Array], Array]
+        self, num_top: int, score: Score, draw: Callable[[Array], Array]
     ) -> tuple[Array, Array, Array, Array, Array]:
         """The highest scores, their classes, and means, variances and log sums of all others.
 
         ``draw`` gives standard normal draws (T, ...) of classes (...). The means and variances are
         of shape (..., num_top), the sums (T, ...): draws of the blocks, and the mean of the rest.
+        Where there are fewer classes, the rest are -1.
         """
-        best, place = self.top.places(num_top)
-        size = self.top.values.shape[-1]
-        ids = (self.top.first[..., None] + jnp.arange(size)).reshape(*best.shape[:-1], -1)
-        mean, variance = self.mean.reshape(ids.shape), self.variance.reshape(ids.shape)
+        mean, variance = self.top.values, self.variance
+        ids = _classes(self.top.first, self.end, mean.shape[-1])
+        best, place = self.top.places(score(mean, variance, ids), num_top)
+        ids, mean, variance = (x.reshape(*best.shape[:-1], -1) for x in (ids, mean, variance))
         others = jnp.put_along_axis(mean, place, -jnp.inf, axis=-1, inplace=False)
 
         def of_row(row: tuple[Array, Array, Array]) -> Array:
@@ -141,6 +146,13 @@ class TopAndRest(NamedTuple):
         in_blocks = jnp.moveaxis(by_row, -1, 0).reshape(-1, *best.shape[:-1])
         found = (jnp.take_along_axis(x, place, axis=-1) for x in (ids, mean, variance))
         return best, *found, jnp.logaddexp(self.rest.mean, in_blocks)
+
+
+def _classes(first: Array, end: ArrayLike, size: int) -> Array:
+    """So many classes (..., size) from ``first`` on; -1 from ``end`` on, as what fills a chunk."""
+    first, places = jnp.asarray(first, jnp.int32), jnp.arange(size, dtype="int32")
+    are_classes = places < (end - first)[..., None]
+    return jnp.where(are_classes, first[..., None] + places, NO_ID)
 
 
 def _moments_of_chunk(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
@@ -185,14 +186,7 @@ class ChunkedUtilities:
         is_class = self.is_visited(classes)
         is_known = self.are_alone & _ids_in_range(sites, self.plate)
         self.tick()
-
-        def masked() -> Array:
-            return jnp.where(is_known, jnp.where(is_class, psi, -jnp.inf), jnp.nan)
-
-        # Only the last chunk is masked: a pass over utilities takes as long as a fifth of their
-        # matrix product with 128 features.
-        known: Array = lax.cond(is_known & is_class[-1], lambda: psi, masked)
-        return known
+        return _of_classes(psi, is_class, is_known)
 
     def classes_of(self, chunk: ArrayLike) -> Array:
         """Classes of a chunk; those of the last one may be K or more."""
@@ -229,6 +223,33 @@ class ChunkedUtilities:
             return run_compiled(lambda: of_part(self, self.num_categories))
         psi = parts.joined(lambda *part: of_part(self._on_part(*part), parts.num_rows))
         return psi[..., : self.num_categories]
+
+
+@jax.custom_jvp
+def _of_classes(psi: Array, is_class: Array, is_known: Array) -> Array:
+    """Utilities (..., M), -inf of what is no class, all NaN if they are not known.
+
+    Only the last chunk needs that, and a pass over utilities takes as long as a fifth of their
+    matrix product with 128 features. A loop of one step, or none, leaves the others where they
+    are, which a branch would copy.
+    """
+
+    def mask(loop: tuple[Array, Array]) -> tuple[Array, Array]:
+        return jnp.where(is_known, jnp.where(is_class, loop[0], -jnp.inf), jnp.nan), jnp.array(True)
+
+    found, _ = lax.while_loop(lambda loop: ~loop[1], mask, (psi, is_known & is_class[-1]))
+    return found
+
+
+@_of_classes.defjvp
+def _of_classes_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    _, is_class, is_known = primals
+
+    def masked(tangent: Array) -> Array:
+        return jnp.where(is_known & is_class, tangent, 0)
+
+    is_kept = is_known & is_class[-1]
+    return _of_classes(*primals), lax.cond(is_kept, lambda x: x, masked, tangents[0])
 
 
 def declared_variances(choice: Any) -> Array | None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -21,7 +20,7 @@ from numpyro_largecat.ops.gaussian_softmax import (
     stratified_normals,
 )
 from numpyro_largecat.ops.running_top import RunningTop
-from numpyro_largecat.ops.top_and_rest import TopAndRest
+from numpyro_largecat.ops.top_and_rest import Score, TopAndRest
 from numpyro_largecat.reading.chunked_utilities import ChunkedUtilities
 from numpyro_largecat.reading.eligible_classes import EligibleClasses
 from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities, Moments
@@ -29,7 +28,6 @@ from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities, Momen
 NUM_TRIED = 4  # times as many classes as asked for
 NO_MATTER = 1 / 16  # relative variance of a sum over classes, with one draw
 SumsAndMoments = tuple[Array, Moments]  # log sums over classes, and what some of these have
-Score = Callable[[ChunkedUtilities, Moments, Array], Array]  # of classes with these ids
 
 
 def log_mean_probs(gaussian: GaussianUtilities, labels: Array, keys: Array) -> Array:
@@ -43,9 +41,9 @@ def log_mean_probs(gaussian: GaussianUtilities, labels: Array, keys: Array) -> A
     if gaussian.is_drawn_outside:
         return _log_mean_over_passes(gaussian, labels[..., None], keys)[..., 0]
 
-    def score(part: ChunkedUtilities, moments: Moments, ids: Array) -> Array:
-        is_named = (ids == labels[..., None]) & part.is_visited(ids)
-        return jnp.where(is_named, jnp.inf, moments.mean + moments.variance / 2)
+    def score(mean: Array, variance: Array, ids: Array) -> Array:
+        own = labels.reshape(*labels.shape, *[1] * (mean.ndim - labels.ndim))
+        return jnp.where(ids == own, jnp.inf, mean + variance / 2)
 
     _, _, by_draw = _of_highest(gaussian, score, labels.shape, 1, keys)
     return _log_mean(by_draw)[..., 0]
@@ -66,16 +64,15 @@ def top_over_utilities(
     utilities = gaussian.utilities
     num_tried = min(NUM_TRIED * num_top, utilities.num_categories)
 
-    def score(part: ChunkedUtilities, moments: Moments, ids: Array) -> Array:
-        scale = jnp.sqrt(moments.variance)
-        scores = moments.mean + jnp.maximum(scale, jnp.minimum(moments.variance / 2, 2 * scale))
-        return eligible.only(scores, ids[0], utilities.num_categories)
+    def score(mean: Array, variance: Array, ids: Array) -> Array:
+        scale = jnp.sqrt(variance)
+        return mean + scale * jnp.clip(scale / 2, 1, 2)
 
     if gaussian.is_drawn_outside:
-        high, tried = _highest(gaussian.with_progress(1), num_tried, score)
+        high, tried = _highest(gaussian.with_progress(1), num_tried, score, eligible)
         log_probs = _log_mean_over_passes(gaussian, tried, keys)
     elif not eligible.are_all:
-        high, tried = _highest(gaussian.with_progress(2), num_tried, score)
+        high, tried = _highest(gaussian.with_progress(2), num_tried, score, eligible)
         noise_key = apart_from_sites(keys[0])
         log_probs = _log_mean(_log_probs_by_draw(gaussian, tried, None, noise_key, len(keys)))
     else:
@@ -100,13 +97,16 @@ def _log_mean_over_passes(gaussian: GaussianUtilities, classes: Array, keys: Arr
     return _log_mean(run_compiled(partial(lax.map, of_draw), (keys, noise_keys)))
 
 
-def _highest(gaussian: GaussianUtilities, num_top: int, score: Score) -> tuple[Array, Array]:
-    """The highest scores and their classes."""
+def _highest(
+    gaussian: GaussianUtilities, num_top: int, score: Score, eligible: EligibleClasses
+) -> tuple[Array, Array]:
+    """The highest scores of eligible classes, and these."""
     utilities, slopes = gaussian.utilities, gaussian.slopes(None)
 
     def add(part: ChunkedUtilities, best: RunningTop, chunk: Array) -> RunningTop:
         moments, ids = gaussian.of_chunk(part, chunk, None, slopes)
-        return best.include(score(part, moments, ids), ids[0])
+        scores = eligible.only(score(*moments, ids), ids[0], utilities.num_categories)
+        return best.include(scores, ids[0])
 
     shape, size = utilities.batch_shape, utilities.chunk_size
     start = RunningTop.start(shape, num_top, size, utilities.dtype)
@@ -138,14 +138,13 @@ def _of_highest(
     def add(part: ChunkedUtilities, found: TopAndRest, chunk: Array) -> TopAndRest:
         moments, ids = gaussian.of_chunk(part, chunk, None, slopes)
         moments = Moments(*(jnp.broadcast_to(x, (*shape, x.shape[-1])) for x in moments))
-        return found.include(score(part, moments, ids), *moments, ids[0])
+        return found.include(score, *moments, ids[0], part.end)
 
     sizes = utilities.num_visited, utilities.chunk_size
     start = TopAndRest.start(shape, num_top, *sizes, utilities.dtype)
     found: TopAndRest = utilities.visit(add, start, TopAndRest.merge)
-    finish = partial(TopAndRest.finish, num_top=num_top, draw=draw)
+    finish = partial(TopAndRest.finish, num_top=num_top, score=score, draw=draw)
     high, classes, mean, variance, log_sums = run_compiled(finish, found)
-    classes = jnp.where(high == -jnp.inf, NO_ID, classes)  # what fills a chunk has others' ids
 
     def given_sums() -> Array:
         return _given_sums(log_sums, mean, jnp.sqrt(variance), draw(classes))

@@ -15,24 +15,29 @@ from numpyro_largecat.ops.top_and_rest import TopAndRest
 
 N, NUM_TOP = 3, 4
 start = jax.jit(TopAndRest.start, static_argnums=range(5))
-include, merge = jax.jit(TopAndRest.include), jax.jit(TopAndRest.merge)
+include = jax.jit(TopAndRest.include, static_argnums=1)
+merge = jax.jit(TopAndRest.merge)
 
 
-@partial(jax.jit, static_argnums=1)
-def finish(found, num_top, draws):
-    return found.finish(num_top, lambda ids: draws[:, ids])
+def score_of_moments(mean, variance, ids):
+    return mean + jnp.sqrt(variance)
 
 
-def taken_in(mean, variance, chunk_size, scores=None, parts=1, num_top=NUM_TOP):
+@partial(jax.jit, static_argnums=(1, 3))
+def finish(found, num_top, draws, score):
+    return found.finish(num_top, score, lambda ids: draws[:, ids])
+
+
+def taken_in(mean, variance, chunk_size, score=score_of_moments, parts=1, num_top=NUM_TOP):
     """Take in all classes, chunk by chunk, in so many parts that are merged."""
-    scores = mean + np.sqrt(variance) if scores is None else scores
     num_classes = mean.shape[1]
     found = []
     for part in np.split(np.arange(0, num_classes, chunk_size), parts):
         own = start((N,), num_top, num_classes, chunk_size, jnp.float32)
         for first in part:
             these = slice(first, first + chunk_size)
-            own = include(own, *(np.float32(x[:, these]) for x in (scores, mean, variance)), first)
+            moments = (np.float32(x[:, these]) for x in (mean, variance))
+            own = include(own, score, *moments, first, num_classes)
         found.append(own)
     for own in found[1:]:
         found[0] = merge(found[0], own)
@@ -42,7 +47,7 @@ def taken_in(mean, variance, chunk_size, scores=None, parts=1, num_top=NUM_TOP):
 def are_in_blocks(found, num_classes):
     """Which classes are in the blocks that are kept, (N, K)."""
     are_in = np.zeros((N, num_classes), bool)
-    ids = found.top.first[..., None] + np.arange(found.mean.shape[-1])
+    ids = found.top.first[..., None] + np.arange(found.variance.shape[-1])
     np.put_along_axis(are_in, ids.reshape(N, -1), True, axis=1)
     return are_in
 
@@ -58,10 +63,10 @@ def assert_rest_is_that_of_all_others(found, mean, variance, rtol=1e-4):
     np.testing.assert_allclose(found.rest.variance, logsumexp(log_variances, axis=1), rtol=rtol)
 
 
-def assert_others_are_all_but(found, mean, variance, draws, rtol=1e-4):
+def assert_others_are_all_but(found, mean, variance, draws, rtol=1e-4, score=score_of_moments):
     """Of the highest classes their moments, and the log sums of all others."""
     best, classes, own_mean, own_variance, log_sums = jax.device_get(
-        finish(found, NUM_TOP, np.float32(draws))
+        finish(found, NUM_TOP, np.float32(draws), score)
     )
     np.testing.assert_array_equal(own_mean, np.take_along_axis(np.float32(mean), classes, 1))
     taken = np.take_along_axis(np.float32(variance), classes, 1)
@@ -130,10 +135,13 @@ def test_classes_that_may_not_be_named_count():
     rng = np.random.default_rng(0)
     mean, variance = rng.normal(size=(N, 640)), np.full((N, 640), 0.1)
     mean[:, 40:600] = -np.inf
-    scores = np.where(np.arange(640) < 3, mean, -np.inf)
-    found = taken_in(mean, variance, 64, scores)
+
+    def score(mean, variance, ids):
+        return jnp.where(ids < 3, mean, -jnp.inf)
+
+    found = taken_in(mean, variance, 64, score)
     draws = rng.normal(size=(2, 640))
-    best, classes, _ = assert_others_are_all_but(found, mean, variance, draws)
+    best, classes, _ = assert_others_are_all_but(found, mean, variance, draws, score=score)
     assert (np.sort(classes[:, :3], axis=1) == np.arange(3)).all()
     assert (best[:, 3] == -np.inf).all()
     assert_rest_is_that_of_all_others(found, mean, variance)
@@ -144,9 +152,9 @@ def test_classes_that_may_not_be_named_count():
 def test_of_many_classes_smaller_blocks_are_kept_and_no_more_than_there_are(num_top):
     mean = np.random.default_rng(0).normal(size=(N, 480))
     found = taken_in(mean, np.ones_like(mean), 240, num_top=num_top)
-    assert found.mean.size <= 2 * N * 480
-    best, *_ = finish(found, num_top, np.zeros((2, 480), np.float32))
-    np.testing.assert_allclose(best, 1 - np.sort(-mean)[:, :num_top], rtol=1e-6)
+    assert found.variance.size <= 2 * N * 480
+    best, *_ = finish(found, num_top, np.zeros((2, 480), np.float32), score_of_moments)
+    np.testing.assert_allclose(best, 1 - np.sort(-mean)[:, :num_top], atol=1e-6)
     if num_top < 480:
         assert_rest_is_that_of_all_others(found, mean, np.ones_like(mean))
 
@@ -163,5 +171,27 @@ def test_parts_can_be_merged():
 def test_what_is_not_known_is_nan(nan):
     mean = np.zeros((N, 640))
     mean[1, 400] = nan
-    found = taken_in(mean, np.ones_like(mean), 64, np.zeros_like(mean))
+    found = taken_in(mean, np.ones_like(mean), 64, lambda mean, variance, ids: variance)
     np.testing.assert_array_equal(np.isnan(found.rest.mean), [False, True, False])
+
+
+def test_what_fills_a_chunk_is_no_class():
+    """Also where another part goes on with its ids, as classes on other devices do."""
+    mean = np.zeros((N, 64), np.float32)
+    mean[:, 40:] = -np.inf  # 40 classes, and the next part has those from 40 on
+
+    def score(mean, variance, ids):
+        return jnp.where(ids == 45, jnp.inf, mean)
+
+    first = start((N,), NUM_TOP, 128, 64, jnp.float32)
+    first = include(first, score, mean, np.ones_like(mean), 0, 40)
+    best, classes, *_ = finish(first, 64, np.zeros((2, 128), np.float32), score)
+    assert (classes[:, 40:] == -1).all()
+    assert (best[:, :40] == 0).all()
+    other = start((N,), NUM_TOP, 128, 64, jnp.float32)
+    other = include(other, score, np.full_like(mean, -3.0), np.ones_like(mean), 40, 104)
+    best, classes, own_mean, *_ = finish(
+        merge(first, other), NUM_TOP, np.zeros((2, 128), np.float32), score
+    )
+    assert (classes[:, 0] == 45).all()
+    assert (own_mean[:, 0] == -3).all()
