@@ -165,9 +165,10 @@ def fingerprint(tree: Any) -> str:
     """A checksum of the arrays and numbers in a pytree, which others hardly ever share.
 
     It follows from their places in the tree, shapes and types too: arrays of zeros are not all one.
+    Of one array of floating point numbers it says between which these are, for people.
     """
-    value = 0
-    for path, leaf in jax.tree.leaves_with_path(tree):
+    value, leaves = 0, jax.tree.leaves_with_path(tree)
+    for path, leaf in leaves:
         is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
         if array.dtype.hasobject:  # such as a function among the arguments
@@ -175,7 +176,9 @@ def fingerprint(tree: Any) -> str:
         form = f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}"
         value = zlib.crc32(form.encode(), value)
         value = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, value)
-    return f"checksum {value:08x}"
+    is_one = len(leaves) == 1 and array.size and np.issubdtype(array.dtype, np.floating)
+    ends = f"{array.min():.6g} to {array.max():.6g}, " if is_one else ""
+    return f"{ends}checksum {value:08x}"
 
 
 class Reached(NamedTuple):

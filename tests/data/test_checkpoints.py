@@ -218,3 +218,9 @@ def test_kill_9_at_three_moments(fit, tmp_path) -> None:
     assert steps == sorted(steps) and steps[-1] > 0
     again = fit(MANY, checkpoints=lc.Checkpoints(tmp_path), resume=True)
     assert_same(again, fit(MANY))
+
+
+def test_a_fingerprint_of_numbers_says_which_they_are() -> None:
+    assert fingerprint(np.full(5, 0.1)).startswith("0.1 to 0.1, checksum ")
+    assert fingerprint((np.zeros(2), np.ones(2))).startswith("checksum ")
+    assert fingerprint(np.zeros(0)).startswith("checksum ")
