@@ -132,9 +132,9 @@ class TopAndRest(NamedTuple):
         Where there are fewer classes, the rest are -1.
         """
         mean, variance = self.top.values, self.variance
-        ids = _classes(self.top.first, self.end, mean.shape[-1])
-        best, place = self.top.places(score(mean, variance, ids), num_top)
-        ids, mean, variance = (x.reshape(*best.shape[:-1], -1) for x in (ids, mean, variance))
+        ids, shape = _classes(self.top.first, self.end, mean.shape[-1]), mean.shape
+        ids, mean, variance = (x.reshape(*shape[:-2], -1) for x in (ids, mean, variance))
+        best, place = self.top.places(score(mean, variance, ids).reshape(shape), num_top)
         others = jnp.put_along_axis(mean, place, -jnp.inf, axis=-1, inplace=False)
 
         def of_row(row: tuple[Array, Array, Array]) -> Array:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_largecat._checks import check_ids_or_none, check_integers, check_shape
@@ -23,6 +23,22 @@ class EligibleClasses(NamedTuple):
     def are_all(self) -> bool:
         """Whether every class may be named."""
         return self.exclude is None and self.among is None
+
+    @property
+    def num_listed(self) -> int:
+        """Classes of the lists of each observation."""
+        return sum(x.shape[-1] for x in (self.exclude, self.among) if x is not None)
+
+    def of_ids(self, values: Array, ids: Array, num_categories: int) -> Array:
+        """Values (..., P) of classes with these ids, of the same shape, as ``only`` has them.
+
+        Cost: O(P) memory for each observation, and O(P (R + C)) time.
+        """
+        for lists, is_named in ((self.among, True), (self.exclude, False)):
+            if lists is not None:
+                values = jnp.where(_are_in(ids, lists) == is_named, values, -jnp.inf)
+                values = jnp.where(_are_classes(lists, num_categories), values, jnp.nan)
+        return values
 
     def only(self, values: Array, first: Array, num_categories: int) -> Array:
         """Values (..., M) of the classes from ``first`` on, -inf for those that may not be named.
@@ -66,6 +82,15 @@ def eligible_classes(
 def _are_classes(lists: Array, num_categories: int) -> Array:
     """Whether each list holds classes, and -1, alone, (..., 1)."""
     return ((lists >= NO_ID) & (lists < num_categories)).all(axis=-1, keepdims=True)
+
+
+def _are_in(ids: Array, lists: Array) -> Array:
+    """Whether classes (..., P) are in the list (..., R) of their observation."""
+
+    def add(found: Array, listed: Array) -> tuple[Array, None]:
+        return found | (ids == listed[..., None]), None
+
+    return lax.scan(add, jnp.zeros(ids.shape, bool), jnp.moveaxis(lists, -1, 0))[0]
 
 
 def _places(lists: Array, first: Array, size: int) -> Array:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from numpyro_largecat.handlers.closed_over_arrays import run_compiled
 from numpyro_largecat.handlers.row_noise import apart_from_sites
 from numpyro_largecat.ops.gaussian_softmax import (
     add_log_sums,
+    full_number,
     log_mean_sigmoid,
     log_sums_of_others,
     stratified_normals,
@@ -26,8 +28,18 @@ from numpyro_largecat.reading.eligible_classes import EligibleClasses
 from numpyro_largecat.reading.gaussian_utilities import GaussianUtilities, Moments
 
 NUM_TRIED = 4  # times as many classes as asked for
+SHORT = 8  # a list with as many classes as an eighth of a chunk
 NO_MATTER = 1 / 16  # relative variance of a sum over classes, with one draw
 SumsAndMoments = tuple[Array, Moments]  # log sums over classes, and what some of these have
+
+
+class _Search(NamedTuple):
+    """Which classes are looked for."""
+
+    score_for_blocks: Score  # blocks with the highest are kept
+    score: Score  # of the classes of these blocks
+    num_tried: int
+    num_blocks: int  # that are kept, or more
 
 
 def log_mean_probs(gaussian: GaussianUtilities, labels: Array, keys: Array) -> Array:
@@ -42,10 +54,9 @@ def log_mean_probs(gaussian: GaussianUtilities, labels: Array, keys: Array) -> A
         return _log_mean_over_passes(gaussian, labels[..., None], keys)[..., 0]
 
     def score(mean: Array, variance: Array, ids: Array) -> Array:
-        own = labels.reshape(*labels.shape, *[1] * (mean.ndim - labels.ndim))
-        return jnp.where(ids == own, jnp.inf, mean + variance / 2)
+        return jnp.where(ids == labels[..., None], jnp.inf, mean + variance / 2)
 
-    _, _, by_draw = _of_highest(gaussian, score, labels.shape, 1, keys)
+    _, _, by_draw = _of_highest(gaussian, _Search(score, score, 1, 1), labels.shape, keys)
     return _log_mean(by_draw)[..., 0]
 
 
@@ -58,25 +69,41 @@ def top_over_utilities(
     and the larger of a standard deviation and of what the variance adds to the mean exponential,
     half of it, and two standard deviations at most: a probability grows no more. As many passes
     over the classes as of ``log_mean_probs``, and one more if sites outside of the class plate are
-    drawn too. Two where some classes may not be named: these are often those that matter to the
-    sums, so that the highest of the others are found first, and all are drawn then.
+    drawn too.
+
+    Classes that may not be named are often those that matter to the sums. So as many blocks more
+    are kept as classes are listed, those of the classes that alone may be named first. With long
+    lists the highest classes that may be named are found first, and all are drawn in a second pass.
     """
     utilities = gaussian.utilities
-    num_tried = min(NUM_TRIED * num_top, utilities.num_categories)
+    num_classes = utilities.num_categories
+    num_tried = min(NUM_TRIED * num_top, num_classes)
 
     def score(mean: Array, variance: Array, ids: Array) -> Array:
         scale = jnp.sqrt(variance)
         return mean + scale * jnp.clip(scale / 2, 1, 2)
 
+    def score_for_blocks(mean: Array, variance: Array, ids: Array) -> Array:
+        scores = score(mean, variance, ids)
+        if eligible.among is None:
+            return scores
+        is_named = eligible.only(scores, ids[0], num_classes) > -jnp.inf
+        return jnp.where(is_named & (ids != NO_ID), jnp.inf, scores)
+
+    def score_at_end(mean: Array, variance: Array, ids: Array) -> Array:
+        return eligible.of_ids(score(mean, variance, ids), ids, num_classes)
+
     if gaussian.is_drawn_outside:
         high, tried = _highest(gaussian.with_progress(1), num_tried, score, eligible)
         log_probs = _log_mean_over_passes(gaussian, tried, keys)
-    elif not eligible.are_all:
+    elif eligible.num_listed > utilities.chunk_size // SHORT:
         high, tried = _highest(gaussian.with_progress(2), num_tried, score, eligible)
-        noise_key = apart_from_sites(keys[0])
-        log_probs = _log_mean(_log_probs_by_draw(gaussian, tried, None, noise_key, len(keys)))
+        noise_key, num_draws = apart_from_sites(keys[0]), full_number(len(keys))
+        log_probs = _log_mean(_log_probs_by_draw(gaussian, tried, None, noise_key, num_draws))
     else:
-        high, tried, by_draw = _of_highest(gaussian, score, utilities.batch_shape, num_tried, keys)
+        num_blocks = num_tried + eligible.num_listed
+        search = _Search(score_for_blocks, score_at_end, num_tried, num_blocks)
+        high, tried, by_draw = _of_highest(gaussian, search, utilities.batch_shape, keys)
         log_probs = _log_mean(by_draw)
     best, place = lax.top_k(jnp.where(jnp.isfinite(high), log_probs, high), num_top)
     return jnp.take_along_axis(tried, place, axis=-1), best
@@ -115,11 +142,7 @@ def _highest(
 
 
 def _of_highest(
-    gaussian: GaussianUtilities,
-    score: Score,
-    shape: tuple[int, ...],
-    num_top: int,
-    keys: Array,
+    gaussian: GaussianUtilities, search: _Search, shape: tuple[int, ...], keys: Array
 ) -> tuple[Array, Array, Array]:
     """The highest scores (..., n), their classes, and log probabilities of these for each draw.
 
@@ -130,7 +153,7 @@ def _of_highest(
     """
     gaussian = gaussian.with_progress(1)
     utilities, slopes = gaussian.utilities, gaussian.slopes(None)
-    num_draws, noise_key = len(keys), apart_from_sites(keys[0])
+    num_draws, noise_key = full_number(len(keys)), apart_from_sites(keys[0])
 
     def draw(ids: Array) -> Array:
         return stratified_normals(noise_key, ids, num_draws, utilities.dtype)
@@ -138,12 +161,12 @@ def _of_highest(
     def add(part: ChunkedUtilities, found: TopAndRest, chunk: Array) -> TopAndRest:
         moments, ids = gaussian.of_chunk(part, chunk, None, slopes)
         moments = Moments(*(jnp.broadcast_to(x, (*shape, x.shape[-1])) for x in moments))
-        return found.include(score, *moments, ids[0], part.end)
+        return found.include(search.score_for_blocks, *moments, ids[0], part.end)
 
     sizes = utilities.num_visited, utilities.chunk_size
-    start = TopAndRest.start(shape, num_top, *sizes, utilities.dtype)
+    start = TopAndRest.start(shape, search.num_blocks, *sizes, utilities.dtype)
     found: TopAndRest = utilities.visit(add, start, TopAndRest.merge)
-    finish = partial(TopAndRest.finish, num_top=num_top, score=score, draw=draw)
+    finish = partial(TopAndRest.finish, num_top=search.num_tried, score=search.score, draw=draw)
     high, classes, mean, variance, log_sums = run_compiled(finish, found)
 
     def given_sums() -> Array:

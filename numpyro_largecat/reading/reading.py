@@ -88,10 +88,11 @@ class Reading:
         Shapes: (..., num_top), where ``...`` is the shape of the choice.
 
         Cost: one pass over the classes, also with draws of utilities alone, which takes a second
-        product, or two passes as ``log_predictive``, and two with lists of classes. With other
-        draws 2 T passes, T + 1 if what is outside of the class plate is drawn besides utilities.
-        For other errors 4 ``num_top`` integrals for each observation and draw. Lists of R classes
-        cost O(R) for each observation and chunk.
+        product, or two passes as ``log_predictive``, and two with lists of more classes than an
+        eighth of ``chunk_size``. With other draws 2 T passes, T + 1 if what is outside of the class
+        plate is drawn besides utilities. For other errors 4 ``num_top`` integrals for each
+        observation and draw. Lists of R classes cost O(R) for each observation and chunk, and for
+        each class that is tried.
 
         Args:
             num_top: Number of most probable classes, in [1, K].
@@ -164,7 +165,8 @@ class Reading:
         plate the guide draws all sites from Normal distributions, as ``AutoNormal`` does and, with
         the covariance of each row, ``AutoRowNormal``, or holds them at a point; and utilities are
         affine in a class's own values, ``x @ w.T + b``, with the same slopes for all classes. Each
-        draw is then of K utilities, and that of the class itself is integrated out,
+        draw is then of K utilities (of more than 32 draws the next prime number is made), and that
+        of the class itself is integrated out,
 
         .. math:: p(y \mid x) = E_{\psi_{-y}} E_{\psi_y} \,
             \sigma\Big(\psi_y - \log \sum_{k \neq y} e^{\psi_k}\Big) .

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import expit, logsumexp, ndtr
+from scipy.stats import chi2
 
 from numpyro_largecat.ops.gaussian_softmax import (
     add_log_sums,
+    full_number,
     log_mean_sigmoid,
     log_sums_of_draws,
     log_sums_of_others,
@@ -83,15 +85,62 @@ def test_classes_that_are_left_out_count_for_nothing():
     np.testing.assert_allclose(found, [[1.0, -np.inf]])
 
 
-def test_draws_of_an_id_are_in_strata_and_its_own():
+def strata_of(draws):
+    """In which interval of as many as draws are full each draw is."""
+    number = full_number(len(draws))
+    return np.floor(number * ndtr(np.asarray(draws, np.float64))).astype(int)
+
+
+@pytest.mark.parametrize("num_draws", [8, 37, 101])
+def test_draws_of_an_id_are_in_strata_and_its_own(num_draws):
     ids = np.array([[3, 9, 3], [0, 2**31 - 1, 9]])
-    draws = np.asarray(normals_of(jax.random.key(0), ids, 8, jnp.float32))
-    strata = np.floor(8 * ndtr(draws.astype(np.float64)))
-    expected = np.broadcast_to(np.arange(8)[:, None, None], strata.shape)
+    draws = np.asarray(normals_of(jax.random.key(0), ids, num_draws, jnp.float32))
+    strata = strata_of(draws)
+    expected = np.broadcast_to(np.arange(num_draws)[:, None, None], strata.shape)
     np.testing.assert_array_equal(np.sort(strata, axis=0), expected)
     np.testing.assert_array_equal(draws[:, 0, 0], draws[:, 0, 2])
     np.testing.assert_array_equal(draws[:, 0, 1], draws[:, 1, 2])
-    assert len(np.unique(draws)) == 8 * 4
+    assert len(np.unique(draws)) == num_draws * 4
+
+
+def test_a_full_number_of_draws_is_a_prime_if_they_are_many():
+    numbers = [1, 4, 32, 33, 100, 101, 1000, 65_521, 65_522]
+    full = [1, 4, 32, 37, 101, 101, 1009, 65_521, 2 * 32_771]
+    assert [full_number(number) for number in numbers] == full
+
+
+@pytest.mark.parametrize("num_draws", [5, 37, 40])
+def test_two_draws_of_an_id_are_in_any_two_strata(num_draws):
+    """FALSE_ALARM = 1e-6, by chi-squared of 40,000 ids over all pairs of different strata.
+
+    So means over draws vary no more than with random orders.
+    """
+    draws = normals_of(jax.random.key(3), np.arange(40_000), num_draws, jnp.float32)
+    strata, number = strata_of(draws), full_number(num_draws)
+    for one, other in ((0, 1), (1, num_draws - 1)):
+        pairs = np.bincount(strata[one] * number + strata[other], minlength=number**2)
+        assert (pairs.reshape(number, number).diagonal() == 0).all()
+        expected = 40_000 / (number * (number - 1))
+        statistic = (pairs**2 / expected).sum() - 40_000
+        assert chi2.sf(statistic, number * (number - 1) - 1) > 1e-6 / 6
+
+
+def test_strata_of_two_ids_do_not_depend_on_each_other():
+    """FALSE_ALARM = 1e-6, by chi-squared of pairs of neighbours and their strata in one draw."""
+    strata = strata_of(normals_of(jax.random.key(4), np.arange(80_000), 37, jnp.float32))
+    for draw in (0, 17):
+        pairs = np.bincount(37 * strata[draw, ::2] + strata[draw, 1::2], minlength=37**2)
+        statistic = (pairs**2 * (37**2 / 40_000)).sum() - 40_000
+        assert chi2.sf(statistic, 37**2 - 1) > 1e-6 / 2
+
+
+def test_very_many_draws_are_made_in_halves():
+    draws = normals_of(jax.random.key(0), np.arange(3), 2 * 32_771, jnp.float32)
+    halves = np.split(np.asarray(draws), 2)
+    expected = np.broadcast_to(np.arange(32_771)[:, None], (32_771, 3))
+    for half in halves:
+        # Next to an end of an interval the inverse is off by rounding.
+        np.testing.assert_allclose(np.sort(strata_of(half), axis=0), expected, atol=1)
 
 
 def test_draws_of_ids_are_standard_normal_and_uncorrelated():

@@ -91,6 +91,43 @@ def test_lists_only_leave_classes_out(noise: str, options) -> None:
     np.testing.assert_allclose(top.log_probs, found, rtol=1e-4)
 
 
+@pytest.mark.parametrize("chunk_size", [200, 256])
+@pytest.mark.parametrize("names", LISTS)
+@pytest.mark.some_cases(2)
+def test_few_listed_of_many_classes_are_left_out_in_one_pass(names, chunk_size) -> None:
+    """Also the highest, which matter to the sums. Of the rest the mean is taken, off by 1e-3."""
+    num_classes, options = 600, {"rng_key": jax.random.key(1), "num_draws": 40}
+
+    def model(x, y=None):
+        with lc.class_plate("classes", num_classes, y, num_sampled=4) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+        with lc.data_plate("data", N) as rows:
+            lc.sample_choice("y", x @ w.T, classes=classes, rows=rows, obs=y)
+
+    w = jnp.asarray(1.5 * np.random.default_rng(2).normal(size=(num_classes, D)))
+    params = {"w_auto_loc": w, "w_auto_scale": jnp.full(w.shape, 0.3)}
+    guide = normals_of(classes=(num_classes, {"w": (D,)}))
+    new = lc.Fitted(model, guide, params, chunk_size=chunk_size).on(X)
+    every = new.top_classes(num_classes, **options)
+    order = np.asarray(every.classes)
+    exclude = np.where(np.arange(10) < 7, order[:, :10], -1)
+    among = np.concatenate([order[:, 3:10], order[:, 500:503], order[:, :1]], 1)
+    both = {"exclude": exclude, "among": among}
+    lists = both if names == "both" else {names: both[names]}
+    top = new.top_classes(6, **lists, **options)
+    allowed = np.ones((N, num_classes), bool)
+    if "among" in lists:
+        allowed[:] = [np.isin(np.arange(num_classes), row) for row in among]
+    if "exclude" in lists:
+        np.put_along_axis(allowed, order[:, :7], False, 1)
+    wanted = expected(order, allowed, 6)
+    np.testing.assert_array_equal(top.classes, wanted)
+    log_probs = np.empty((N, num_classes))
+    np.put_along_axis(log_probs, order, np.asarray(every.log_probs), 1)
+    values = np.where(wanted < 0, -np.inf, np.take_along_axis(log_probs, wanted.clip(0), 1))
+    np.testing.assert_allclose(top.log_probs, values, atol=1e-3)
+
+
 def _by_class(top):
     by_class = np.empty((N, K))
     np.put_along_axis(by_class, np.asarray(top.classes), np.asarray(top.log_probs), 1)
