@@ -17,6 +17,7 @@ from numpyro.distributions.transforms import biject_to
 from numpyro.handlers import replay, seed, substitute, trace
 
 from numpyro_largecat.handlers.internals import helpful_support_errors, is_of_scan
+from numpyro_largecat.handlers.one_at_a_time import MODEL_RUNS
 from numpyro_largecat.handlers.shared_rows import share_rows
 from numpyro_largecat.handlers.sites import (
     Site,
@@ -58,6 +59,8 @@ def sites_of(
         is_step: Whether the rows are those of a step; else they are a part of the classes, to be
             read.
 
+    Threads run one model at a time.
+
     Cost: that of the run; call it under ``jax.eval_shape`` to learn shapes and names alone.
     """
     whole, tables = dict(params or {}), spread_tables(dict(params or {}))
@@ -71,7 +74,8 @@ def sites_of(
     fn = substitute(seed(fn, rng_key), data=whole)
     fn = at_feasible_values(fn) if around is None else around(fn)
     try:
-        found: Sites = trace(fn).get_trace(*args, **(kwargs or {}))
+        with MODEL_RUNS:
+            found: Sites = trace(fn).get_trace(*args, **(kwargs or {}))
     except jax.errors.TracerArrayConversionError as error:
         error.add_note(
             "The model is compiled. Arrays that it indexes by rows, such as `z[classes.indices]`, "

@@ -18,6 +18,7 @@ from numpyro_largecat._checks import describe
 from numpyro_largecat.choices.update_rules import Followed
 from numpyro_largecat.handlers.both_words import draw_by_both_words
 from numpyro_largecat.handlers.note_draws import Noted, note_draws, replay_keys
+from numpyro_largecat.handlers.one_at_a_time import MODEL_RUNS
 from numpyro_largecat.handlers.run_model import as_drawn, at_centre, at_values_of, sites_of
 from numpyro_largecat.handlers.shared_rows import share_rows
 from numpyro_largecat.handlers.single_entries import single_entries
@@ -105,11 +106,13 @@ class RowLoss:
         particle = _Particle(values | mutable_state, dict(self.local_rows))
         model, guide = self._around(particle)
         if not jax.tree.leaves(self.mutable_state):
-            loss = elbo.loss(rng_key, values, model, guide, *self.args, **self.kwargs)
+            with MODEL_RUNS:
+                loss = elbo.loss(rng_key, values, model, guide, *self.args, **self.kwargs)
             return loss, (self.mutable_state, particle.moved)
-        result = elbo.loss_with_mutable_state(
-            rng_key, particle.values, model, guide, *self.args, **self.kwargs
-        )
+        with MODEL_RUNS:
+            result = elbo.loss_with_mutable_state(
+                rng_key, particle.values, model, guide, *self.args, **self.kwargs
+            )
         return result["loss"], (result["mutable_state"], particle.moved)
 
     def _around(self, particle: _Particle) -> tuple[Any, Any]:
