@@ -52,7 +52,8 @@ def pair_blocks(groups: Array, num_groups: int, block_size: int) -> PairBlocks:
 
     rank = jnp.arange(num_pairs) - (ends - sizes)[in_order]
     first = (block_ends - -(-sizes // block_size))[in_order] * block_size
-    places = jnp.zeros(num_pairs, order.dtype).at[order].set(first + rank, unique_indices=True)
+    place = (first + rank).astype(order.dtype)
+    places = jnp.zeros(num_pairs, order.dtype).at[order].set(place, unique_indices=True)
     return PairBlocks(pairs, group, places)
 
 

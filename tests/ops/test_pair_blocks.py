@@ -33,6 +33,11 @@ def test_every_pair_has_a_place_in_a_block_of_its_group(groups, size):
     )
 
 
+def test_places_are_of_one_type_in_double_precision(x64):
+    """Else JAX warns, and will refuse."""
+    assert jax.jit(pair_blocks, static_argnums=(1, 2))(jnp.arange(5), 5, 2).places.shape == (5,)
+
+
 @pytest.mark.slow
 def test_many_random_groups():
     for seed in range(20):
