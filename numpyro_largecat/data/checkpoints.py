@@ -25,6 +25,7 @@ from numpyro_largecat._checks import check_count, check_interval, check_kind
 from numpyro_largecat._result_so_far import held_signals
 from numpyro_largecat.data.fit_folders import FitFolder, SavedArrays, plain_value
 from numpyro_largecat.data.parts_of_fits import FolderOfParts, fit_folder, joined_fit
+from numpyro_largecat.data.versions import other_versions
 
 SECONDS_PER_MINUTE = 60
 DEFAULT_MINUTES = 10.0
@@ -135,23 +136,30 @@ def has_checkpoint(
 
 
 def read_checkpoint(
-    checkpoints: Checkpoints, kind: str, settings: Mapping[str, Any]
+    checkpoints: Checkpoints, kind: str, settings: Mapping[str, Any], most: int
 ) -> SavedArrays:
     """Read the newest checkpoint of a fit with these settings, which ``about`` must hold.
 
     Raises:
         ValueError: If it is damaged, or one of the settings is another, with the first.
+        RuntimeWarning: If it has more steps than ``most``, or was made with other versions.
     """
     folder = checkpoints.fit_folder(kind)
     saved = joined_fit(folder.read())
     check_settings(folder, saved, settings)
+    if saved.number > most:
+        message = (
+            f"the fit in {folder.path} has {saved.number} steps, more than the {most} of "
+            "`num_passes`. It is returned as it is."
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=_level_of_user())
     return saved
 
 
 def check_settings(
     folder: FitFolder | FolderOfParts, saved: SavedArrays, settings: Mapping[str, Any]
 ) -> None:
-    """Refuse a fit with other settings, with the first that differs."""
+    """Refuse a fit with other settings, with the first that differs; warn of other versions."""
     for name, now in json.loads(json.dumps(settings, default=plain_value)).items():
         then = saved.about["settings"].get(name)
         if then != now:
@@ -159,6 +167,12 @@ def check_settings(
                 f"`resume` needs the data and the arguments of the fit in {folder.path}; its "
                 f"{name} was {then}, and is now {now}. Use those, or name another folder."
             )
+    if others := other_versions(saved.versions):
+        message = (
+            f"the fit in {folder.path} was made with other versions: {others}. It goes on, but not "
+            "bit by bit as it would have with those."
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=_level_of_user())
 
 
 def fingerprint(tree: Any) -> str:

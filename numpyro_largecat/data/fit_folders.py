@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from numpyro_largecat.data.versions import versions_here
+
 FORMAT = 1
 _PARTS = {"_CHECKPOINT_METADATA", "arrays", "about"}  # of each fit that Orbax has written
 _COMMITTED = "commit_success.txt"  # in some of them
@@ -31,6 +33,7 @@ class SavedArrays(NamedTuple):
     number: int  # of the fit in its folder
     arrays: dict[str, Any]  # of NumPy, or what becomes one where it is read
     about: dict[str, Any]  # plain values
+    versions: dict[str, str]  # of packages that it was made with
 
 
 class FitFolder:
@@ -111,10 +114,8 @@ class FitFolder:
             name: {"shape": a.shape, "dtype": str(a.dtype), "crc32": _checksum(a)}
             for name, a in arrays.items()
         }
-        text = json.dumps(
-            {"kind": self.kind, "format": FORMAT, "arrays": described, "about": about},
-            default=plain_value,
-        )
+        told = description(self.kind, described, about)
+        text = json.dumps(told, default=plain_value)
         items = ocp.args.Composite(
             # Orbax does not write arrays without entries; their shape and type say all.
             arrays=ocp.args.StandardSave({n: a for n, a in arrays.items() if a.size}),
@@ -153,7 +154,8 @@ class FitFolder:
             told = json.loads(text)
         check_kind_of_fit(self.path, told, self.kind)
         with told_of_damage(self.path / str(number)):
-            return SavedArrays(number, self._arrays(number, told["arrays"]), told["about"])
+            arrays = self._arrays(number, told["arrays"])
+            return SavedArrays(number, arrays, told["about"], told["versions"])
 
     def _arrays(self, number: int, described: dict[str, Any]) -> dict[str, NDArray[Any]]:
         import orbax.checkpoint as ocp
@@ -187,7 +189,7 @@ class FitFolder:
     def _remove_parts_while_written(self) -> None:
         """Remove parts until there are none: where one array fails, others are still written."""
         deadline = time.monotonic() + MOST_SECONDS
-        while time.monotonic() < deadline:
+        while self.path.is_dir() and time.monotonic() < deadline:
             self._remove_parts()
             time.sleep(0.05)
             if not any(_UNFINISHED in entry.name for entry in self.path.iterdir()):
@@ -208,15 +210,26 @@ def told_of_damage(path: Path) -> Iterator[None]:
         ) from error
 
 
+def description(kind: str, arrays: Any, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file says of the fit that it holds."""
+    versions = versions_here()
+    return dict(kind=kind, format=FORMAT, versions=versions, arrays=arrays, about=about)
+
+
 def check_kind_of_fit(path: Path, told: Mapping[str, Any], kind: str) -> None:
     """Refuse a fit that says of itself that it is of another kind or format."""
-    if told["kind"] != kind or told["format"] != FORMAT:
-        is_checkpoint = str(told["kind"]).startswith("fit of ")
-        fix = " It is a checkpoint: go on from it by the same call with `resume=True`."
+    if told["format"] != FORMAT:
         raise ValueError(
-            f"{path} must hold a {kind} in format {FORMAT}; it holds a {told['kind']} in format "
-            f"{told['format']}.{fix * is_checkpoint}"
+            f"{path} must hold a {kind} in format {FORMAT}; it holds one in format "
+            f"{told['format']}, of another version of numpyro_largecat. Read it with that."
         )
+    if told["kind"] != kind:
+        fix = ""
+        if told["about"].get("settings"):
+            fix = " It is a checkpoint: go on from it by the same call with `resume=True`."
+        elif str(told["kind"]).endswith("SubsampledSVI"):
+            fix = " `svi.load` reads it."
+        raise ValueError(f"{path} must hold a {kind}; it holds a {told['kind']}.{fix}")
 
 
 def plain_value(value: Any) -> Any:

@@ -19,10 +19,10 @@ from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
 from numpyro_largecat.data.fit_folders import (
-    FORMAT,
     FitFolder,
     SavedArrays,
     check_kind_of_fit,
+    description,
     plain_value,
     told_of_damage,
 )
@@ -186,7 +186,7 @@ class PartFolder:
             OSError: If it cannot be written. What was there before is there still.
         """
         forms = {name: [array.shape, str(array.dtype)] for name, array in arrays.items()}
-        told = {"kind": self.kind, "format": FORMAT, "arrays": forms, "about": about}
+        told = description(self.kind, forms, about)
         text = json.dumps(told, default=plain_value).encode()
         members = {_ARRAY + name: array for name, array in arrays.items()}
         members[_ABOUT] = np.frombuffer(text, np.uint8)
@@ -210,7 +210,7 @@ class PartFolder:
                 for name, (shape, dtype) in told["arrays"].items()
             }
         check_kind_of_fit(path, told, self.kind)
-        return SavedArrays(what.number, arrays, told["about"])
+        return SavedArrays(what.number, arrays, told["about"], told["versions"])
 
     def _file(self, what: Write) -> Path:
         return self.path / f"{what.number}_{what.run}.npz"

@@ -155,7 +155,8 @@ def fit_double_sum(
         now = AfterPass.begin(start, problem, dtype)
         if goes_on:
             assert checkpoints is not None
-            now = AfterPass.of_checkpoint(read_checkpoint(checkpoints, KIND, settings))
+            saved = read_checkpoint(checkpoints, KIND, settings, num_passes)
+            now = AfterPass.of_checkpoint(saved)
         now = now._replace(u=visits.arrange(now.u))
         first = 0 if start is None else start.num_passes
         sizes = step_sizes(rule.step_size, range(first, first + num_passes))
@@ -202,6 +203,11 @@ def _check_batches(
     rule: DoubleSumRule, num_rows: int, num_categories: int, batch_size: Any, num_sampled: Any
 ) -> None:
     check_count("batch_size", batch_size, 1, num_rows, "number of observations")
+    if batch_size >= num_categories:
+        raise ValueError(
+            f"`batch_size` must be below {num_categories}, the number of classes, so that others "
+            f"can be drawn; got {batch_size}."
+        )
     most, of_what = num_categories - batch_size, "number of classes less `batch_size`"
     check_count("num_sampled", num_sampled, 1, most, of_what)
     if (batch_size, num_sampled) != (1, 1) and not isinstance(rule, ImplicitSGD):

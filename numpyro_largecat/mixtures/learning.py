@@ -52,7 +52,7 @@ class Learning:
 
     def go_on(self, checkpoints: Checkpoints) -> None:
         """Go on from the newest checkpoint."""
-        saved = read_checkpoint(checkpoints, KIND, self.settings)
+        saved = read_checkpoint(checkpoints, KIND, self.settings, self.total)
         self.reached, self.bounds = step_of(saved.arrays), saved.arrays["bounds"].tolist()
 
     @property

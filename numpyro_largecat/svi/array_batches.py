@@ -85,6 +85,8 @@ class ArrayBatches:
         self.arrays = tuple(jnp.asarray(a) for a in arrays)
         self.orders = orders_of(seed)
         self.size = shapes[0][0]
+        if self.size == 0:
+            raise ValueError("ArrayBatches needs arrays with rows; these have none.")
         self.batch_size = check_count("batch_size", batch_size, 1, self.size, "number of rows")
 
     def __len__(self) -> int:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 from numpyro_largecat.data.checkpoints import Reached, check_settings, fingerprint
 from numpyro_largecat.data.fit_folders import FitFolder, SavedArrays
 from numpyro_largecat.data.parts_of_fits import FolderOfParts, joined_fit, parts_of
+from numpyro_largecat.data.versions import other_versions
 from numpyro_largecat.svi.array_batches import ArrayBatches
 from numpyro_largecat.svi.held_out import Scores
 from numpyro_largecat.svi.iterates import Recorded
@@ -29,7 +28,6 @@ _ITERATES = "iterates of "
 _SCORES = "scores: "
 _BEST = "best"  # before the names of the parts of the best state
 _RUN_KEY = ".rng_key"  # of any kind and form: nothing else in the fit depends on them
-_PACKAGES = ("numpyro-largecat", "numpyro", "jax", "jaxlib", "optax")
 
 
 class SavedRun(NamedTuple):
@@ -77,8 +75,7 @@ def as_reached(plan: Plan, run: SavedRun, settings: Mapping[str, Any]) -> Reache
         },
         "recorded": {n: [_as_lists(i) for i in of] for n, of in run.recorded.items()},
         "place": run.place,
-        "settings": settings,
-        "versions": _versions(),
+        "settings": settings and {**settings, **_loss_of(plan)},
         **_description(plan),
     }
     return Reached(len(run.losses), arrays, about)
@@ -113,7 +110,7 @@ def read_run(
                 f"`resume` needs a checkpoint; {folder.path} has what `svi.save` wrote. To go on "
                 "from that, pass `init_state=svi.load(folder, ...).state`."
             )
-        check_settings(folder, saved, settings)
+        check_settings(folder, saved, {**settings, **_loss_of(plan)})
     assert plan.shapes is not None
     keys = saved.about["keys"]
 
@@ -169,8 +166,7 @@ def check_same_model(folder: FitFolder | FolderOfParts, saved: SavedArrays, plan
 def _differs(
     folder: FitFolder | FolderOfParts, saved: SavedArrays, what: str, got: Any, want: Any
 ) -> ValueError:
-    made = saved.about["versions"]
-    others = {n: f"{made[n]}, here {v}" for n, v in _versions().items() if made.get(n) != v}
+    others = other_versions(saved.versions)
     note = f" It was saved with other versions: {others}." if others else ""
     if str(got).replace("64[", "32[") == str(want).replace("64[", "32["):
         note += f" Set `jax_enable_x64` to {'64[' in str(got)}, as it was there."
@@ -178,6 +174,10 @@ def _differs(
         f"{folder.path} must hold a fit of this model, guide and optimiser, with the same sizes "
         f"and types; {what} differs: it is {got} in the saved fit, and here {want}.{note}"
     )
+
+
+def _loss_of(plan: Plan) -> dict[str, str]:
+    return {"loss": type(plan.loss).__name__}
 
 
 def _description(plan: Plan) -> dict[str, Any]:
@@ -225,7 +225,3 @@ def _as_lists(index: Any) -> Any:
 
 def _as_index(lists: Any) -> Any:
     return None if lists is None else tuple(np.array(axis, np.int64) for axis in lists)
-
-
-def _versions() -> dict[str, str]:
-    return {"Python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}

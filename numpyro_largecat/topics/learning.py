@@ -73,7 +73,8 @@ class Learning:
         settings = None if checkpoints is None else settings_of(rng_key, asked, beginning)
         if resumes:
             assert checkpoints is not None and settings is not None
-            saved = read_checkpoint(checkpoints, KIND, settings)
+            most = asked.num_passes * len(batches)
+            saved = read_checkpoint(checkpoints, KIND, settings, most)
             shapes = read_shapes(saved.about["shapes"], INFERENCE[asked.inference].layout)
             candidates = Candidates(*saved.about["candidates"])  # of its number of passes
             beginning = beginning._replace(candidates=candidates)

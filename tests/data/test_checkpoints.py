@@ -140,6 +140,23 @@ def test_other_data_and_arguments_are_refused(fit, other, what, tmp_path) -> Non
         fit(checkpoints=checkpoints, resume=True, **other)
 
 
+@pytest.mark.parametrize("fit", [mixture, topics, double_sum])
+def test_a_fit_of_more_passes_than_asked_for_is_returned_with_a_warning(fit, tmp_path) -> None:
+    checkpoints = lc.Checkpoints(tmp_path)
+    whole = fit(2, checkpoints=checkpoints)
+    with pytest.warns(RuntimeWarning, match="steps, more than the .* of `num_passes`"):
+        found = fit(1, checkpoints=checkpoints, resume=True)
+    assert_same(found, whole)
+
+
+def test_other_versions_are_told_of(tmp_path, monkeypatch) -> None:
+    checkpoints = lc.Checkpoints(tmp_path)
+    double_sum(1, checkpoints=checkpoints)
+    monkeypatch.setattr("numpyro_largecat.data.versions.version", lambda name: "0.0")
+    with pytest.warns(RuntimeWarning, match=r"other versions: .*jax .*, here 0\.0"):
+        double_sum(checkpoints=checkpoints, resume=True)
+
+
 def test_a_fingerprint_tells_shapes_types_and_places_apart() -> None:
     zeros = jnp.zeros((2, 3))
     trees = [zeros, zeros.T, zeros[0], np.zeros((2, 3), np.int32), np.zeros(3), {"a": zeros}]

@@ -84,7 +84,7 @@ def test_nothing_is_no_fit(tmp_path: Path) -> None:
 
 
 def test_fits_of_another_kind_are_refused(folder: FitFolder) -> None:
-    with pytest.raises(ValueError, match=r"must hold a Tree in format 1; it holds a Fit in"):
+    with pytest.raises(ValueError, match=r"must hold a Tree; it holds a Fit"):
         FitFolder(folder.path, "Tree").read()
 
 
@@ -94,7 +94,7 @@ def test_fits_of_a_later_format_are_refused(
     monkeypatch.setattr(fit_folders, "FORMAT", 2)
     folder.write(7, ARRAYS, ABOUT)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"in format 1; it holds a Fit in format 2"):
+    with pytest.raises(ValueError, match="in format 1; it holds one in format 2"):
         folder.read()
 
 

@@ -198,7 +198,7 @@ class TestRefusals:
             svi.load(tmp_path)
 
     def test_other_versions_are_named_where_something_differs(self, folder, monkeypatch):
-        monkeypatch.setattr("numpyro_largecat.svi.saved_run.version", lambda name: "0.0")
+        monkeypatch.setattr("numpyro_largecat.data.versions.version", lambda name: "0.0")
         with pytest.raises(ValueError, match=r"It was saved with other versions: .*jax.*here 0\.0"):
             svi_of(optim=optax.sgd(0.1)).load(folder, *BATCH)
 
@@ -228,6 +228,13 @@ def test_a_checkpoint_beyond_the_last_step_is_told(tmp_path):
     with pytest.warns(RuntimeWarning, match="ended at step 9 of 5: the checkpoint has more steps"):
         result = run(tmp_path, 5)
     assert len(result.losses) == 9
+
+
+def test_another_loss_is_refused(tmp_path):
+    run(tmp_path, 9)
+    other = lc.SubsampledSVI(shared().model, shared().guide, shared().optim, Trace_ELBO())
+    with pytest.raises(ValueError, match="its loss was TraceMeanField_ELBO, and is now Trace_ELBO"):
+        run(tmp_path, svi=other)
 
 
 def test_loading_without_labels_says_what_is_missing(tmp_path):

@@ -164,7 +164,7 @@ def test_a_saved_fit_is_the_same(fit, tmp_path) -> None:
     for field in dataclasses.fields(fit):
         value, wanted = getattr(loaded, field.name), getattr(fit, field.name)
         assert type(value) is type(wanted) and np.all(value == wanted)
-    with pytest.raises(ValueError, match="a DoubleSumFit in format 1; it holds a TopicFit"):
+    with pytest.raises(ValueError, match="a DoubleSumFit; it holds a TopicFit"):
         lc.DoubleSumFit.load(tmp_path / "fit")
 
 
