@@ -532,7 +532,8 @@ def test_a_fit_that_has_taken_more_passes_is_returned_as_it_was(method, tmp_path
     options = dict(num_topics=K, num_active=2, method=method, batch_size=16)
     options["checkpoints"] = Checkpoints(tmp_path)
     whole = fit_topics(KEY, topic_corpus(30), num_passes=4, **options)
-    again = fit_topics(KEY, topic_corpus(30), num_passes=2, resume=True, **options)
+    with pytest.warns(RuntimeWarning, match="more than the 4 of `num_passes`"):
+        again = fit_topics(KEY, topic_corpus(30), num_passes=2, resume=True, **options)
     np.testing.assert_array_equal(again.posterior, whole.posterior)
 
 
