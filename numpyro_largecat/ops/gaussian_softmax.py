@@ -24,7 +24,7 @@ from jax.scipy.special import ndtri
 from numpyro_largecat.ops.hash_bits import hash_bits
 
 _REACH = 5.6  # of the trapezoidal rule, in standard deviations
-_STEP, _LARGE_STEP, _SMALL = 0.4, 0.8, 2.0  # and the variance up to which a larger step will do
+_STEPS = {2.0: 0.8, 10.0: 0.4, math.inf: 0.1}  # up to a variance
 _FEW = 32  # draws, whose order is found by comparing them
 _MOST = 65_521  # draws of one order: a prime whose square is a 32-bit integer
 
@@ -112,9 +112,9 @@ def log_mean_sigmoid(loc: Array, variance: Array) -> Array:
     r"""Log of :math:`E \sigma(x)` for :math:`x \sim N(\mathrm{loc}, \mathrm{variance})`.
 
     By the trapezoidal rule around the peak of the integrand, also in the lower tail. Its error is
-    below 1e-5 up to a variance of 10, 3e-3 up to 40, 0.03 at 100, and 0.3 at 400.
+    below 1e-5 up to a variance of 200, 3e-4 up to 400, 0.01 at 900 and 0.1 at 2500.
 
-    Cost: 29 evaluations for each entry, 15 where no variance is above 2.
+    Cost: 15 evaluations for each entry where no variance is above 2, 29 up to 10, or 113.
     """
     scale = jnp.sqrt(variance)
     # sigma(x) is about min(1, exp x): under the density it peaks where x is 0, or at an end.
@@ -126,10 +126,9 @@ def log_mean_sigmoid(loc: Array, variance: Array) -> Array:
         terms = jax.nn.log_sigmoid(loc + scale * z) - 0.5 * z**2
         return jax.nn.logsumexp(terms, axis=0) + math.log(step / math.sqrt(2 * math.pi))
 
-    are_small = (variance <= _SMALL).all()
-    found: Array = lax.cond(
-        are_small, partial(by_steps_of, _LARGE_STEP), partial(by_steps_of, _STEP)
-    )
+    rules = [partial(by_steps_of, step) for step in _STEPS.values()]
+    limits = jnp.array(list(_STEPS)[:-1], variance.dtype)
+    found: Array = lax.switch((variance.max(initial=0) > limits).sum(), rules)
     return found
 
 

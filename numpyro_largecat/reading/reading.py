@@ -178,6 +178,7 @@ class Reading:
         8 such draws of 1,000 classes or more, or 16 of fewer, are about as close as 1,000 draws of
         the weights: the log is off by 0.01 to 0.03 (root mean square) where standard deviations of
         utilities are about 0.7, and by 0.05 to 0.1 where they are about 1.4. Wider ones take more.
+        The integral is exact to 3e-4 for standard deviations up to 20; it is off by 0.1 at 50.
 
         **By draws of the latent sites** otherwise, such as with a guide of all rows together, or
         where a mask makes some utilities -inf. It takes some hundreds of them.
