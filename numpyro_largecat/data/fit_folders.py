@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from numpyro_largecat.data.versions import versions_here
 
-FORMAT = 1
+FORMAT = 2  # 1 had no versions
 _PARTS = {"_CHECKPOINT_METADATA", "arrays", "about"}  # of each fit that Orbax has written
 _COMMITTED = "commit_success.txt"  # in some of them
 MOST_SECONDS = 10  # that may pass between a failure to write one array and the end of the others

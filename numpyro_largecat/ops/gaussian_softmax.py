@@ -26,7 +26,7 @@ from numpyro_largecat.ops.hash_bits import hash_bits
 _REACH = 5.6  # of the trapezoidal rule, in standard deviations
 _STEPS = {2.0: 0.8, 10.0: 0.4, math.inf: 0.1}  # up to a variance
 _FEW = 32  # draws, whose order is found by comparing them
-_MOST = 65_521  # draws of one order: a prime whose square is a 32-bit integer
+_MOST = 65_519  # draws of one order: a full number whose square is a 32-bit integer
 
 
 def log_sums_of_draws(mean: Array, scale: Array, normals: Array) -> Array:
@@ -127,8 +127,9 @@ def log_mean_sigmoid(loc: Array, variance: Array) -> Array:
         return jax.nn.logsumexp(terms, axis=0) + math.log(step / math.sqrt(2 * math.pi))
 
     rules = [partial(by_steps_of, step) for step in _STEPS.values()]
-    limits = jnp.array(list(_STEPS)[:-1], variance.dtype)
-    found: Array = lax.switch((variance.max(initial=0) > limits).sum(), rules)
+    # Where one is not known, NaN, the others get the finest rule.
+    is_above = [~(variance <= limit).all() for limit in list(_STEPS)[:-1]]
+    found: Array = lax.switch(jnp.stack(is_above).sum(), rules)
     return found
 
 
@@ -149,19 +150,23 @@ def stratified_normals(rng_key: Array, ids: Array, num_draws: int, dtype: jnp.dt
     ids = ids.astype(jnp.uint32)
     place = hash_bits(hash_bits(ids ^ salts[0, 1]) ^ salts[1, 1])
     inside = ((place >> 9).astype(exact) + 0.5) * 2.0**-23
-    in_order = _by_comparing if num_draws <= _FEW else _by_a_line
+    in_order = _by_comparing if num_draws <= _FEW else _by_cubes
     uniform = (in_order(ids, *salts[:, 0]) + inside) / full_number(num_draws)
     return ndtri(jnp.clip(uniform, jnp.finfo(exact).tiny, 1 - jnp.finfo(exact).eps)).astype(dtype)
 
 
 def full_number(num_draws: int) -> int:
-    """So many draws or some more, one in each interval: above 32 these are a prime number."""
+    """So many draws or some more, one in each interval: above 32 a prime that is 2 modulo 3."""
     if num_draws > _MOST:
         return 2 * full_number(-(-num_draws // 2))
     number = num_draws
-    while number > _FEW and any(number % d == 0 for d in range(2, math.isqrt(number) + 1)):
+    while number > _FEW and not (number % 3 == 2 and _is_prime(number)):
         number += 1
     return number
+
+
+def _is_prime(number: int) -> bool:
+    return all(number % d for d in range(2, math.isqrt(number) + 1))
 
 
 def _by_comparing(ids: Array, first: Array, second: Array) -> Array:
@@ -177,13 +182,25 @@ def _by_comparing(ids: Array, first: Array, second: Array) -> Array:
     return lax.scan(add, jnp.zeros(values.shape, jnp.int32), jnp.arange(len(values)))[0]
 
 
-def _by_a_line(ids: Array, first: Array, second: Array) -> Array:
-    """The same for many draws: draw t has the place a t + b modulo a prime P, a != 0, and b random.
+def _by_cubes(ids: Array, first: Array, second: Array) -> Array:
+    r"""The same for many draws, by arithmetic modulo a prime P that is 2 modulo 3.
 
-    Each two draws are equally likely to be in each two places, as in a random order, so that means
-    over draws have the same variance; a sort of each id's draws would take twenty times as long.
+    Cubes are then all different, and draw t has the place
+
+    .. math:: c (a (t + d)^3 + e)^3 + b \mod P
+
+    with five random numbers of the id, of which a and c are not 0. Each two draws are equally
+    likely to be in each two places, as in a random order, so that means over draws have the same
+    variance. (By a line alone, c t + b, the draws of some two ids would move together.) A sort of
+    the draws of each id would take ten times as long.
     """
     prime = full_number(len(first))
-    a, b = hash_bits(hash_bits(ids ^ first[:2]) ^ second[:2])
+    a, b, c, d, e = hash_bits(hash_bits(ids ^ first[:5]) ^ second[:5])
+    a, c = (1 + x % (prime - 1) for x in (a, c))
+    b, d, e = (x % prime for x in (b, d, e))
+
+    def cube(x: Array) -> Array:
+        return x * x % prime * x % prime
+
     t = jnp.arange(len(first), dtype=jnp.uint32).reshape(-1, *[1] * ids.ndim)
-    return ((1 + a % (prime - 1)) * t + b % prime) % prime
+    return (c * cube((a * cube((t + d) % prime) + e) % prime) + b) % prime

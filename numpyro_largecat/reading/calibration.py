@@ -16,6 +16,7 @@ from numpyro.handlers import seed, trace
 from numpyro_largecat._checks import check_count, check_interval, check_random_key, describe
 from numpyro_largecat._progress_bar import progress_bar as open_bar
 from numpyro_largecat._result_so_far import attach_result
+from numpyro_largecat.handlers.one_at_a_time import MODEL_RUNS
 from numpyro_largecat.handlers.sites import (
     Site,
     Sites,
@@ -219,7 +220,7 @@ def _refuse_what_is_given(
     sites: Sites = {}
     before: Values = {}
     for key in jax.random.split(rng_key, LOOKS):
-        sites = of_type("sample", trace(seed(model, key)).get_trace(*args, **kwargs))
+        sites = of_type("sample", _run(model, key, args, kwargs))
         _refuse_scales(sites)
         found = {
             name: np.asarray(log_prob_of(site), float)
@@ -270,11 +271,19 @@ def _quantities_of(
     return dict(found), jax.vmap(lambda draw: quantities(draw, dict(made)))(draws)
 
 
+def _run(
+    model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Sites:
+    with MODEL_RUNS:
+        found: Sites = trace(seed(model, rng_key)).get_trace(*args, **kwargs)
+    return found
+
+
 def _made_up(
     model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Values, list[str]]:
     """A draw of all sites from the model, and the names of those that a fit may draw."""
-    found = trace(seed(model, rng_key)).get_trace(*args, **kwargs)
+    found = _run(model, rng_key, args, kwargs)
     sites = of_type("sample", found) | of_type("deterministic", found)
     known = [name for name, site in sites.items() if not site.get("is_observed")]
     return {name: site["value"] for name, site in sites.items()}, known

@@ -165,8 +165,8 @@ class Reading:
         plate the guide draws all sites from Normal distributions, as ``AutoNormal`` does and, with
         the covariance of each row, ``AutoRowNormal``, or holds them at a point; and utilities are
         affine in a class's own values, ``x @ w.T + b``, with the same slopes for all classes. Each
-        draw is then of K utilities (of more than 32 draws the next prime number is made), and that
-        of the class itself is integrated out,
+        draw is then of K utilities (above 32 draws, as many as the next prime that is 2 modulo 3),
+        and that of the class itself is integrated out,
 
         .. math:: p(y \mid x) = E_{\psi_{-y}} E_{\psi_y} \,
             \sigma\Big(\psi_y - \log \sum_{k \neq y} e^{\psi_k}\Big) .

@@ -91,10 +91,10 @@ def test_fits_of_another_kind_are_refused(folder: FitFolder) -> None:
 def test_fits_of_a_later_format_are_refused(
     folder: FitFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit_folders, "FORMAT", 2)
+    monkeypatch.setattr(fit_folders, "FORMAT", 3)
     folder.write(7, ARRAYS, ABOUT)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="in format 1; it holds one in format 2"):
+    with pytest.raises(ValueError, match="in format 2; it holds one in format 3"):
         folder.read()
 
 
