@@ -28,6 +28,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_largecat._conversions import NO_ID
+from numpyro_largecat.ops.log_sums import log_add, log_sum
 from numpyro_largecat.ops.running_top import Kept, RunningTop, block_size
 
 BLOCK = 16  # classes: sums of so many are fast, and those of the blocks that are kept are few
@@ -50,14 +51,12 @@ class LogMoments(NamedTuple):
 
     def plus(self, *others: LogMoments) -> LogMoments:
         """Those of the sum of independent sums."""
-        return LogMoments(
-            *(reduce(jnp.logaddexp, parts) for parts in zip(self, *others, strict=True))
-        )
+        return LogMoments(*(reduce(log_add, parts) for parts in zip(self, *others, strict=True)))
 
     def of_some(self, are_some: Array) -> LogMoments:
         """Those of the sum over the last axis, where ``are_some``."""
         kept = (jnp.where(are_some, x, -jnp.inf) for x in self)
-        return LogMoments(*(jax.nn.logsumexp(x, axis=-1) for x in kept))
+        return LogMoments(*map(log_sum, kept))
 
 
 class TopAndRest(NamedTuple):

@@ -508,7 +508,10 @@ def test_memory_does_not_grow_with_the_classes(kind):
 @pytest.mark.some_cases(1)
 @pytest.mark.parametrize("chunk_size", [5, 64, 100])
 def test_gradients_are_those_of_the_means_and_scales(chunk_size, x64):
-    """All classes are drawn, so nothing jumps: beside differences, in all directions at once."""
+    """All classes are drawn, so nothing jumps: beside differences, in all directions at once.
+
+    In both modes.
+    """
     num_categories = 100
     guide = normals_of(classes=(num_categories, {"w": (D,), "b": ()}))
     model = functools.partial(regression, num_categories=num_categories)
@@ -522,6 +525,8 @@ def test_gradients_are_those_of_the_means_and_scales(chunk_size, x64):
     params = jax.tree.map(lambda x: jnp.asarray(x, float), params)
     grads, direction = jax.jit(jax.grad(total))(params), jax.tree.map(jnp.cos, params)
     slope = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, grads, direction)))
+    _, forward = jax.jit(lambda params: jax.jvp(total, (params,), (direction,)))(params)
+    np.testing.assert_allclose(forward, slope, rtol=1e-6)
 
     def along(step):
         return total(jax.tree.map(lambda p, d: p + step * d, params, direction))
