@@ -22,7 +22,7 @@ from jax import Array, lax
 from jax.scipy.special import ndtri
 
 from numpyro_largecat.ops.hash_bits import hash_bits
-from numpyro_largecat.ops.log_sums import log_add, log_sum
+from numpyro_largecat.ops.log_sums import log_add, log_sum_of_any
 
 _REACH = 5.6  # of the trapezoidal rule, in standard deviations
 _STEPS = {2.0: 0.8, 10.0: 0.4, math.inf: 0.1}  # up to a variance
@@ -101,7 +101,7 @@ def log_sums_of_others(values: Array) -> Array:
     place = jnp.argmax(values, axis=-1, keepdims=True)
     is_largest = jnp.arange(values.shape[-1]) == place
     largest = jnp.take_along_axis(values, place, axis=-1)
-    rest = log_sum(jnp.where(is_largest, -jnp.inf, values))[..., None]
+    rest = log_sum_of_any(jnp.where(is_largest, -jnp.inf, values))[..., None]
     total = log_add(largest, rest)
     share = jnp.exp(jnp.where(is_largest, -jnp.inf, values) - total)  # at most 1/2
     own = total + jnp.log1p(-share)

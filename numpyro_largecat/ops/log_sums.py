@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 
-def log_sum(values: Array) -> Array:
+def log_sum_of_any(values: Array) -> Array:
     """Log of the sum of the exponentials over the last axis."""
     is_nothing = (values == -jnp.inf).all(axis=-1)
     found = jax.nn.logsumexp(jnp.where(is_nothing[..., None], 0, values), axis=-1)

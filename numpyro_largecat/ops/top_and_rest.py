@@ -28,7 +28,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_largecat._conversions import NO_ID
-from numpyro_largecat.ops.log_sums import log_add, log_sum
+from numpyro_largecat.ops.log_sums import log_add, log_sum_of_any
 from numpyro_largecat.ops.running_top import Kept, RunningTop, block_size
 
 BLOCK = 16  # classes: sums of so many are fast, and those of the blocks that are kept are few
@@ -56,7 +56,7 @@ class LogMoments(NamedTuple):
     def of_some(self, are_some: Array) -> LogMoments:
         """Those of the sum over the last axis, where ``are_some``."""
         kept = (jnp.where(are_some, x, -jnp.inf) for x in self)
-        return LogMoments(*map(log_sum, kept))
+        return LogMoments(*map(log_sum_of_any, kept))
 
 
 class TopAndRest(NamedTuple):
