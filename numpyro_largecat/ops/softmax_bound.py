@@ -36,7 +36,7 @@ def log_eta_hat(utilities: Array, label_rows: Array, weights: Array) -> Array:
     References:
         Ruiz et al., Augment and Reduce, ICML 2018, section 3.1.
     """
-    highest = jnp.where(weights > 0, utilities, -jnp.inf).max(axis=-1, keepdims=True)
+    highest = _highest(jnp.where(weights > 0, utilities, -jnp.inf))[..., None]
     below = utilities - lax.stop_gradient(jnp.where(jnp.isfinite(highest), highest, 0))
     # A row of weight 0 may be far above the others: its exponential must not overflow.
     exponentials = jnp.exp(jnp.where(weights > 0, below, -jnp.inf))
@@ -44,6 +44,17 @@ def log_eta_hat(utilities: Array, label_rows: Array, weights: Array) -> Array:
     total = exponentials @ weights.astype(utilities.dtype)
     log_total = jnp.log(jnp.where(total > 0, total, 1))  # 0 where no class is available
     return log_total - jnp.where(own > -jnp.inf, own, 0)
+
+
+def _highest(values: Array) -> Array:
+    """Highest entry of the last axis.
+
+    JAX 0.10 takes several times longer for an entry of a reduction where a row has more than 512.
+    """
+    while values.shape[-1] > 512:
+        half = (values.shape[-1] + 1) // 2
+        values = jnp.maximum(values[..., :half], values[..., -half:])
+    return values.max(axis=-1)
 
 
 @jax.jit

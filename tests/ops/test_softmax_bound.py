@@ -54,6 +54,16 @@ def test_log_eta_hat_is_the_weighted_sum(utilities, label, weights):
     assert value >= -2e-6  # the label's own term is 1
 
 
+@pytest.mark.parametrize("num_classes", [512, 513, 1027])
+def test_the_highest_of_many_utilities_may_be_anywhere(num_classes):
+    utilities = 1e4 * np.eye(num_classes, dtype=np.float32)  # its exponential overflows
+    labels = np.zeros(num_classes, np.int32)
+    value = log_eta_hat(utilities, labels, np.ones(num_classes, np.float32))
+    expected = np.full(num_classes, 1e4)
+    expected[0] = 0  # the label is the highest
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
 def test_padding_of_weight_zero_changes_neither_value_nor_gradient():
     utilities, weights = np.float32([0.3, -1.0, 2.0]), np.float32([1.0, 4.0, 4.0])
     padded, no_weight = np.append(utilities, 1e4), np.append(weights, 0.0)
