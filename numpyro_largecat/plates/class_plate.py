@@ -4,38 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, get_args
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import check_count
+from numpyro_largecat._checks import check_count, check_in_range, check_integers
 from numpyro_largecat._conversions import as_ids
 from numpyro_largecat.handlers.internals import given_values
-from numpyro_largecat.handlers.plate_facts import PlateFacts, RowsReply, ask_for_rows
+from numpyro_largecat.handlers.plate_facts import PlateFacts
 from numpyro_largecat.handlers.sites import is_latent
-from numpyro_largecat.ops.subsampling import sorted_distinct
-from numpyro_largecat.plates.class_proposal import ClassProposal, draw_others
-from numpyro_largecat.plates.class_subset import (
-    ClassSubset,
-    Negatives,
-    batch_subset,
-    check_labels_of_plate,
-    check_num_sampled,
-    chunk_subset,
-    full_subset,
-    label_first_subset,
-    labels_subset,
-    own_subset,
-    shared_subset,
-)
+from numpyro_largecat.plates.choose_classes import choose_classes
+from numpyro_largecat.plates.class_proposal import ClassProposal
+from numpyro_largecat.plates.class_subset import ClassSubset, Negatives
 from numpyro_largecat.plates.indexed_plate import indexed_plate
-from numpyro_largecat.plates.read_classes import checked_reads, with_read_rows
-from numpyro_largecat.plates.rows_by_id import KnownIds, ReadRows, reverse_if
-from numpyro_largecat.plates.uniform_classes import DrawnClasses, draw_own
+from numpyro_largecat.plates.read_classes import checked_reads
 
 
 class class_plate(indexed_plate):
@@ -149,13 +133,13 @@ class class_plate(indexed_plate):
         num_categories = check_count("num_categories", num_categories, 2)
         _check_layout(name, labels, proposal, reads, negatives)
         if labels is not None:
-            check_labels_of_plate(name, labels, num_categories)
+            _check_labels(name, labels, num_categories)
             labels = jnp.ravel(as_ids(labels))
         if reads is not None:
             reads = checked_reads(name, reads, num_categories)
         if num_sampled is not None:
-            num_sampled = check_num_sampled(num_sampled, num_categories, labels)
-        self.classes, is_shared = _choose_classes(
+            num_sampled = _check_num_sampled(num_sampled, num_categories, labels)
+        self.classes, is_shared = choose_classes(
             name, num_categories, labels, num_sampled, proposal, reads, negatives
         )
         self._is_drawn = self.classes.kind == "sample"
@@ -251,97 +235,15 @@ def _check_layout(
         )
 
 
-def _choose_classes(
-    name: str,
-    num_categories: int,
-    labels: Array | None,
-    num_sampled: int | None,
-    proposal: ClassProposal | None,
-    reads: Array | None,
-    negatives: Negatives,
-) -> tuple[ClassSubset, bool]:
-    """Make the subset, and say whether a handler gave the random part of it."""
-    if num_sampled is None:
-        subset = full_subset(num_categories)
-        reply = ask_for_rows(name, num_categories, subset.indices, source="all classes")
-        if reply.request.is_chosen:
-            return _chosen_subset(name, reply, num_categories, reads), True
-        return replace(subset, name=name, outer_name=reply.plate), reply.is_shared
-    none = jnp.zeros(0, jnp.int32)
-    given = none if labels is None else as_ids(labels)
-    present = sorted_distinct(given, num_categories)[:num_categories]  # K at most
-
-    def draw(rng_key: Array | None) -> DrawnClasses:
-        if rng_key is None:
-            raise _no_key(name)
-        if given.size == 0 and negatives != "batch":
-            raise _no_labels(name, negatives, labels)
-        if negatives == "own":
-            return draw_own(rng_key, given, num_categories, num_sampled)
-        taken = present if negatives == "batch" else none
-        return draw_others(proposal, rng_key, taken, num_categories, num_sampled)
-
-    reply = ask_for_rows(name, num_categories, None, draw, source="drawn classes")
-    if reply.request.is_chosen:
-        return _chosen_subset(name, reply, num_categories, reads), True
-    if reply.request.is_read:
-        also = reply.request.also
-        subset = _read_subset(labels, reads, also, num_categories, negatives)
-        return replace(subset, name=name, outer_name=reply.plate), True
-    drawn, is_reversed = DrawnClasses(*reply.value), reply.request.is_reversed
-    drawn = DrawnClasses(*reverse_if(is_reversed, *drawn))
-    if negatives == "shared":
-        subset = shared_subset(given, present, drawn, num_categories)
-    else:
-        join, own = (batch_subset, present) if negatives == "batch" else (own_subset, given)
-        subset = join(own, drawn, num_categories)
-    if reads is not None:
-        subset = with_read_rows(subset, reads, is_reversed=is_reversed)
-    return replace(subset, name=name, outer_name=reply.plate), reply.is_shared
+def _check_labels(name: str, labels: ArrayLike, num_categories: int) -> None:
+    """Refuse labels of plate ``name`` that are no classes; values under ``jit`` pass."""
+    check_integers("labels", labels)
+    check_in_range(f"`labels` of plate '{name}'", labels, num_categories, "classes")
 
 
-def _chosen_subset(
-    name: str, reply: RowsReply, num_categories: int, reads: Array | None
-) -> ClassSubset:
-    """The rows that a handler chose, and those that the model reads, if it lets them be."""
-    chunk = replace(chunk_subset(reply.value, num_categories), name=name, outer_name=reply.plate)
-    if reply.request.weights is not None:
-        chunk = replace(chunk, weights=reply.request.weights)
-    if reads is None or reply.request.is_alone:
-        return chunk
-    return with_read_rows(chunk, reads)
-
-
-def _read_subset(
-    labels: Array | None,
-    reads: Array | None,
-    also: Array | None,
-    num_categories: int,
-    negatives: Negatives,
-) -> ClassSubset:
-    """The classes that a model asks for by its labels or by id, or all classes."""
-    if labels is None and reads is None:
-        return full_subset(num_categories)
-    asked = jnp.concatenate([ids for ids in (labels, reads, also) if ids is not None])
-    if labels is not None and negatives != "batch":
-        return label_first_subset(labels, asked, num_categories)
-    subset = labels_subset(asked, num_categories)
-    if reads is None or subset.labels is None:
-        return subset
-    known = KnownIds(subset.labels, None)  # in order, before the row that stands for all others
-    return replace(subset, reads=ReadRows(known, subset.weights))
-
-
-def _no_key(name: str) -> ValueError:
-    return ValueError(
-        f"plate '{name}' draws classes and needs a random key: run the model under "
-        "`numpyro.handlers.seed`, or leave `num_sampled` out (HMC and NUTS cannot subsample)."
-    )
-
-
-def _no_labels(name: str, negatives: str, labels: Array | None) -> ValueError:
-    got = None if labels is None else f"shape {labels.shape}"
-    return ValueError(
-        f"`labels` of plate '{name}' are needed with negatives=\"{negatives}\", one for each "
-        f"observation; got {got}."
-    )
+def _check_num_sampled(num_sampled: int, num_categories: int, labels: ArrayLike | None) -> int:
+    """Return the number of drawn classes as an int in range, or raise."""
+    most = num_categories if labels is None else num_categories - 1
+    besides = "" if labels is None else " besides a label"
+    of_what = f"number of classes{besides}; leave it out to have them all"
+    return check_count("num_sampled", num_sampled, 1, most, of_what)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes that exist this step, and ways to make such a subset."""
+"""The classes that exist this step, as a class plate gives them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -14,16 +14,9 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_largecat._checks import (
-    check_count,
-    check_in_range,
-    check_integers,
-    check_kind,
-    check_shape,
-)
-from numpyro_largecat.ops.subsampling import is_among, place_among, sorted_distinct
+from numpyro_largecat._checks import check_kind, check_shape
+from numpyro_largecat.ops.subsampling import is_among, place_among
 from numpyro_largecat.plates.rows_by_id import ReadRows, take_rows
-from numpyro_largecat.plates.uniform_classes import DrawnClasses
 
 _ROWS_FIRST = "the rows of the class plate first"
 # What an observation's label is compared with, see ``class_plate``.
@@ -340,118 +333,8 @@ def _refuse_steps(labels: Array) -> None:
         )
 
 
-@partial(jax.jit, static_argnums=2)
-def batch_subset(present: Array, others: DrawnClasses, num_categories: int) -> ClassSubset:
-    """Join sorted distinct labels, of weight 1, and drawn classes, which stand for all others."""
-    weights = (present < num_categories).astype(others.weights.dtype)
-    indices = jnp.concatenate([present, others.classes])
-    return ClassSubset(
-        jnp.minimum(indices, num_categories - 1),
-        jnp.concatenate([weights, others.weights]),
-        present,
-        num_categories,
-        "sample",
-    )
-
-
-@partial(jax.jit, static_argnums=3)
-def shared_subset(
-    labels: Array, present: Array, drawn: DrawnClasses, num_categories: int
-) -> ClassSubset:
-    r"""Compare each label with the same classes, drawn from all K.
-
-    With drawn classes d and their weights v, the sum over the classes other than the label y of an
-    observation, and that over all classes in prior and KL terms, for the distinct labels L, are
-
-    .. math::
-        \sum_{k \ne y} f(k) = E \sum_s v_s \, [d_s \ne y] \, f(d_s), \qquad
-        \sum_k f(k) = \sum_{k \in L} f(k) + E \sum_s v_s \, [d_s \notin L] \, f(d_s).
-
-    A class that is drawn and a label has one row. ``present`` are the sorted distinct labels.
-    """
-    rows = batch_subset(present, drawn, num_categories)
-    is_label = is_among(drawn.classes, present)
-    places = present.shape[0] + jnp.arange(drawn.classes.shape[0], dtype=jnp.int32)
-    shared = SharedNegatives(
-        place_among(labels, present),
-        jnp.where(is_label, place_among(drawn.classes, present), places),
-        rows.weights.at[present.shape[0] :].multiply(~is_label),
-    )
-    weights = jnp.append(jnp.ones(1, drawn.weights.dtype), drawn.weights)
-    return replace(rows, weights=weights, labels=labels, negatives="shared", shared=shared)
-
-
-@partial(jax.jit, static_argnums=2)
-def own_subset(labels: Array, others: DrawnClasses, num_categories: int) -> ClassSubset:
-    """Join each label, of weight 1, and the classes drawn for its observation, shape (B, S)."""
-    indices = jnp.concatenate([labels[:, None], others.classes], axis=1)
-    return ClassSubset(
-        jnp.clip(indices, 0, num_categories - 1).reshape(-1),
-        jnp.concatenate([jnp.ones(1, others.weights.dtype), others.weights]),
-        labels,
-        num_categories,
-        "sample",
-        negatives="own",
-    )
-
-
-def labels_subset(asked: Array, num_categories: int) -> ClassSubset:
-    """Hold the distinct classes among those that are asked for, and one row for all others.
-
-    The weight of that row is NaN, unless there are no others: sums over all classes are not known.
-    """
-    present = sorted_distinct(asked, num_categories)[:num_categories]
-    is_whole = (present < num_categories).sum() == num_categories
-    others = DrawnClasses(
-        jnp.full(1, num_categories - 1), jnp.where(is_whole, 0.0, jnp.full(1, jnp.nan))
-    )
-    return replace(batch_subset(present, others, num_categories), kind="labels")
-
-
-def label_first_subset(labels: Array, asked: Array, num_categories: int) -> ClassSubset:
-    """Hold the distinct classes asked for, of which an observation sees its label and the last.
-
-    As with "shared" and "own" ``negatives`` the label is first. The last row is for all others, of
-    weight NaN.
-    """
-    rows = labels_subset(asked, num_categories)
-    assert rows.labels is not None
-    last = jnp.array([rows.indices.shape[0] - 1], jnp.int32)
-    shared = SharedNegatives(place_among(labels, rows.labels), last, rows.weights)
-    weights = jnp.array([1.0, jnp.nan], rows.weights.dtype)
-    return replace(rows, weights=weights, labels=labels, negatives="shared", shared=shared)
-
-
-def chunk_subset(classes: Array, num_categories: int) -> ClassSubset:
-    """Hold consecutive classes; those past the last one are padding."""
-    weights = (classes < num_categories).astype(jnp.result_type(float))
-    indices = jnp.minimum(classes, num_categories - 1)
-    return ClassSubset(indices, weights, None, num_categories, "chunk")
-
-
-def full_subset(num_categories: int) -> ClassSubset:
-    """Hold all classes in order."""
-    weights = jnp.ones(num_categories)
-    indices = jnp.arange(num_categories, dtype=jnp.int32)
-    return ClassSubset(indices, weights, None, num_categories, "full")
-
-
 def check_class_subset(classes: Any) -> None:
     """Raise TypeError unless ``classes`` is a ``ClassSubset``, or None for all classes."""
     if classes is not None:
         form = "what `with lc.class_plate(...) as classes:` gives"
         check_kind("classes", classes, ClassSubset, form)
-
-
-def check_labels_of_plate(name: str, labels: ArrayLike, num_categories: int) -> None:
-    """Refuse labels of plate ``name`` that are no classes; values under ``jit`` pass."""
-    check_integers("labels", labels)
-    check_in_range(f"`labels` of plate '{name}'", labels, num_categories, "classes")
-
-
-def check_num_sampled(num_sampled: int, num_categories: int, labels: ArrayLike | None) -> int:
-    """Return the number of drawn classes as an int in range, or raise."""
-    most = num_categories if labels is None else num_categories - 1
-    besides = "" if labels is None else " besides a label"
-    of_what = f"number of classes{besides}; leave it out to have them all"
-    return check_count("num_sampled", num_sampled, 1, most, of_what)
