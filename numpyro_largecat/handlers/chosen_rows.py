@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -83,16 +83,18 @@ class reverse_rows(Messenger):
 
     Args:
         fn: Model or guide.
+        plates: Names of the plates. In others the weights of classes may differ by place.
         is_reversed: Whether to do so, a boolean that may be traced.
     """
 
-    def __init__(self, fn: Callable[..., Any], is_reversed: Array) -> None:
+    def __init__(self, fn: Callable[..., Any], plates: Collection[str], is_reversed: Array) -> None:
+        self.plates = plates
         self.is_reversed = is_reversed
         super().__init__(fn)
 
     def process_message(self, msg: Site) -> None:
         """Tell the plate."""
-        if rows_request(msg) is not None:
+        if rows_request(msg) is not None and plate_of(msg) in self.plates:
             reverse_read_rows(msg, self.is_reversed)
 
 

@@ -80,7 +80,7 @@ def refuse_reading_by_place(
 
     def log_densities(is_reversed: Array) -> dict[str, Array]:
         def around(fn: Any) -> Any:
-            return reverse_rows(at_feasible_values(fn), is_reversed)
+            return reverse_rows(at_feasible_values(fn), plates, is_reversed)
 
         known: dict[str, Any] = {"rng_key": rng_key, "params": params, "touched": TouchedRows()}
         sites = sites_of(model, args, kwargs, **known, around=around)

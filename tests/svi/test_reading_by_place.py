@@ -126,6 +126,22 @@ def test_a_site_of_entities_and_classes_is_read_by_id() -> None:
         init(model_of(by_place), USERS, USERS % 30)
 
 
+def test_a_class_plate_that_nothing_reads_by_id_keeps_its_order() -> None:
+    """Its classes have unequal weights by their place: 26 others in 16 intervals."""
+    users = jnp.asarray(USERS)
+    counts = lc.EntityCounts.of(U, USERS)
+
+    def model(y, rows):
+        own = users[rows]
+        plate = lc.entity_plate("users", U, own, counts, dim=-2)
+        with plate as read, lc.class_plate("classes", 30, y, 16, dim=-1) as classes:
+            taste = numpyro.sample("taste", dist.Normal(0, 1))
+        with lc.data_plate("data", N, rows) as rows:
+            lc.sample_choice("y", read.rows_of(taste, own), classes=classes, rows=rows, obs=y)
+
+    init(model, USERS % 7)
+
+
 def test_ids_that_are_features_are_taken() -> None:
     """Of a table of their own, beside features of the classes."""
     features = jnp.asarray(RNG.normal(size=(U, 3)))
