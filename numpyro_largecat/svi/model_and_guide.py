@@ -28,6 +28,7 @@ from numpyro_largecat.svi.first_state import start_optimiser, unconstrained_para
 from numpyro_largecat.svi.following_classes import SampledClasses, sampled_classes
 from numpyro_largecat.svi.joint_guides import refuse_joint_guides
 from numpyro_largecat.svi.labels import GivenLabels, check_labels, labels_of
+from numpyro_largecat.svi.masked_sites import masked_sites, refuse_masked_sites
 from numpyro_largecat.svi.plan import Plan
 from numpyro_largecat.svi.reading_by_place import plates_that_may_be_read
 from numpyro_largecat.svi.sharding import Sharding
@@ -46,11 +47,12 @@ class Seen(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """Plates of which a step holds some rows, to be looked at by runs with other ones."""
+    """What of a model is to be looked at further, plates by runs with other rows."""
 
     read_plates: list[str]  # that may be read by place
     sampled: dict[str, SampledClasses]  # class plates
     params: list[str]  # of the model
+    masked: list[str]  # latent sites
 
 
 class Made(NamedTuple):
@@ -84,7 +86,7 @@ def run_both(
     wrapped = _compiled_search if are_valid is None else _noting(are_valid)
     explained = explained_search(plan.model, given, args, kwargs)
     with search_for_start_values(wrapped), explained:
-        of_guide, is_valid = _run_guide(plan, guide_key, given, seen.touched, args, kwargs)
+        of_guide, is_valid = _run_guide(plan, guide_key, given, of_model, args, kwargs)
     seen = seen._replace(is_valid=seen.is_valid & is_valid)
     sites, values, mutable = (a | b for a, b in zip(of_model.found, of_guide, strict=True))
     values |= given
@@ -172,7 +174,7 @@ def _run_model(
     """Run the model, compiled."""
     arrays, static = split_arguments((args, kwargs))
     described: dict[str, StoredParam] = {}  # they are not arrays: they leave the trace on their own
-    suspect = Suspect([], {}, [])
+    suspect = Suspect([], {}, [], [])
     kinds: dict[str, str] = {}
 
     def run(rng_key: Array, arrays: list[Any], given: dict[str, Any]) -> Any:
@@ -189,6 +191,7 @@ def _run_model(
         suspect.read_plates.extend(plates_that_may_be_read(sites, arrays))
         suspect.sampled.update(sampled_classes(sites))
         suspect.params.extend(found.sites)
+        suspect.masked.extend(masked_sites(sites))
         seen = Seen(touched, labels_of(sites), have_valid_arguments(sites), rng_key)
         return seen, found.values, found.mutable
 
@@ -207,7 +210,7 @@ def _kinds_of_plates(sites: Sites) -> dict[str, str]:
 
 
 def _run_guide(
-    plan: Plan, rng_key: Array, given: dict[str, Any], touched: TouchedRows, args: Any, kwargs: Any
+    plan: Plan, rng_key: Array, given: dict[str, Any], of_model: _OfModel, args: Any, kwargs: Any
 ) -> tuple[_Found, Array]:
     """Run the guide as it is, since autoguides keep what they see.
 
@@ -215,9 +218,11 @@ def _run_guide(
         What it has shown, and whether its distributions have arguments that they can take.
     """
     set_up_anew(plan.guide)
+    touched = of_model.seen.touched
     around = _checked(as_drawn, given)
     how: dict[str, Any] = {"rng_key": rng_key, "params": given, "around": around}
     sites = sites_of(plan.guide, args, kwargs, touched=touched, **how)
+    refuse_masked_sites(of_model.suspect.masked, sites)
     return _found(sites, touched, plan.sharding), have_valid_arguments(sites)
 
 
