@@ -18,6 +18,7 @@ def score_predictions(
     obs: ArrayLike,
     log_likelihood: ArrayLike | None = None,
     *,
+    mask: ArrayLike | None = None,
     at: Sequence[int] = (1, 5),
     num_bins: int = 10,
 ) -> dict[str, float]:
@@ -48,6 +49,8 @@ def score_predictions(
         obs: Observed classes, integers: shape (N,), or (N, R) for up to R labels of each
             observation, padded with -1.
         log_likelihood: What ``log_likelihood`` returns for them, shape (N,) or (num_draws, N).
+        mask: Which observations count, booleans of shape (N,), as the model masks them: what it
+            masks has the log likelihood 0, and any label. All of them by default.
         at: Ranks n, each in [1, num_top].
         num_bins: Bins of the calibration error, at least 1.
 
@@ -55,8 +58,8 @@ def score_predictions(
         The scores by name.
 
     Raises:
-        ValueError: If shapes do not match, an observation has no label, or a rank is more than the
-            number of classes in ``top``.
+        ValueError: If shapes do not match, an observation has no label, a rank is more than the
+            number of classes in ``top``, or ``mask`` leaves nothing.
         TypeError: If ``obs`` are not integers.
 
     Example:
@@ -70,7 +73,15 @@ def score_predictions(
     check_integers("obs", obs)
     classes = np.asarray(top.classes)
     num_top = check_count("number of classes in `top`", int(classes.shape[-1]), 1)
-    labels, num_labels = _labels_and_numbers(np.asarray(obs), classes)
+    log_probs, labels = np.asarray(top.log_probs), np.asarray(obs)
+    if log_likelihood is not None:
+        log_likelihood = _log_predictive(log_likelihood, classes.shape[:-1])
+    if mask is not None:
+        is_there = _checked_mask(mask, classes.shape[:-1])
+        _check_labels_of(labels, classes)
+        classes, log_probs, labels = (x[is_there] for x in (classes, log_probs, labels))
+        log_likelihood = None if log_likelihood is None else log_likelihood[is_there]
+    labels, num_labels = _labels_and_numbers(labels, classes)
     if max(at, default=0) > num_top or min(at, default=1) < 1:
         raise ValueError(f"`at` must be ranks in [1, {num_top}], the classes in `top`; got {at}.")
     hits = _are_labels(classes, labels)
@@ -80,32 +91,45 @@ def score_predictions(
     first = np.where(hits.any(axis=-1), hits.argmax(axis=-1) + 1, np.inf)
     scores["reciprocal rank"] = float((1 / first).mean())
     if has_one:
-        probabilities = np.exp(np.asarray(top.log_probs)[..., 0])
+        probabilities = np.exp(log_probs[..., 0])
         scores["calibration error"] = _calibration_error(probabilities, hits[..., 0], num_bins)
     if log_likelihood is not None:
-        scores["log likelihood"] = _mean_log_predictive(log_likelihood, classes.shape[:-1])
+        scores["log likelihood"] = float(log_likelihood.mean())
     return scores
+
+
+def _checked_mask(mask: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    is_there = np.asarray(mask, bool)
+    check_shape("`mask`", is_there, shape, "an entry for each observation")
+    if not is_there.any():
+        raise ValueError("`mask` leaves no observation to score.")
+    return is_there
 
 
 def _labels_and_numbers(
     labels: NDArray[np.integer], classes: NDArray[np.integer]
 ) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
     """The labels of each observation in order, shape (..., R), and how many differ."""
-    got = f"shape {labels.shape} for predictions of shape {classes.shape}"
+    _check_labels_of(labels, classes)
     if labels.ndim == classes.ndim - 1:
         labels = labels[..., None]
-    if labels.shape[:-1] != classes.shape[:-1]:
-        need = "one label, or one row of labels, for each observation"
-        raise ValueError(f"`obs` must have {need}; got {got}.")
     labels = np.sort(labels, axis=-1)
     is_new = np.diff(labels, axis=-1, prepend=-1) > 0  # a label that is given twice counts once
     num_labels = ((labels >= 0) & is_new).sum(axis=-1)
     if (num_labels == 0).any():
         raise ValueError(
             f"observation {np.argmin(num_labels)} of `obs` has no label; leave out those without, "
-            "of `obs` and of `top` alike."
+            "by `mask`."
         )
     return labels, num_labels
+
+
+def _check_labels_of(labels: NDArray[np.integer], classes: NDArray[np.integer]) -> None:
+    shapes = {classes.shape[:-1], (*classes.shape[:-1], *labels.shape[-1:])}
+    if labels.shape not in shapes:
+        need = "one label, or one row of labels, for each observation"
+        got = f"shape {labels.shape} for predictions of shape {classes.shape}"
+        raise ValueError(f"`obs` must have {need}; got {got}.")
 
 
 def _scores_at(
@@ -123,14 +147,14 @@ def _scores_at(
     return scores
 
 
-def _mean_log_predictive(log_likelihood: ArrayLike, shape: tuple[int, ...]) -> float:
-    """Mean over observations of this ``shape``; over draws, of the log of the mean probability."""
+def _log_predictive(log_likelihood: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """That of observations of this ``shape``; over draws, the log of the mean probability."""
     log_probs = np.asarray(log_likelihood, np.float64)
     if log_probs.ndim == len(shape) + 1:
         log_probs = logsumexp(log_probs, axis=0) - np.log(len(log_probs))
     need = "an entry for each observation, or for each draw and observation"
     check_shape("`log_likelihood`", log_probs, shape, need)
-    return float(log_probs.mean())
+    return log_probs
 
 
 def _are_labels(classes: NDArray[np.integer], labels: NDArray[np.integer]) -> NDArray[np.bool_]:

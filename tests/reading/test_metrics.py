@@ -74,6 +74,26 @@ def test_the_log_likelihood_over_draws_is_that_of_the_mean_probability():
     assert scores["log likelihood"] == pytest.approx(np.log(np.exp(log_probs).mean(0)).mean())
 
 
+@pytest.mark.parametrize("num_draws", [None, 4])
+def test_what_is_masked_does_not_count(num_draws):
+    """Whatever its label, also -1; as if it were not there."""
+    rng = np.random.default_rng(3)
+    _, top = predictions()
+    labels, mask = rng.integers(0, K, N), rng.uniform(size=N) < 0.6
+    log_probs = np.log(rng.uniform(size=(N,) if num_draws is None else (num_draws, N)))
+    some = lc.TopClasses(top.classes[mask], top.log_probs[mask])
+    expected = lc.score_predictions(some, labels[mask], log_probs[..., mask], at=[2])
+    in_rows = lc.TopClasses(*(x.reshape(2, N // 2, -1) for x in top))
+    with_none = np.where(mask, labels, -1).reshape(2, -1)
+    log_probs = log_probs.reshape(*log_probs.shape[:-1], 2, -1)
+    found = lc.score_predictions(in_rows, with_none, log_probs, mask=mask.reshape(2, -1), at=[2])
+    assert found == pytest.approx(expected)
+    with pytest.raises(ValueError, match="`mask` leaves no observation"):
+        lc.score_predictions(top, labels, mask=np.zeros(N, bool))
+    with pytest.raises(ValueError, match="`mask` must have shape"):
+        lc.score_predictions(top, labels, mask=mask[:-1])
+
+
 def test_the_calibration_error_of_bins():
     """Two bins: 0.2 and 0.9 predicted, one half and three quarters true."""
     probabilities = np.repeat([0.2, 0.9], 4)
