@@ -143,7 +143,7 @@ class AutoRowNormal(AutoGuide):
         self._rank = None if rank is None else check_count("rank", rank, 1)
         refuse_entries("`init_scale`", init_scale, ~(np.asarray(init_scale) > 0), "positive")
         self._init_scale = init_scale
-        self._followed = list(follow)
+        self.follow = tuple(follow)
         self._sites: list[JointSite] = []
         self._before: dict[str, list[str]] = {}  # the sites that each follows
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn, create_plates=create_plates)
@@ -233,7 +233,7 @@ class AutoRowNormal(AutoGuide):
         super()._setup_prototype(*args, **kwargs)
         start = start_values(self)
         self._sites = joint_sites(self.prototype_trace, start)
-        self._before = _before(self._sites, self._followed)
+        self._before = _before(self._sites, self.follow)
         for site in self._sites:
             for name in site.plates:
                 frame, size = self._prototype_frames[name], self._prototype_frame_full_sizes[name]
@@ -334,7 +334,7 @@ class AutoRowNormal(AutoGuide):
         for site in self._sites:
             places[site.name] = sizes.get(site.rows, 0)
             sizes[site.rows] = places[site.name] + site.size
-        num_dense = sizes.get(None, 0) if self._followed else 0
+        num_dense = sizes.get(None, 0) if self.follow else 0
         standard: dict[str, Array] = {}
         factors = {}
         for site in self._sites:

@@ -24,6 +24,7 @@ from numpyro_largecat.reading.observed_choice import Observed
 from numpyro_largecat.reading.predictions import labels_of_rows, log_likelihood
 
 MOST_GAP = 0.05  # nats per observation
+LARGE_GAP = 1.0  # whatever its error, which may be as large where few classes are all of a sum
 NO_BOUNDS = AugmentedCategorical, GaussianUtilityBound, NoiseContrastive
 
 
@@ -44,15 +45,20 @@ def bound_gap(fit: BoundFit, observed: Observed, keys: Array) -> list[Finding]:
     gaps = np.where(is_there, np.asarray(exact) - bounds, 0)
     by_draw = gaps.reshape(len(keys), -1).sum(axis=1) / is_there.sum()
     gap, error = by_draw.mean(), by_draw.std(ddof=1) / len(keys) ** 0.5
-    lags, is_above = gap - 2 * error > MOST_GAP, gap + 2 * error < -MOST_GAP
-    advice = "take more steps, larger minibatches, or a larger `num_sampled`"
     kept = {f"{utilities.site}_{suffix}" for suffix in ("u", "error")} & fit.params.keys()
+    return [Finding("exact log likelihood less bound", gap, error, advice_of_gap(gap, error, kept))]
+
+
+def advice_of_gap(gap: float, error: float, kept: set[str]) -> str:
+    """What to do about a gap, of a fit that keeps these local variables."""
+    if gap + 2 * error < -MOST_GAP:  # no bound is, so draws of the classes miss those that matter
+        return "seldom drawn classes matter: raise `num_sampled`, or take a FrequencyProposal"
+    if gap - 2 * error < MOST_GAP and gap < LARGE_GAP:
+        return ""
+    advice = "take more steps, larger minibatches, or a larger `num_sampled`"
     if kept:
-        advice += f"; or `init_params` of this fit without `{kept.pop()}`, which then begins anew"
-    if is_above:  # no bound is, so draws of the classes miss those that matter
-        advice = "seldom drawn classes matter: raise `num_sampled`, or take a FrequencyProposal"
-    advice = advice if lags or is_above else ""
-    return [Finding("exact log likelihood less bound", gap, error, advice)]
+        advice += f"; or `init_params` of this fit without `{min(kept)}`, which then begins anew"
+    return advice
 
 
 def _is_no_bound(fit: BoundFit, site: str) -> bool:

@@ -3,28 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-from jax.typing import ArrayLike
 
 from numpyro_largecat.reading.findings import Finding
 from numpyro_largecat.svi.convergence import Convergence
 
 
-def elbo_convergence(losses: ArrayLike) -> Finding:
+def elbo_convergence(convergence: Convergence) -> Finding:
     """R-hat of the last half of the losses."""
-    found = Convergence.of(losses, {})
-    return Finding("R-hat of the ELBO", found.elbo_r_hat, advice="run longer" * found.elbo_rises)
+    found = convergence
+    is_well = not (found.elbo_rises or found.elbo_falls or found.has_ended)
+    advice = "" if is_well else f"it {found.elbo_trend}"
+    return Finding("R-hat of the ELBO", found.elbo_r_hat, advice=advice)
 
 
-def parameter_convergence(iterates: Mapping[str, Any]) -> dict[str, Finding]:
+def parameter_convergence(convergence: Convergence) -> dict[str, Finding]:
     """Median R-hat of the recorded numbers of each parameter that moved in the last half.
 
     The highest come first.
     """
-    convergence = Convergence.of([], iterates)
     r_hats = sorted(convergence.r_hats.items(), key=lambda item: -np.nan_to_num(item[1]))
     return {
         name: Finding(

@@ -21,8 +21,10 @@ from numpyro_largecat.reading.gradient_signal import gradient_signals
 from numpyro_largecat.reading.learned_rows import learned_priors_of_classes
 from numpyro_largecat.reading.observed_choice import observed_choice, observed_in_batches
 from numpyro_largecat.reading.parts_check import check_on_batches, check_on_rows
+from numpyro_largecat.reading.remedies import Remedies
 from numpyro_largecat.reading.unfollowed_values import unfollowed_values
 from numpyro_largecat.svi.array_batches import ArrayBatches
+from numpyro_largecat.svi.convergence import Convergence
 from numpyro_largecat.svi.importance_weighted_elbo import ImportanceWeighted_ELBO
 from numpyro_largecat.svi.plan import Plan
 
@@ -34,6 +36,11 @@ class Training(NamedTuple):
     iterates: Mapping[str, Any] = {}  # earlier values of some entries of each parameter
     plan: Plan | None = None
     state: Any = None  # the last one
+
+    @property
+    def convergence(self) -> Convergence:
+        """Whether the fit still rises, falls or drifts."""
+        return Convergence.of([] if self.losses is None else self.losses, self.iterates)
 
     @property
     def weighs_rows(self) -> bool:
@@ -51,13 +58,16 @@ def diagnose(
     num_draws: int,
     num_rows: int,
 ) -> Diagnosis:
-    """Each finding from a function of its own, see ``Reading.diagnose``."""
+    """Each finding from a function of its own, see ``Reading.diagnose``.
+
+    Of a fit that gets worse step by step nothing else is worth advice.
+    """
     if batches is not None:
         _check_followed(fit, batches)
     batch = fit if batches is None else fit.followed_by(batches.draw(rng_key))
     keys = jax.random.split(rng_key, num_repeats)
     if not has_choices(batch) and (of_steps := _of_steps(batch, training, keys)):
-        return Diagnosis(of_steps)
+        return Diagnosis(_advised(of_steps, training))
     choice = find_choice(batch)
     observed = observed_choice(batch, choice.site)
     findings = [*_of_steps(batch, training, keys), *bound_gap(batch, observed, keys)]
@@ -75,7 +85,7 @@ def diagnose(
             )
         if training.weighs_rows:
             parts = parts.of_weighted_rows()
-        findings += parts.findings(if_unknown)
+        findings += parts.findings(if_unknown, Remedies.of(fit.guide))
     if labels is None:
         labels = np.asarray(everything.labels)[np.asarray(everything.rows.weights) > 0]
     labels = np.ravel(labels)
@@ -83,14 +93,22 @@ def diagnose(
     findings += unfollowed_values(batch, choice.site, training.state)
     findings += _classes_seen(labels, choice.num_categories)
     findings += learned_priors_of_classes(batch, choice.plate, labels, choice.num_categories)
-    return Diagnosis(findings)
+    return Diagnosis(_advised(findings, training))
+
+
+def _advised(findings: list[Finding], training: Training) -> list[Finding]:
+    """The findings; if the ELBO falls, without advice but the first, which is of that."""
+    if not training.convergence.elbo_falls:
+        return findings
+    return [findings[0], *(finding._replace(advice="") for finding in findings[1:])]
 
 
 def _of_steps(batch: BoundFit, training: Training, keys: Array) -> list[Finding]:
     """What the steps of the fit say, of whatever model."""
-    findings = [] if training.losses is None else [elbo_convergence(training.losses)]
+    convergence = training.convergence
+    findings = [] if training.losses is None else [elbo_convergence(convergence)]
     still_rises = any(finding.advice for finding in findings)
-    r_hats = parameter_convergence(training.iterates)
+    r_hats = parameter_convergence(convergence)
     findings += r_hats.values()
     if training.plan is not None and training.state is not None:
         drifting = {name for name, finding in r_hats.items() if finding.advice}

@@ -47,6 +47,9 @@ from numpyro_largecat.reading.learned_rows import learned_rows
 from numpyro_largecat.reading.observed_choice import Observed, RowWeights
 from numpyro_largecat.reading.parts_of_classes import LogSums, merge_sums, own_utilities
 
+MUCH_WORK = 10**10  # utilities: some seconds
+FEW_DRAWS = 16  # to see how much noise the rows bring
+LITTLE_MORE = 1.2  # times the most noise, since few draws do not tell it exactly
 LEARNED_PRIOR = (
     "not looked at: rows that are read have a learned prior. With lc.not_centred(model) it is fixed"
 )
@@ -70,12 +73,18 @@ class Ratios(NamedTuple):
 
 
 def small_site_ratios(
-    utilities: ChunkedUtilities, observed: Observed, key: Array, num_draws: int, num_rest: int
+    utilities: ChunkedUtilities,
+    observed: Observed,
+    key: Array,
+    num_draws: int,
+    num_rest: int,
+    most_noise: float,
 ) -> Ratios | None:
     """Ratios of the sites outside of plates of rows and of the choice's plates; None if none is.
 
     They are NaN if the prior of rows that are read by id is learned: some of them are there, and so
-    the log density of all is not known.
+    the log density of all is not known; and where there is much to compute, and a few draws say
+    that the rows, a sample, bring more noise than ``most_noise``, in nats.
 
     Cost: O(num_draws * num_rest * K) time for each observation; memory of one chunk of classes and
     of ``num_draws`` log densities of it.
@@ -88,22 +97,34 @@ def small_site_ratios(
     keys = jax.random.split(jax.random.fold_in(key, 0), num_draws)
     rest = jax.random.split(jax.random.fold_in(key, 1), num_rest)
     draws = _SmallDraws(keys, inner, observed.rows.counts, jnp.asarray(observed.labels))
-    if learned & read:
+
+    def unknown(noise: NDArray[np.float64], why: str) -> Ratios:
         of_draw = partial(lax.map, lambda key: draws.at(utilities, rest[0], 0, key).drawn)
         found = run_compiled(of_draw, keys)
         found = jax.tree.map(lambda x: np.asarray(x)[None], found)
-        positive &= found.values.keys()
-        unknown = np.full((1, num_draws), np.nan)
-        return Ratios(unknown, np.zeros(1), found, positive, LEARNED_PRIOR)
+        log_ratios = np.full((1, num_draws), np.nan)
+        return Ratios(log_ratios, noise, found, positive & found.values.keys(), why)
+
+    if learned & read:
+        return unknown(np.zeros(1), LEARNED_PRIOR)
     # A prior's scale does not move them: the utilities of 800 passes need not be formed.
     move_utilities = bool(
         eval_provenance(lambda key: draws.at(utilities, rest[0], 0, key).utilities, key=keys[0])
     )
-    of_rest = partial(_small_sums, utilities, draws, move_utilities)
-    sums = run_compiled(partial(lax.map, of_rest), rest)
-    priors, log_probs, found = jax.tree.map(lambda x: np.asarray(x)[:, None], sums)
-    ratios = _ratios(priors, log_probs, observed.rows, found)
-    return ratios._replace(positive=positive & found.values.keys())
+
+    def ratios(draws: _SmallDraws) -> Ratios:
+        of_rest = partial(_small_sums, utilities, draws, move_utilities)
+        sums = run_compiled(partial(lax.map, of_rest), rest)
+        priors, log_probs, found = jax.tree.map(lambda x: np.asarray(x)[:, None], sums)
+        known = _ratios(priors, log_probs, observed.rows, found)
+        return known._replace(positive=positive & found.values.keys())
+
+    work = num_rest * num_draws * utilities.num_categories * draws.labels.size
+    if move_utilities and work > MUCH_WORK and num_draws > FEW_DRAWS:
+        noise = ratios(draws._replace(keys=keys[:FEW_DRAWS])).noise
+        if noise[0] > LITTLE_MORE * most_noise:
+            return unknown(noise, "")
+    return ratios(draws)
 
 
 class _SmallDraws(NamedTuple):

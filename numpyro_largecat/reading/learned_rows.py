@@ -48,12 +48,19 @@ def learned_priors_of_classes(
     """
     counts = np.bincount(labels, minlength=num_categories)
     seen, median = float((counts > 0).mean()), float(np.median(counts))
-    advice = "untouched rows pull it down: lc.not_centred" * (seen < LEAST_SEEN)
-    found = [
-        Finding(f"share of rows seen, {name}, learned prior", seen, advice=advice)
-        for name, plates in learned_rows(fit).items()
-        if plate in plates
-    ]
+    pulled = "untouched rows pull it down: lc.not_centred" * (seen < LEAST_SEEN)
+    slow = "so few that the centred form learns slowly: lc.not_centred" * (median < MANY)
+    found = []
+    for name, plates in learned_rows(fit).items():
+        if plate in plates:
+            found += [
+                Finding(f"share of rows seen, {name}, learned prior", seen, advice=pulled),
+                Finding(
+                    f"median of observations of a row, {name}, learned prior",
+                    median,
+                    advice="" if pulled else slow,
+                ),
+            ]
     advice = "so many that the centred form is better: leave out lc.not_centred" * (median >= MANY)
     return found + [
         Finding(f"median of observations of a row, {name}, not centred", median, advice=advice)

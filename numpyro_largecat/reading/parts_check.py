@@ -22,7 +22,8 @@ from numpyro_largecat.reading.guide_ratios import (
     small_site_ratios,
 )
 from numpyro_largecat.reading.observed_choice import Observed, RowWeights
-from numpyro_largecat.reading.spread_of_parts import sd_shares
+from numpyro_largecat.reading.remedies import Remedies
+from numpyro_largecat.reading.spread_of_parts import draws_needed, sd_shares
 from numpyro_largecat.svi.array_batches import ArrayBatches
 
 NUM_CLASSES = 20
@@ -31,6 +32,7 @@ MOST_NOISE = 0.5  # nats: half a standard deviation of the posterior
 MOST_PARETO_K = 0.7
 MOST_LOG_SD = 0.5  # of a positive value: its 95 percent interval spans a factor of 7
 LEAST_SHARE = 0.8  # of a standard deviation
+SHARE = "sd over that of the best Gaussian"
 
 
 class PartsCheck(NamedTuple):
@@ -42,8 +44,10 @@ class PartsCheck(NamedTuple):
     log_sds: dict[str, float] | None = None  # greatest sd of the log of positive sites, by site
     class_shares: NDArray[np.float64] | None = None  # of the sd (T,), mean over a row
     why_unknown: str = ""  # of the small sites, if it is not that the rows are few
+    why_no_shares: str = ""  # of the small sites, if their k is known
     small_noise: float = 0.0  # nats that the sampled rows bring into the ratios of the small sites
     rows_needed: int | None = None  # for the small sites, where the rows are sampled and too few
+    num_rows: int = 0  # of the data, where they are
 
     def of_weighted_rows(self) -> PartsCheck:
         """Without what compares small sites with the model at rows of one draw each.
@@ -53,27 +57,26 @@ class PartsCheck(NamedTuple):
         if self.small_sites is None:
             return self
         why = "not told where the loss weighs draws of rows, as ImportanceWeighted_ELBO"
-        return self._replace(small_sites=np.nan, small_shares=None, why_unknown=why)
+        unknown = self._replace(small_sites=np.nan, small_shares=None, why_no_shares="")
+        return unknown._replace(why_unknown=why)
 
-    def findings(self, if_unknown: str) -> list[Finding]:
+    def findings(self, if_unknown: str, remedies: Remedies) -> list[Finding]:
         """Lines of a diagnosis."""
         findings = []
         if self.small_sites is not None:
             needed = self.rows_needed
             enough = if_unknown if needed is None else f"give `num_rows={needed}` or more"
-            advice = self.why_unknown or _advice(
-                self.small_sites, "give these sites an AutoMultivariateNormal", enough
-            )
+            if needed is not None and 2 * needed > self.num_rows:
+                enough = f"`num_rows={needed}` would do, which is most of all {self.num_rows}"
+            advice = self.why_unknown or _advice(self.small_sites, remedies.small_sites, enough)
             findings.append(Finding("Pareto k of the small sites", self.small_sites, None, advice))
         for name, share in (self.small_shares or {}).items():
-            fix = (
-                "give what moves all classes as `follow` of `sample_choice`; or the small sites "
-                "one AutoMultivariateNormal, and let rows `follow` them"
-            )
-            advice = _advice_of_share(share, fix)
-            findings.append(
-                Finding(f"sd over that of the best Gaussian, {name}", share, None, advice)
-            )
+            fix = "give what moves all classes as `follow` of `sample_choice`; or "
+            advice = _advice_of_share(share, fix + remedies.small_sites)
+            findings.append(Finding(f"{SHARE}, {name}", share, None, advice))
+        if self.why_no_shares:
+            advice = f"not told: {self.why_no_shares}"
+            findings.append(Finding(f"{SHARE}, small sites", np.nan, None, advice))
         for name, log_sd in (self.log_sds or {}).items():
             advice = (
                 "may be 0: if it is a scale of rows, see ImportanceWeighted_ELBO and AutoRowNormal"
@@ -94,9 +97,8 @@ class PartsCheck(NamedTuple):
         shares = shares[~np.isnan(shares)]
         if shares.size:
             share = float(np.median(shares))
-            name = f"sd over that of the best Gaussian, {shares.size} classes"
-            advice = _advice_of_share(share, "take lc.AutoRowNormal")
-            findings.append(Finding(name, share, None, advice))
+            advice = _advice_of_share(share, remedies.rows)
+            findings.append(Finding(f"{SHARE}, {shares.size} classes", share, None, advice))
         return findings
 
 
@@ -141,7 +143,7 @@ def check_on_batches(
     own = Observed(jnp.asarray(np.take(labels, ids, axis)), rows)
     found = _check(rng_key, utilities, own, chosen, num_draws)
     needed = _rows_needed(found.small_noise, number, others.size)
-    return found._replace(rows_needed=needed if needed > number else None)
+    return found._replace(rows_needed=needed if needed > number else None, num_rows=batches.size)
 
 
 def _rows_needed(noise: float, number: int, num_others: int) -> int:
@@ -174,15 +176,16 @@ def _check(
 ) -> PartsCheck:
     if utilities.family is not GUMBEL:
         return PartsCheck()
-    small = small_site_ratios(utilities, observed, rng_key, num_draws, NUM_REST)
+    small = small_site_ratios(utilities, observed, rng_key, num_draws, NUM_REST, MOST_NOISE)
     found = PartsCheck()
     if small is not None:
         log_sds = {
             name: float(small.drawn.values[name][0].std(axis=0).max()) for name in small.positive
         }
         k, of_sites = float(_k(small)[0]), _small_shares(small)
+        why = "" if of_sites or np.isnan(k) else _why_no_shares(small)
         found = PartsCheck(
-            k, None, of_sites, log_sds, None, small.why_unknown, float(small.noise[0])
+            k, None, of_sites, log_sds, None, small.why_unknown, why, float(small.noise[0])
         )
     if chosen is not None and chosen.size:
         ids = jnp.asarray(chosen, jnp.int32)
@@ -215,6 +218,18 @@ def _small_shares(ratios: Ratios) -> dict[str, float]:
     return {name: float(of.min()) for name, of in by_site.items() if not np.isnan(of).any()}
 
 
+def _why_no_shares(ratios: Ratios) -> str:
+    """Why standard deviations are not compared; nothing of sites that are too large for it."""
+    values, log_guide = ratios.drawn
+    num_draws = ratios.log_ratios.shape[1]
+    size = sum(value[0, 0].size for value in values.values())
+    if not size or np.isnan(log_guide).any():
+        return ""
+    if num_draws < draws_needed(size):
+        return f"{size} values need `num_draws={draws_needed(size)}`"
+    return f"the model is not seen to curve down in all of {size} directions: give more `num_draws`"
+
+
 def _k(ratios: Ratios) -> NDArray[np.float64]:
     is_known = (ratios.noise < MOST_NOISE) & np.isfinite(ratios.log_ratios).all(axis=1)
     found = np.full(len(is_known), np.nan)
@@ -226,7 +241,7 @@ def _k(ratios: Ratios) -> NDArray[np.float64]:
 def _advice_of_share(share: float, fix: str) -> str:
     if share < LEAST_SHARE:
         return f"too narrow: run longer, or {fix}"
-    return "too wide: run longer" if share > 1 / LEAST_SHARE else ""
+    return "not settled: run longer" if share > 1 / LEAST_SHARE else ""
 
 
 def _advice(k: float, fix: str, if_unknown: str) -> str:

@@ -24,6 +24,11 @@ from numpy.typing import NDArray
 DRAWS_PER_NUMBER = 2  # that least squares needs at least
 
 
+def draws_needed(size: int) -> int:
+    """Draws that the curvature in so many values needs at least."""
+    return DRAWS_PER_NUMBER * (1 + size + size * (size + 1) // 2)
+
+
 def sd_shares(
     values: NDArray[np.float64], log_guide: NDArray[np.float64], log_ratios: NDArray[np.float64]
 ) -> NDArray[np.float64]:
@@ -38,7 +43,7 @@ def sd_shares(
     """
     num_draws, size = values.shape
     unknown = np.full(size, np.nan)
-    if num_draws < DRAWS_PER_NUMBER * (1 + size + size * (size + 1) // 2):
+    if num_draws < draws_needed(size):
         return unknown
     first, second = np.triu_indices(size)
     scale = values.std(axis=0)

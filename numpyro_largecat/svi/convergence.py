@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a fit still rises or drifts, and how noisy its steps are."""
+"""Whether a fit still rises, falls or drifts, and how noisy its steps are."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ class Convergence(NamedTuple):
         >>> print(Convergence.of(losses, {"w_auto_loc": np.arange(500.0)[:, None]}))
         the ELBO rose by 0.57 ± 0.084 % in the last quarter: run longer; w_auto_loc drifts (R-hat
         8.41): run longer; noise of a step 0.94 %
+        >>> print(Convergence.of(losses[::-1], {}))
+        the ELBO fell by 0.57 ± 0.084 % in the last quarter: lower the rate, or scale the features;
+        noise of a step 0.94 %
     """
 
     elbo_r_hat: float  # split R-hat of the losses; NaN of too few
@@ -37,6 +40,7 @@ class Convergence(NamedTuple):
     r_hats: dict[str, float]  # median over the recorded numbers of each parameter that moved
     moved: dict[str, float]  # and by how much, from the third quarter to the last, see ``_moved``
     noise: float  # sd of the loss of one step about its trend, over its mean
+    has_ended: bool = False  # whether no recorded number moved
 
     @classmethod
     def of(cls, losses: ArrayLike, iterates: Mapping[str, Any]) -> Convergence:
@@ -55,7 +59,12 @@ class Convergence(NamedTuple):
                 if by_entry is not None:
                     moved[name] = float(np.median(by_entry[moves]))
         last = _last_half(values)
-        return cls(_r_hat(last), *_rise(last), r_hats, moved, _noise(last))
+        return cls(_r_hat(last), *_rise(last), r_hats, moved, _noise(last), _has_ended(iterates))
+
+    @property
+    def elbo_falls(self) -> bool:
+        """Whether the ELBO is lower than it was: a fit that more steps do not help."""
+        return self.rise < -MOST_ERRORS * self.rise_error
 
     @property
     def elbo_rises(self) -> bool:
@@ -63,7 +72,23 @@ class Convergence(NamedTuple):
 
         R-hat alone does not see a slow rise: the noise of single steps hides it.
         """
+        if self.elbo_falls:
+            return False
         return self.elbo_r_hat > MOST_ELBO_R_HAT or self.rise > MOST_ERRORS * self.rise_error
+
+    @property
+    def elbo_trend(self) -> str:
+        """By how much the ELBO rose or fell, and what to do about it."""
+        size, error = f"{100 * abs(self.rise):.2g}", f"{100 * self.rise_error:.2g}"
+        trend = f"{'fell' if self.rise < 0 else 'rose'} by {size} ± {error} % in the last quarter"
+        if self.has_ended:
+            fix = "take a new optimiser, and `init_params=result.params`"
+            return f"{trend}, but no number on record moved: if the rate is at 0, {fix}"
+        return (
+            trend
+            + ": lower the rate, or scale the features" * self.elbo_falls
+            + (": run longer" * self.elbo_rises)
+        )
 
     def drifts(self, name: str) -> bool:
         """Whether a parameter is not yet level.
@@ -78,11 +103,9 @@ class Convergence(NamedTuple):
         """One line, with what to do."""
         if np.isnan(self.elbo_r_hat):
             return "too few steps to say whether the fit has converged"
-        rise = f"{100 * self.rise:.2g} ± {100 * self.rise_error:.2g} %"
-        advice = ": run longer" * self.elbo_rises
-        facts = [f"the ELBO rose by {rise} in the last quarter{advice}"]
+        facts = [f"the ELBO {self.elbo_trend}"]
         known = {name: value for name, value in self.r_hats.items() if not np.isnan(value)}
-        if known:
+        if known and not self.elbo_falls:
             drifting = sorted(filter(self.drifts, known), key=known.__getitem__, reverse=True)
             facts.append("no parameter drifts" if not drifting else _of_worst(known, drifting))
         return "; ".join([*facts, f"noise of a step {100 * self.noise:.2g} %"])
@@ -92,6 +115,12 @@ def _of_worst(r_hats: Mapping[str, float], drifting: list[str]) -> str:
     """That parameters drift, of which the first does most."""
     others = f" and {len(drifting) - 1} more drift" if len(drifting) > 1 else " drifts"
     return f"{drifting[0]}{others} (R-hat {r_hats[drifting[0]]:.2f}): run longer"
+
+
+def _has_ended(iterates: Mapping[str, Any]) -> bool:
+    """Whether nothing moved, as where a run goes on with an optimiser whose schedule has ended."""
+    enough = [values for values in iterates.values() if len(values) >= SEGMENTS * LEAST_LENGTH]
+    return bool(enough) and not any(np.ptp(values, axis=0).any() for values in enough)
 
 
 def _moved(name: str, last_halves: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:

@@ -14,9 +14,11 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_largecat as lc
+from numpyro_largecat.reading.bound_gap import advice_of_gap
 from numpyro_largecat.reading.findings import Finding
 from numpyro_largecat.reading.gradient_signal import signal_to_noise
 from numpyro_largecat.reading.parts_check import PartsCheck
+from numpyro_largecat.reading.remedies import Remedies
 from tests import reference
 from tests.models import (
     NUM_CATEGORIES,
@@ -58,7 +60,8 @@ def short(svi):
 def test_a_short_fit_is_told_to_run_longer(short):
     _, found, printed = short
     assert found["R-hat of the ELBO"].value > 1.2
-    assert found["R-hat of the ELBO"].advice == "run longer"
+    advice = found["R-hat of the ELBO"].advice
+    assert advice.startswith("it rose by") and advice.endswith("in the last quarter: run longer")
     assert found["R-hat of w_auto_loc"].value > 1.2
     assert found["R-hat of w_auto_loc"].advice.startswith("drifts: run longer")
     assert "run longer" in printed.splitlines()[0]
@@ -142,6 +145,22 @@ def test_local_variables_that_lag_show_in_the_gap(svi):
         gap = gap_of(result.params | {"y_u": jnp.asarray(best + off, jnp.float32)})
         assert abs(gap.value - cost) < 0.01 + 3 * gap.error
         assert gap.advice.startswith("take more steps") and "without `y_u`" in gap.advice
+
+
+def test_a_gap_that_is_large_is_one_however_uncertain():
+    """Where few classes are all of a sum the error is as large as the gap."""
+    assert advice_of_gap(1900.0, 1400.0, {"y_u"}).startswith("take more steps")
+    assert advice_of_gap(0.5, 0.4, set()) == "" and advice_of_gap(0.5, 0.1, set())
+    assert advice_of_gap(-0.5, 0.1, set()).startswith("seldom drawn classes")
+
+
+def test_a_fit_that_gets_worse_is_told_so_and_nothing_else(svi, short):
+    result, *_ = short
+    assert any(finding.advice for finding in short[1].values())
+    worse = result._replace(losses=jnp.arange(60.0) + 100)
+    found, _ = diagnose(lc.Fitted.from_svi(svi, worse), num_repeats=6)
+    assert "fell" in found["R-hat of the ELBO"].advice
+    assert [name for name, finding in found.items() if finding.advice] == ["R-hat of the ELBO"]
 
 
 def test_signal_to_noise_is_that_of_the_gradients(svi, short):
@@ -330,15 +349,16 @@ def test_what_is_no_bound_of_the_log_probability_is_not_compared_with_it(kind):
 
 def test_pareto_k_says_what_to_do():
     check = PartsCheck(0.2, np.array([0.9, 0.8, np.nan, 0.1]))
-    small, median, share = check.findings("give more rows")
+    own = Remedies.of(None)
+    small, median, share = check.findings("give more rows", own)
     assert small == Finding("Pareto k of the small sites", 0.2)
     assert median[:2] == ("Pareto k of 3 classes, median", 0.8)
     assert median.advice.startswith("run longer, or start the guide wider")
     assert share.value == pytest.approx(2 / 3)
-    unknown = PartsCheck(float("nan"), np.array([np.nan])).findings("give more rows")
+    unknown = PartsCheck(float("nan"), np.array([np.nan])).findings("give more rows", own)
     advice = "too few rows to tell: give more rows"
     assert [finding.advice for finding in unknown] == [advice, advice, ""]
-    assert PartsCheck().findings("give more rows") == []
+    assert PartsCheck().findings("give more rows", own) == []
 
 
 def test_small_sites_of_a_fit_that_weighs_rows_are_not_compared_at_one_draw_of_these():

@@ -26,6 +26,7 @@ from numpyro_largecat.reading.guide_ratios import (
 )
 from numpyro_largecat.reading.observed_choice import Observed, RowWeights, observed_choice
 from numpyro_largecat.reading.parts_check import check_on_batches
+from numpyro_largecat.reading.remedies import Remedies
 from tests.models import normals_of
 
 K, N, S = 5, 6, 100
@@ -72,7 +73,7 @@ OBSERVED = Observed(jnp.asarray(Y), RowWeights(jnp.asarray(WEIGHTS), jnp.asarray
 def test_ratios_of_a_small_site_are_those_of_dense_arithmetic():
     """With chunks of 2 of 5 classes, and a slope that moves both the prior and the utilities."""
     utilities = ChunkedUtilities.of(make_fit(0.5, np.full(K, NARROW)))
-    found = small_site_ratios(utilities, OBSERVED, jax.random.key(1), S, 1)
+    found = small_site_ratios(utilities, OBSERVED, jax.random.key(1), S, 1, 0.5)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(1), 0), S)
     noise = InnerNoise(keys[0], frozenset({"classes", "data"}))
     slopes = jax.lax.map(lambda k: utilities.runs.traces(0, 2, k, noise)[0]["slope"]["value"], keys)
@@ -100,7 +101,7 @@ def test_a_scale_of_rows_moves_their_prior_and_no_utilities(monkeypatch):
     utilities = ChunkedUtilities.of(
         lc.Fitted(model, guide, params, chunk_size=2).on(X, Y, ROW_IDS)._fit
     )
-    found = small_site_ratios(utilities, OBSERVED, jax.random.key(1), S, 1)
+    found = small_site_ratios(utilities, OBSERVED, jax.random.key(1), S, 1, 0.5)
     logs = found.drawn.values["log_scale"][0]
     of_rows = stats.norm.logpdf(LOC, 0, np.exp(logs)[:, None]).sum(axis=1)
     expected = stats.norm.logpdf(logs) + of_rows - stats.norm.logpdf(logs, 0.2, 0.3)
@@ -179,7 +180,7 @@ def test_the_noise_of_rows_of_several_choices_is_that_of_rows(axis):
 
 
 @pytest.mark.slow
-def test_rows_of_the_classes_and_a_sample_of_others_stand_for_all():
+def test_rows_of_the_classes_and_a_sample_of_others_stand_for_all(monkeypatch):
     """Too few of the others to tell about the slope, where all rows do."""
     fit = make_fit(0.5, np.full(K, 0.5), args=())
     x, y = np.tile(X, 40), np.tile(Y, 40)
@@ -191,8 +192,14 @@ def test_rows_of_the_classes_and_a_sample_of_others_stand_for_all():
     assert len(few.classes) == 4  # class 2 has more than 45 rows
     assert few.rows_needed is not None and few.rows_needed > 45
     assert np.isfinite(check(few.rows_needed).small_sites)
-    advice = few.findings("")[0].advice
-    assert advice.endswith(f"give `num_rows={few.rows_needed}` or more")
+    advice = few.findings("", Remedies("", ""))[0].advice
+    assert f"`num_rows={few.rows_needed}`" in advice
+    many = few._replace(num_rows=10 * few.rows_needed).findings("", Remedies("", ""))[0].advice
+    assert many.endswith(f"give `num_rows={few.rows_needed}` or more")
+    monkeypatch.setattr(guide_ratios, "MUCH_WORK", 0)
+    looked_at = check(45)  # by 16 draws, which do not go on
+    assert np.isnan(looked_at.small_sites) and looked_at.log_sds == few.log_sds
+    assert looked_at.small_noise == pytest.approx(few.small_noise, rel=0.5)
     every = check(1000)
     assert np.isfinite(every.small_sites) and every.rows_needed is None
     assert len(every.classes) == K and np.isfinite(every.classes).all()
@@ -219,7 +226,7 @@ def test_a_second_plate_that_is_read_leaves_the_small_sites_a_figure():
         params |= {f"{name}_auto_loc": jnp.zeros(shape), f"{name}_auto_scale": jnp.ones(shape)}
     fit = lc.Fitted(model, guide, params).on(*args)._fit
     observed = observed_choice(fit, "y")
-    found = small_site_ratios(ChunkedUtilities.of(fit), observed, jax.random.key(0), 10, 1)
+    found = small_site_ratios(ChunkedUtilities.of(fit), observed, jax.random.key(0), 10, 1, 0.5)
     assert np.isfinite(found.log_ratios).all() and found.noise.tolist() == [0]
 
 

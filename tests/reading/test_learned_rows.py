@@ -31,7 +31,7 @@ def test_a_learned_prior_of_rows_is_told_from_a_fixed_one():
 
 @pytest.mark.parametrize("is_centred", [True, False])
 def test_the_form_of_a_learned_prior_is_judged_by_the_data(is_centred):
-    """Centred by how many classes occur at all, not centred by how often each does."""
+    """By how many classes occur at all, and how often each does."""
     model = hierarchical(num_sampled=4)
     fit = bound(model if is_centred else lc.not_centred(model), X, Y, ROWS)
     size = NUM_CATEGORIES
@@ -39,13 +39,18 @@ def test_the_form_of_a_learned_prior_is_judged_by_the_data(is_centred):
     def found(labels, plate="classes"):
         return learned_priors_of_classes(fit, plate, np.asarray(labels), size)
 
-    (one_class,), (all_classes,) = found(np.zeros(20 * size, int)), found(np.arange(size))
-    (often,) = found(np.tile(np.arange(size), 10))
-    (few_often,) = found(np.tile(np.arange(size // 3), 100))
+    *one_share, one_class = found(np.zeros(20 * size, int))
+    *all_share, all_classes = found(np.arange(size))
+    *often_share, often = found(np.tile(np.arange(size), 10))
+    *_, few_often = found(np.tile(np.arange(size // 3), 100))
     assert found([0], "another") == []
     if is_centred:
-        assert one_class.value == 1 / size and one_class.advice.endswith("lc.not_centred")
-        assert all_classes.value == 1 and not all_classes.advice and not often.advice
+        (share,) = one_share
+        assert share.value == 1 / size and share.advice.endswith("lc.not_centred")
+        assert not one_class.advice  # once is enough
+        assert not all_share[0].advice and not often_share[0].advice
+        assert all_classes.value == 1 and all_classes.advice.endswith("lc.not_centred")
+        assert often.value == 10 and not often.advice
     else:
         assert all_classes.value == 1 and not all_classes.advice
         assert few_often.value == 0 and not few_often.advice

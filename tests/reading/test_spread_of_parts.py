@@ -9,11 +9,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.autoguide import AutoGuideList, AutoMultivariateNormal, AutoNormal
 
 import numpyro_largecat as lc
-from numpyro_largecat.reading.parts_check import PartsCheck
-from numpyro_largecat.reading.spread_of_parts import sd_shares
+from numpyro_largecat.reading.guide_ratios import FreeValues, Ratios
+from numpyro_largecat.reading.parts_check import PartsCheck, _small_shares, _why_no_shares
+from numpyro_largecat.reading.remedies import Remedies
+from numpyro_largecat.reading.spread_of_parts import draws_needed, sd_shares
 
 PRECISION = np.array([[4.0, 3.0, 0.5], [3.0, 5.0, -1.0], [0.5, -1.0, 2.0]])
 RNG = np.random.default_rng(0)
@@ -122,10 +124,53 @@ def test_sites_too_large_to_compare_leave_the_others_their_figures():
 
 def test_shares_and_logs_say_what_to_do():
     check = PartsCheck(0.1, None, {"a": 0.5, "b": 1.5, "c": 1.0}, {"sd": 0.7, "tau": 0.1})
-    advice = {finding.name: finding.advice for finding in check.findings("")}
+    own = Remedies("give one AutoMultivariateNormal", "take lc.AutoRowNormal")
+    advice = {finding.name: finding.advice for finding in check.findings("", own)}
     start = "sd over that of the best Gaussian, "
     assert "AutoMultivariateNormal" in advice[f"{start}a"]
-    assert advice[f"{start}b"] == "too wide: run longer" and not advice[f"{start}c"]
+    assert advice[f"{start}b"] == "not settled: run longer" and not advice[f"{start}c"]
     assert "AutoRowNormal" in advice["sd of log sd"] and not advice["sd of log tau"]
     rows = PartsCheck(classes=np.array([0.1, 0.2]), class_shares=np.array([0.5, np.nan]))
-    assert "lc.AutoRowNormal" in rows.findings("")[-1].advice
+    assert "lc.AutoRowNormal" in rows.findings("", own)[-1].advice
+
+
+def normal_ratios(size, num_draws):
+    """Draws of a guide that is the posterior."""
+    values = np.random.default_rng(0).normal(size=(1, num_draws, size))
+    log_density = -0.5 * (values**2).sum(axis=-1)
+    return Ratios(np.zeros((1, num_draws)), np.zeros(1), FreeValues({"a": values}, log_density))
+
+
+def test_standard_deviations_that_are_not_compared_are_told():
+    """Of 20 values curvature has 231 numbers, which takes as many draws twice."""
+    assert draws_needed(20) == 462
+    assert _why_no_shares(normal_ratios(20, 200)) == "20 values need `num_draws=462`"
+    assert "curve down" in _why_no_shares(normal_ratios(20, 462))
+    assert _small_shares(normal_ratios(20, 462))["a"] == pytest.approx(1)
+    unknown = normal_ratios(2, 200)
+    unknown.drawn.log_density[:] = np.nan  # of sites that are too large for it
+    assert _why_no_shares(unknown) == ""
+    check = PartsCheck(0.1, small_shares={}, why_no_shares="20 values need `num_draws=462`")
+    finding = check.findings("", Remedies("", ""))[-1]
+    assert np.isnan(finding.value) and finding.advice.startswith("not told: 20 values")
+
+
+def model_of_rows(x):
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    with lc.data_plate("data", 3):
+        z = numpyro.sample("z", dist.Normal(0, tau))
+        numpyro.sample("x", dist.Normal(z, 1), obs=x)
+
+
+def test_no_guide_is_advised_that_the_fit_has():
+    plain, joint = AutoNormal(model_of_rows), AutoMultivariateNormal(model_of_rows)
+    assert "AutoMultivariateNormal" in Remedies.of(plain).small_sites
+    assert "AutoRowNormal" in Remedies.of(plain).rows == Remedies.of(lambda: None).rows
+    parts = AutoGuideList(model_of_rows)
+    parts.append(AutoNormal(numpyro.handlers.block(model_of_rows, hide=["tau"])))
+    parts.append(joint)
+    rows = lc.AutoRowNormal(model_of_rows)
+    assert "`follow`" in Remedies.of(parts).small_sites
+    assert Remedies.of(parts).rows == Remedies.of(plain).rows
+    assert Remedies.of(rows).small_sites == Remedies.of(rows).rows != Remedies.of(plain).rows
+    assert "NUTS" in Remedies.of(lc.AutoRowNormal(model_of_rows, follow=["tau"])).rows

@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.diagnostics import split_gelman_rubin
-from numpyro.infer import Trace_ELBO
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_largecat as lc
 from numpyro_largecat.svi.convergence import Convergence
@@ -81,7 +83,42 @@ def test_losses_that_stay_or_jump_are_no_error():
     assert Convergence.of(np.ones(100), {}).elbo_r_hat == 1
     jumps = np.repeat([0.0, 1.0, 2.0, 3.0], 25)
     found = Convergence.of(np.concatenate([np.zeros(100), jumps]), {"w": jumps[:, None]})
-    assert found.elbo_rises and found.drifts("w")
+    assert found.elbo_falls and found.drifts("w")
+
+
+def test_a_fit_that_gets_worse_is_not_told_to_run_longer():
+    """Whatever else drifts: a rate that is too high moves parameters too."""
+    falling = LEVEL + 0.01 * np.arange(2_000)
+    found = Convergence.of(falling, {"w": falling[:, None]})
+    assert found.elbo_falls and not found.elbo_rises and found.elbo_r_hat > 1.05
+    assert "the ELBO fell by 4." in str(found) and "lower the rate" in str(found)
+    assert "run longer" not in str(found)
+
+
+def test_an_optimiser_that_moves_nothing_is_told():
+    stays = np.ones((200, 3))
+    found = Convergence.of(LEVEL, {"a": stays, "b": stays})
+    assert found.has_ended and "no number on record moved: if the rate is at 0" in str(found)
+    moves = np.where(np.arange(200) < 1, 0.0, stays.T).T
+    assert not Convergence.of(LEVEL, {"a": stays, "b": moves}).has_ended
+    assert not Convergence.of(LEVEL, {}).has_ended
+
+
+def test_an_exhausted_schedule_is_told_at_the_end_of_the_run():
+    def model(x, y=None, rows=None):
+        with lc.class_plate("classes", 9, y, 3) as classes:
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        with lc.data_plate("data", 40, rows) as rows:
+            lc.sample_choice("y", x[:, None] * w, classes=classes, rows=rows, obs=y)
+
+    rate = optax.cosine_decay_schedule(0.1, 100)
+    svi = lc.SubsampledSVI(model, AutoNormal(model), optax.adam(rate), TraceMeanField_ELBO())
+    batches = lc.ArrayBatches(RNG.normal(size=40), np.arange(40) % 9, batch_size=20)
+    first = svi.run(jax.random.key(0), 100, batches=batches, progress_bar=False)
+    again = svi.run(
+        jax.random.key(1), 100, batches=batches, init_state=first.state, progress_bar=False
+    )
+    assert [result.convergence.has_ended for result in (first, again)] == [False, True]
 
 
 @pytest.mark.parametrize("losses", [[], [1.0], [np.nan] * 50])
