@@ -199,8 +199,9 @@ def _check_numbers(utilities: Array) -> None:
     if is_concrete(utilities):
         need = "numbers, or -inf for a class that is not available"
         fix = (
-            "What the model computes is not finite there, as the direction of a row that starts at "
-            "0: `w / sqrt((w**2).sum(-1, keepdims=True) + 1e-6)`."
+            "What the model computes is not finite there, as of a value that starts at an infinite "
+            "mean, `init_to_mean` of a HalfCauchy (take `init_to_feasible`), or the direction of a "
+            "row that starts at 0: `w / sqrt((w**2).sum(-1, keepdims=True) + 1e-6)`."
         )
         bad = ~(np.asarray(utilities) < math.inf)  # also inside of `jit`, where JAX's are traced
         refuse_entries("utilities", utilities, bad, need, fix)

@@ -193,7 +193,8 @@ def _checked(
     for given in own:
         check_integers("ids", given)
         check_ids_or_none(f"`ids` of plate '{name}'", given, size, "entities")
-    check_kind("counts", counts, EntityCounts, "lc.EntityCounts.of(size, *all_ids)")
+    form = "lc.EntityCounts.of(size, *all_ids), or left out like `ids` to hold all entities"
+    check_kind("counts", counts, EntityCounts, form)
     assert counts is not None
     if counts.counts.shape != (size,):
         raise ValueError(

@@ -211,7 +211,7 @@ def _refuse_labels(name: str, looks: RowLooks, num_bad: Array) -> None:
     num_all = num_rows * (values.size // len(values))
     total = int(np.asarray(num_bad).sum(dtype=np.int64))
     bad, need = (values < 0) | (values >= size), f"{found.meaning}, integers in [0, {size})"
-    fix = ""
+    fix = found.fix
     if name in looks.row_ids and num_rows > size:
         fix = f"`batches` has {num_rows} rows, so that must be the size of the plate."
     text = describe_bad(name, values, bad, need, total, num_all, start=start, fix=fix)

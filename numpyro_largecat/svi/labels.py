@@ -34,7 +34,7 @@ from numpyro_largecat.plates.row_subset import refuse_repeated_rows
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("values", "known"),
-    meta_fields=("size", "meaning", "in_order", "plate", "latent"),
+    meta_fields=("size", "meaning", "in_order", "plate", "latent", "fix"),
 )
 @dataclass(frozen=True)
 class Labels:
@@ -47,6 +47,7 @@ class Labels:
     in_order: bool = False  # whether each value must be the one that is known in its place
     plate: str = ""  # the plate whose rows must not repeat, since it holds a latent site
     latent: str | None = None  # that site
+    fix: str = ""  # what is most often wrong where they are out of range
 
 
 class GivenLabels(NamedTuple):
@@ -125,20 +126,22 @@ def _look_at_observed(name: str, site: Site, sites: Sites, found: GivenLabels) -
     """Add what a site observes, if it is a choice, to what was found."""
     fn, value = base_distribution(site["fn"]), site["value"]
     if isinstance(fn, ChoiceDistribution):
-        known = None if fn.classes is None else fn.classes.labels
+        known, fix = None if fn.classes is None else fn.classes.labels, ""
+        for plate in _subsets(sites, fn.num_categories) if fn.classes is None else ():
+            fix = "Pass `classes=` from the plate."
+            message = (
+                f"site '{name}' has utilities of {fn.num_categories} classes, as many as plate "
+                f"'{plate}' holds of its {sites[plate]['args'][0]}, and observes its labels, but "
+                f"has no `classes`. {fix}"
+            )
+            found.unnamed[message] = _are_labels(value, fn.num_categories, sites[plate])
         found.labels[f"`obs` of site '{name}'"] = Labels(
             jnp.asarray(value),
             fn.num_categories,
             known=known,
             in_order=fn.classes is not None and fn.classes.negatives != "batch",
+            fix=fix,
         )
-        for plate in _subsets(sites, fn.num_categories) if fn.classes is None else ():
-            message = (
-                f"site '{name}' has utilities of {fn.num_categories} classes, as many as plate "
-                f"'{plate}' holds of its {sites[plate]['args'][0]}, and observes its labels, but "
-                "has no `classes`. Pass `classes=` from the plate."
-            )
-            found.unnamed[message] = _are_labels(value, fn.num_categories, sites[plate])
     elif isinstance(fn, (dist.CategoricalLogits, dist.CategoricalProbs)):
         size = jnp.shape(fn.logits if isinstance(fn, dist.CategoricalLogits) else fn.probs)[-1]
         for plate in _subsets(sites, size):
@@ -180,6 +183,9 @@ def check_labels(given: GivenLabels) -> None:
         ValueError: If labels are out of range, are unknown to the class plate or are taken for
             columns, or if rows repeat; with the position and value of the first that is bad.
     """
+    for message, is_wrong in given.unnamed.items():
+        if not is_concrete(is_wrong) or is_wrong:
+            raise ValueError(message)
     for name, found in given.labels.items():
         check_in_range(name, found.values, found.size, found.meaning)
         _check_known(name, found)
@@ -187,9 +193,6 @@ def check_labels(given: GivenLabels) -> None:
             refuse_repeated_rows(found.plate, found.latent, found.values)
     for message, is_wrong in given.misread.items():
         if is_concrete(is_wrong) and is_wrong:
-            raise ValueError(message)
-    for message, is_wrong in given.unnamed.items():
-        if not is_concrete(is_wrong) or is_wrong:
             raise ValueError(message)
 
 

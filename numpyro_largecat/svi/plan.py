@@ -176,7 +176,9 @@ class Plan:
             raise RuntimeError(
                 "SubsampledSVI learns the sites of model and guide in `init`: call it once before, "
                 "`svi.init(rng_key, *args)` with arguments of the model, such as a minibatch, "
-                "`batches.batch(0)`; or read a saved fit by `svi.load(folder, *args)`."
+                "`batches.batch(0)`; or read a saved fit by `svi.load(folder, *args)`. To go on "
+                "from a fit of fewer rows or classes, give its parameters, with rows for the new "
+                "ones, as `init_params`, and no state."
             )
         return self.shapes
 

@@ -47,6 +47,24 @@ def test_labels_in_a_column_are_refused():
         init(model, Y[:, None])
 
 
+@pytest.mark.parametrize("first", [0, K - 12], ids=["labels fit", "labels do not"])
+def test_a_choice_without_its_classes_gets_the_way_to_pass_them(first):
+    """Whether or not the labels are below the number of classes that the plate holds."""
+
+    def model(x, y, rows):
+        with lc.class_plate("classes", K, y, 9):
+            w = numpyro.sample("w", dist.Normal(0, 1))
+        with lc.data_plate("data", N, rows) as rows:
+            lc.sample_choice("y", x[:, None] * w, rows=rows, obs=y)
+
+    labels = Y + first
+    with pytest.raises(ValueError, match=r"has no `classes`\. Pass `classes=` from the plate"):
+        init(model, X, labels, np.arange(N))
+    batches = lc.ArrayBatches(X, labels, batch_size=6)
+    with pytest.raises(ValueError, match="Pass `classes=` from the plate"):
+        svi_of(model).run(random.key(0), 3, batches=batches, progress_bar=False)
+
+
 def test_gradients_collected_over_steps_are_refused_in_either_form():
     def model(y):
         with lc.class_plate("classes", K, y, 5) as classes:
