@@ -82,8 +82,9 @@ class ArrayBatches:
                 f"the arrays must have the same number of rows on their first axis; got {shapes}."
             )
         check_no_overflow((f"array {i}", array) for i, array in enumerate(arrays))
-        self.arrays = tuple(jnp.asarray(a) for a in arrays)
-        self.orders = orders_of(seed)
+        with jax.ensure_compile_time_eval():  # made inside of `jit`, it may be kept
+            self.arrays = tuple(jnp.asarray(a) for a in arrays)
+            self.orders = orders_of(seed)
         self.size = shapes[0][0]
         if self.size == 0:
             raise ValueError("ArrayBatches needs arrays with rows; these have none.")

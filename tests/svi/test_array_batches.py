@@ -73,3 +73,24 @@ def test_masked_and_complex_arrays_are_refused(array, match):
 def test_a_tuple_of_arrays_is_refused():
     with pytest.raises(TypeError, match=r"must be one array; got (.|\n)*`lc.ArrayBatches\(x, y"):
         lc.ArrayBatches((np.ones((9, 2)), np.arange(9)), batch_size=2)
+
+
+def test_batches_made_inside_of_jit_may_be_kept():
+    """Their arrays and order are known there, as those that a function caches."""
+    kept = []
+
+    @jax.jit
+    def traced(scale):
+        kept.append(lc.ArrayBatches(np.arange(6), batch_size=2, seed=3))
+        return scale * kept[0].batch(0)[0]
+
+    traced(2)
+    outside = lc.ArrayBatches(np.arange(6), batch_size=2, seed=3)
+    for step in range(3):
+        np.testing.assert_array_equal(kept[0].batch(step), outside.batch(step))
+
+
+def test_traced_arrays_make_batches():
+    rows = np.arange(12.0).reshape(2, 6)
+    first = jax.vmap(lambda x: lc.ArrayBatches(x, batch_size=2).batch(0)[0])(rows)
+    np.testing.assert_array_equal(first[1] - first[0], [6, 6])
