@@ -30,8 +30,8 @@ class Convergence(NamedTuple):
         the ELBO rose by 0.57 ± 0.084 % in the last quarter: run longer; w_auto_loc drifts (R-hat
         8.41): run longer; noise of a step 0.94 %
         >>> print(Convergence.of(losses[::-1], {}))
-        the ELBO fell by 0.57 ± 0.084 % in the last quarter: lower the rate, or scale the features;
-        noise of a step 0.94 %
+        the ELBO fell by 0.54 ± 0.092 % in the last quarter: lower the rate, or scale the features;
+        noise of a step 1 %
     """
 
     elbo_r_hat: float  # split R-hat of the losses; NaN of too few
