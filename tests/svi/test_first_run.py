@@ -193,7 +193,7 @@ def with_prior(prior):
         (lambda: dist.Normal(0.0, -1.0), "Normal distribution got invalid scale parameter"),
         (lambda: dist.Gamma(jnp.array([1.0, -2.0])).to_event(1), "got invalid concentration"),
         (
-            lambda: dist.LogNormal(0.0, 1.0).expand([2]).to_event(1).mask(jnp.array(True)),
+            lambda: dist.LogNormal(0.0, 1.0).expand([2]).to_event(1).mask(True),
             None,
         ),
         (
