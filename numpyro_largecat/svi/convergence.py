@@ -84,11 +84,9 @@ class Convergence(NamedTuple):
         if self.has_ended:
             fix = "take a new optimiser, and `init_params=result.params`"
             return f"{trend}, but no number on record moved: if the rate is at 0, {fix}"
-        return (
-            trend
-            + ": lower the rate, or scale the features" * self.elbo_falls
-            + (": run longer" * self.elbo_rises)
-        )
+        if self.elbo_falls:
+            return f"{trend}: lower the rate, or scale the features"
+        return trend + ": run longer" * self.elbo_rises
 
     def drifts(self, name: str) -> bool:
         """Whether a parameter is not yet level.

@@ -19,7 +19,8 @@ def refuse_masked_sites(masked: Collection[str], guide_sites: Sites) -> None:
     """Refuse those of them that the guide draws whatever the mask.
 
     Such a site adds the entropy of its guide to the ELBO, and no prior holds it: the wider the
-    guide gets, the higher the ELBO is, without end. A point has no entropy, and passes.
+    guide gets, the higher the ELBO is, without end. A point has no entropy, and passes; so does a
+    value that is made of a joint draw of several sites, which does not show here.
 
     Raises:
         ValueError: With the site, and where the mask belongs.
